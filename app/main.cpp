@@ -1,0 +1,60 @@
+// The `fsdp` binary: finds the verb, and turns every error into one line and an exit code.
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "app/verbs.h"
+#include "fsdp/base/error.h"
+#include "train/failure.h"
+
+namespace {
+
+void print_usage(std::FILE* stream) {
+  std::fputs("Usage: fsdp VERB [OPTIONS]\n\nVerbs:\n", stream);
+  for (const auto& verb : fsdp::app::verbs()) {
+    std::fprintf(stream, "  %-9s %s\n", verb.name, verb.summary);
+  }
+  std::fputs("\n`fsdp VERB --help` explains a verb.\n", stream);
+}
+
+int run(const std::vector<std::string>& arguments) {
+  if (arguments.empty()) {
+    print_usage(stderr);
+    return static_cast<int>(fsdp::ErrorCode::kUsage);
+  }
+  const std::string& name = arguments.front();
+  if (name == "--help" || name == "-h" || name == "help") {
+    print_usage(stdout);
+    return 0;
+  }
+  if (name == "--version") {
+    std::puts("fsdp " FSDP_VERSION);
+    return 0;
+  }
+  const fsdp::app::Verb* verb = fsdp::app::find_verb(name);
+  if (verb == nullptr) {
+    throw fsdp::Error(fsdp::ErrorCode::kUsage, "unknown verb " + name + "; `fsdp --help` lists the verbs");
+  }
+  return verb->run({arguments.begin() + 1, arguments.end()});
+}
+
+void print_failure(const std::string& message) {
+  const bool color = isatty(STDERR_FILENO) != 0 && std::getenv("NO_COLOR") == nullptr;
+  std::fprintf(stderr, "%sfsdp: %s%s\n", color ? "\x1b[31m" : "", message.c_str(), color ? "\x1b[0m" : "");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run({argv + 1, argv + argc});
+  } catch (...) {
+    const fsdp::train::Failure failure = fsdp::train::describe_failure(std::current_exception());
+    if (!failure.told_elsewhere) {
+      print_failure(failure.message);
+    }
+    return failure.exit_code;
+  }
+}

@@ -1,0 +1,79 @@
+#include "train/parity.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+
+#include "app/command_line.h"
+#include "train/threads.h"
+
+namespace fsdp::app {
+namespace {
+
+std::optional<std::filesystem::path> given(const std::string& path) {
+  return path.empty() ? std::nullopt : std::optional<std::filesystem::path>(path);
+}
+
+// Without any of --expected, --packed and --curve: what lies beside the model.
+void find_files(train::ParityOptions& options) {
+  if (options.expected || options.packed || options.curve) {
+    return;
+  }
+  if (std::filesystem::exists(options.model / "expected.safetensors")) {
+    options.expected = options.model / "expected.safetensors";
+  }
+  if (std::filesystem::exists(options.model / "packed.safetensors")) {
+    options.packed = options.model / "packed.safetensors";
+  }
+  if (!options.expected && !options.packed) {
+    throw Error(ErrorCode::kUsage, "[parity] nothing to compare with: pass --expected, --packed or --curve");
+  }
+}
+
+}  // namespace
+
+int run_parity(const Arguments& arguments) {
+  std::string model;
+  std::string expected;
+  std::string packed;
+  std::string curve;
+  std::string precision = "fp32";
+  std::string strategy = "optim_grads_params";
+  bool json = false;
+  train::ParityOptions options;
+  CLI::App parser("Compares a model, sharded over the ranks it is launched with, with values computed elsewhere.\n"
+                  "Exit code 1: something is above its tolerance.",
+                  "fsdp parity");
+  parser.add_option("MODEL", model, "Hugging Face folder")->required();
+  parser.add_option("--expected", expected, "safetensors file: input_ids, labels, logits, loss, grad.<parameter>");
+  parser.add_option("--packed", packed, "the same for one row of several documents, with cu_seqlens");
+  parser.add_option("--curve", curve, "folder of curve.json, tokens.safetensors, final.safetensors");
+  parser.add_option("--precision", precision, "fp32 (default) or bf16");
+  parser.add_option("--strategy", strategy, "no_shard, optim, optim_grads, optim_grads_params (default)");
+  parser.add_option("--microbatches", options.microbatches, "cut each rank's part of a curve's batch into this many")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  parser.add_option("--tolerance-factor", options.tolerance_factor, "multiplies every tolerance; default 1")
+      ->check(CLI::PositiveNumber);
+  parser.add_flag("--json", json, "for machines");
+  if (parse(parser, arguments) == Parsed::kHelpShown) {
+    return 0;
+  }
+  options.model = model;
+  options.expected = given(expected);
+  options.packed = given(packed);
+  options.curve = given(curve);
+  options.precision = parse_precision(precision);
+  options.strategy = parse_strategy(strategy);
+  find_files(options);
+
+  const World world = init();
+  train::set_threads(world.local_size);
+  const std::vector<train::ParityReport> reports = train::check_parity(options, world);
+  if (world.rank != 0) {
+    return 0;
+  }
+  std::fputs((json ? train::to_json(reports) : train::to_table(reports)).c_str(), stdout);
+  return std::all_of(reports.begin(), reports.end(), [](const auto& report) { return report.passed(); }) ? 0 : 1;
+}
+
+}  // namespace fsdp::app

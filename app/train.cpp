@@ -1,0 +1,39 @@
+#include <cstdio>
+
+#include "app/command_line.h"
+#include "fsdp/fsdp.h"
+#include "train/config_file.h"
+#include "train/option_table.h"
+#include "train/run.h"
+
+namespace fsdp::app {
+namespace {
+
+constexpr const char* kHelp =
+    "Usage: fsdp train [CONFIG.toml] [--section.key=value ...]\n\n"
+    "Trains a model: alone, or as one rank of `fsdp launch`, torchrun, srun or mpirun. Keys of the configuration with\n"
+    "their defaults:\n";
+
+}  // namespace
+
+int run_train(const Arguments& arguments) {
+  std::string file;
+  Arguments overrides;
+  for (const std::string& argument : arguments) {
+    if (argument == "--help" || argument == "-h") {
+      std::printf("%s%s", kHelp, train::option_help().c_str());
+      return 0;
+    }
+    if (argument.rfind('-', 0) != 0 && file.empty() && overrides.empty()) {
+      file = argument;
+    } else {
+      overrides.push_back(argument);
+    }
+  }
+  const train::Config config = train::load_config(file, overrides);
+  const World world = init();
+  train::run_training(config, world);
+  return 0;
+}
+
+}  // namespace fsdp::app

@@ -1,0 +1,27 @@
+#include "app/verbs.h"
+
+namespace fsdp::app {
+
+const std::vector<Verb>& verbs() {
+  static const std::vector<Verb> all = {
+      {"prepare", "turn text files into a data set", run_prepare},
+      {"train", "train a model, alone or as one of many ranks", run_train},
+      {"launch", "start a verb as several ranks on this host", run_launch},
+      {"generate", "continue a prompt with a trained model", run_generate},
+      {"parity", "compare a model with values computed elsewhere", run_parity},
+      {"inspect", "say what a model folder or data set holds", run_inspect},
+      {"config", "print all configuration keys with their defaults", run_config},
+  };
+  return all;
+}
+
+const Verb* find_verb(const std::string& name) {
+  for (const Verb& verb : verbs()) {
+    if (name == verb.name) {
+      return &verb;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace fsdp::app

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace fsdp::app {
+
+// Arguments after the verb.
+using Arguments = std::vector<std::string>;
+
+// One function per verb, each in the file of its name. Returns the exit code; errors are thrown and end in main().
+int run_train(const Arguments& arguments);
+int run_prepare(const Arguments& arguments);
+int run_launch(const Arguments& arguments);
+int run_generate(const Arguments& arguments);
+int run_parity(const Arguments& arguments);
+int run_inspect(const Arguments& arguments);
+int run_config(const Arguments& arguments);
+
+struct Verb {
+  const char* name;
+  const char* summary;
+  int (*run)(const Arguments&);
+};
+
+const std::vector<Verb>& verbs();
+
+// The verb of that name, or null.
+const Verb* find_verb(const std::string& name);
+
+}  // namespace fsdp::app

@@ -1,0 +1,41 @@
+# Compile rules shared by every target. All objects are position independent so that one precompiled header
+# serves libraries and programs alike.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+# The LibTorch wheel has another struct layout without NDEBUG (ATen/record_function.h), so every build type defines it.
+add_compile_definitions(NDEBUG)
+add_compile_options(-fPIC -Wall -Wextra -Wno-unknown-pragmas)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  add_compile_options(-fpch-preprocess)  # lets ccache serve objects that use the precompiled header
+endif()
+if(FSDP_SANITIZE)
+  add_compile_options(-fsanitize=${FSDP_SANITIZE} -fno-omit-frame-pointer -g1)
+  add_link_options(-fsanitize=${FSDP_SANITIZE})
+endif()
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+      ${CCACHE_PROGRAM})
+endif()
+find_program(MOLD_PROGRAM NAMES ld.mold)
+if(MOLD_PROGRAM)
+  add_link_options(-fuse-ld=mold)
+endif()
+
+# A target whose sources include torch: links LibTorch and uses the shared precompiled header.
+function(fsdp_use_torch target)
+  target_link_libraries(${target} PUBLIC LibTorch::LibTorch)
+  if(NOT TARGET fsdp_pch)
+    file(WRITE ${CMAKE_BINARY_DIR}/pch/empty.cpp "")
+    add_library(fsdp_pch OBJECT ${CMAKE_BINARY_DIR}/pch/empty.cpp)
+    target_link_libraries(fsdp_pch PRIVATE LibTorch::LibTorch)
+    target_precompile_headers(fsdp_pch PRIVATE <torch/torch.h> <torch/script.h> <ATen/record_function.h>
+                              <torch/csrc/distributed/c10d/ProcessGroup.hpp>)
+  endif()
+  target_precompile_headers(${target} REUSE_FROM fsdp_pch)
+  set_target_properties(${target} PROPERTIES DEFINE_SYMBOL "")
+endfunction()

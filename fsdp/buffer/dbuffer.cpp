@@ -1,0 +1,71 @@
+#include "fsdp/buffer/dbuffer.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <utility>
+
+#include "fsdp/base/check.h"
+
+namespace fsdp {
+namespace {
+
+void exchange_memory(const at::Tensor& tensor, c10::DataPtr memory, int64_t bytes) {
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(std::move(memory));
+  storage->set_nbytes(static_cast<size_t>(bytes));
+}
+
+}  // namespace
+
+at::Tensor writable(const at::Tensor& tensor) { return tensor.variable_data(); }
+
+DBuffer::DBuffer(std::shared_ptr<const layout::FlatLayout> layout, Placement placement, int index,
+                 const at::TensorOptions& options, Backing backing)
+    : layout_(std::move(layout)), placement_(placement), index_(index) {
+  numel_ = placement == Placement::kShard ? layout_->shard_numel : layout_->total_numel();
+  local_ = at::empty({numel_}, options);
+  resident_ = true;
+  if (backing == Backing::kOwned) {
+    local_.zero_();
+  } else {
+    exchange_memory(local_, c10::DataPtr(nullptr, local_.device()), 0);
+    resident_ = false;
+  }
+}
+
+int64_t DBuffer::bytes() const { return numel_ * static_cast<int64_t>(local_.element_size()); }
+
+at::Tensor DBuffer::part(size_t i) const {
+  if (placement_ != Placement::kShard) return local_.narrow(0, layout_->offsets[i], layout_->numels[i]);
+  const layout::Range slice = layout_->slice_of(index_, i);
+  const int64_t begin = slice.empty() ? 0 : layout_->offsets[i] + slice.begin - index_ * layout_->shard_numel;
+  return local_.narrow(0, begin, slice.size());
+}
+
+at::Tensor DBuffer::own_slice() const {
+  FSDP_ASSERT(placement_ != Placement::kShard, "own_slice() of a sharded buffer");
+  return local_.narrow(0, index_ * layout_->shard_numel, layout_->shard_numel);
+}
+
+void DBuffer::reallocate(SlabAllocator& slabs) {
+  FSDP_ASSERT(!resident_, "buffer has its memory already");
+  exchange_memory(local_, slabs.take(bytes()), bytes());
+  resident_ = true;
+}
+
+void DBuffer::release(SlabAllocator& slabs) {
+  FSDP_ASSERT(resident_, "buffer has no memory");
+  c10::StorageImpl* storage = local_.storage().unsafeGetStorageImpl();
+  c10::DataPtr memory = storage->set_data_ptr(c10::DataPtr(nullptr, local_.device()));
+  storage->set_nbytes(0);
+  slabs.give_back(std::move(memory), bytes());
+  resident_ = false;
+}
+
+comm::Pending DBuffer::all_gather_from(const at::Tensor& shard, comm::Comm& comm, comm::CallLabel label) {
+  FSDP_ASSERT(placement_ == Placement::kReplicate, "gather into a buffer that is not replicated");
+  return comm.all_gather(writable(local_), writable(shard), std::move(label));
+}
+
+}  // namespace fsdp

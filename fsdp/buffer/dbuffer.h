@@ -1,0 +1,65 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "fsdp/buffer/slab_allocator.h"
+#include "fsdp/comm/comm.h"
+#include "fsdp/layout/planner.h"
+#include "fsdp/strategy/strategy.h"
+
+namespace fsdp {
+
+// Who provides a buffer's memory.
+enum class Backing {
+  kOwned,  // allocated with the buffer, for as long as it lives
+  kSlab,   // empty until reallocate(), gone after release()
+};
+
+// A group of tensors packed in one flat buffer and placed on one mesh axis:
+//   kShard      this rank holds elements [index * S, (index + 1) * S) of the layout, S = layout.shard_numel
+//   kReplicate  it holds all num_shards * S elements (kPartial: likewise, to be summed over the ranks)
+// Methods are local unless marked COLLECTIVE. Not thread-safe.
+// After: Megatron-FSDP experimental/dbuffer.py; PyTorch FSDP1's FlatParameter.
+class DBuffer {
+ public:
+  DBuffer() = default;
+  DBuffer(std::shared_ptr<const layout::FlatLayout> layout, Placement placement, int index,
+          const at::TensorOptions& options, Backing backing);
+
+  bool defined() const { return local_.defined(); }
+  Placement placement() const { return placement_; }
+  const layout::FlatLayout& layout() const { return *layout_; }
+
+  // 1-D, S or num_shards * S elements. Its storage object stays the same for ever; released, it has no memory.
+  const at::Tensor& local() const { return local_; }
+  int64_t bytes() const;
+  bool resident() const { return resident_; }
+
+  // This rank's part of tensor i, 1-D: all of it where replicated, a possibly empty slice where sharded.
+  at::Tensor part(size_t i) const;
+  // This rank's shard of a replicated buffer, in place: [S].
+  at::Tensor own_slice() const;
+
+  // Take and return the memory of a kSlab buffer. Views of local() follow, also those that autograd saved.
+  void reallocate(SlabAllocator& slabs);
+  void release(SlabAllocator& slabs);
+
+  // COLLECTIVE. Fills this replicated buffer from every rank's `shard` [S], which may be own_slice().
+  comm::Pending all_gather_from(const at::Tensor& shard, comm::Comm& comm, comm::CallLabel label);
+
+ private:
+  std::shared_ptr<const layout::FlatLayout> layout_;
+  Placement placement_ = Placement::kReplicate;
+  int index_ = 0;
+  at::Tensor local_;
+  int64_t numel_ = 0;
+  bool resident_ = false;
+};
+
+// Makes sense of writing into a buffer whose views autograd has saved: the result has a version counter of its own.
+at::Tensor writable(const at::Tensor& tensor);
+
+}  // namespace fsdp

@@ -1,0 +1,81 @@
+#include "fsdp/comm/call_log.h"
+
+#include <sstream>
+
+namespace fsdp::comm {
+namespace {
+
+double seconds(std::chrono::steady_clock::time_point time) {
+  return std::chrono::duration<double>(time.time_since_epoch()).count();
+}
+
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  }
+  return out + '"';
+}
+
+}  // namespace
+
+const char* name(CallState state) {
+  switch (state) {
+    case CallState::kIssued: return "issued";
+    case CallState::kWaiting: return "waiting";
+    case CallState::kDone: return "done";
+    case CallState::kFailed: return "failed";
+  }
+  return "unknown";
+}
+
+int64_t CallLog::issue(const CallLabel& label, int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const int64_t number = ++count_;
+  if (ring_.size() < kCapacity) ring_.resize(ring_.size() + 1);
+  const auto now = std::chrono::steady_clock::now();
+  ring_[static_cast<size_t>(number - 1) % kCapacity] = {number, label, bytes, CallState::kIssued, now, now};
+  latest_ = number;
+  ++revision_;
+  return number;
+}
+
+void CallLog::set_state(int64_t number, CallState state) {
+  const std::lock_guard lock(mutex_);
+  CallRecord& record = ring_[static_cast<size_t>(number - 1) % kCapacity];
+  if (record.number != number) return;  // overwritten: more than 256 calls were in flight since
+  record.state = state;
+  record.end = std::chrono::steady_clock::now();
+  latest_ = number;
+  ++revision_;
+}
+
+CallRecord CallLog::latest() const {
+  const std::lock_guard lock(mutex_);
+  if (latest_ == 0) return {};
+  return ring_[static_cast<size_t>(latest_ - 1) % kCapacity];
+}
+
+int64_t CallLog::revision() const {
+  const std::lock_guard lock(mutex_);
+  return revision_;
+}
+
+std::string CallLog::dump_json() const {
+  const std::lock_guard lock(mutex_);
+  std::ostringstream out;
+  out.precision(6);
+  out << std::fixed;
+  const int64_t size = static_cast<int64_t>(ring_.size());
+  for (int64_t number = count_ - size + 1; number <= count_; ++number) {
+    const CallRecord& record = ring_[static_cast<size_t>(number - 1) % kCapacity];
+    out << "{\"number\": " << record.number << ", \"op\": " << quoted(record.label.op)
+        << ", \"unit\": " << quoted(record.label.unit) << ", \"cause\": " << quoted(record.label.cause)
+        << ", \"bytes\": " << record.bytes << ", \"state\": \"" << name(record.state)
+        << "\", \"begin_s\": " << seconds(record.begin) << ", \"end_s\": " << seconds(record.end) << "}\n";
+  }
+  return out.str();
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,58 @@
+#include "fsdp/comm/collectives.h"
+
+#include <ATen/ATen.h>
+
+#include <cstring>
+
+#include "fsdp/comm/comm.h"
+#include "fsdp/comm/connection.h"
+
+namespace fsdp {
+namespace {
+
+at::Tensor to_tensor(const std::string& text, int64_t padded_size) {
+  at::Tensor bytes = at::zeros({padded_size}, at::kByte);
+  if (!text.empty()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  return bytes;
+}
+
+}  // namespace
+
+at::Tensor sum_over_ranks(const World& world, const at::Tensor& value) {
+  at::Tensor sum = value.detach().clone();
+  world.connection->world()->all_reduce_small(sum, {"sum over ranks", "", ""});
+  return sum;
+}
+
+std::vector<std::string> gather_strings(const World& world, const std::string& mine) {
+  const auto comm = world.connection->world();
+  const int64_t size = world.size;
+  at::Tensor lengths = at::zeros({size}, at::kLong);
+  lengths[world.rank] = static_cast<int64_t>(mine.size());
+  comm->all_reduce_small(lengths, {"gather strings (lengths)", "", ""});
+  const int64_t longest = lengths.max().item<int64_t>();
+  const at::Tensor all = at::zeros({size * longest}, at::kByte);
+  comm->all_gather(all, to_tensor(mine, longest), {"gather strings", "", ""}).wait();
+  std::vector<std::string> strings;
+  const char* data = static_cast<const char*>(all.const_data_ptr());
+  for (int64_t rank = 0; rank < size; ++rank) {
+    strings.emplace_back(data + rank * longest, static_cast<size_t>(lengths[rank].item<int64_t>()));
+  }
+  return strings;
+}
+
+std::string broadcast_string(const World& world, const std::string& mine) {
+  const auto comm = world.connection->world();
+  at::Tensor length = at::full({1}, static_cast<int64_t>(mine.size()), at::kLong);
+  comm->broadcast(length, 0, {"broadcast (length)", "", ""});
+  const int64_t size = length.item<int64_t>();
+  const at::Tensor bytes = to_tensor(world.rank == 0 ? mine : std::string(), size);
+  comm->broadcast(bytes, 0, {"broadcast", "", ""});
+  return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(size)};
+}
+
+void barrier(const World& world, const std::string& what) {
+  world.connection->world()->barrier({"barrier", what, ""});
+}
+
+}  // namespace fsdp

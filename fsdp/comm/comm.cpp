@@ -1,0 +1,144 @@
+#include "fsdp/comm/comm.h"
+
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+#include <c10/core/InferenceMode.h>
+
+#include <utility>
+
+#include "fsdp/base/check.h"
+#include "fsdp/comm/connection.h"
+
+namespace fsdp::comm {
+namespace {
+
+// 12 bits of sequence number keep neighbouring calls apart; the rest says which operation on whose data this is, so that
+// ranks that disagree never take each other's data: both wait, and the deadline names them.
+uint32_t make_tag(uint32_t sequence, const CallLabel& label, int64_t bytes) {
+  uint32_t hash = 2166136261U;
+  const auto mix = [&hash](unsigned char byte) { hash = (hash ^ byte) * 16777619U; };
+  for (const char c : label.op) mix(static_cast<unsigned char>(c));
+  mix(0);
+  for (const char c : label.unit) mix(static_cast<unsigned char>(c));
+  for (int shift = 0; shift < 64; shift += 8) mix(static_cast<unsigned char>(bytes >> shift));
+  return ((hash ^ (hash >> 19)) & 0x7ffffU) << 12 | (sequence & 0xfffU);
+}
+
+int64_t num_bytes(const at::Tensor& tensor) { return tensor.numel() * static_cast<int64_t>(tensor.element_size()); }
+
+}  // namespace
+
+Pending::Pending(std::shared_ptr<Comm> comm, int64_t number, CallLabel label, std::unique_ptr<Transfer> transfer)
+    : comm_(std::move(comm)), number_(number), label_(std::move(label)), transfer_(std::move(transfer)) {}
+
+void Pending::wait() {
+  if (!transfer_) return;
+  const at::DisableRecordFunctionGuard no_observers;
+  const c10::InferenceMode normal_tensors(false);
+  const at::NoGradGuard no_grad;
+  const auto transfer = std::move(transfer_);
+  comm_->set_state(number_, CallState::kWaiting);
+  try {
+    transfer->wait();
+  } catch (const TransferFailure& failure) {
+    comm_->fail(number_, label_, failure);
+  }
+  comm_->set_state(number_, CallState::kDone);
+  if (next_) std::exchange(next_, nullptr)();
+}
+
+Comm::Comm(std::weak_ptr<Connection> connection, std::vector<int> ranks, int rank, std::unique_ptr<Transport> transport)
+    : connection_(std::move(connection)), ranks_(std::move(ranks)), rank_(rank), transport_(std::move(transport)) {}
+
+Comm::Issued Comm::issue(const CallLabel& label, int64_t bytes) {
+  int64_t number = 0;
+  if (const auto connection = connection_.lock()) number = connection->calls().issue(label, bytes);
+  return {number, make_tag(sequence_++, label, bytes)};
+}
+
+void Comm::set_state(int64_t number, CallState state) {
+  if (const auto connection = connection_.lock()) connection->calls().set_state(number, state);
+}
+
+Pending Comm::start(CallLabel label, int64_t bytes,
+                    const std::function<std::unique_ptr<Transfer>(uint32_t tag)>& begin) {
+  const at::DisableRecordFunctionGuard no_observers;
+  const c10::InferenceMode normal_tensors(false);
+  const at::NoGradGuard no_grad;
+  const Issued issued = issue(label, bytes);
+  try {
+    auto transfer = begin(issued.tag);
+    return Pending(shared_from_this(), issued.number, std::move(label), std::move(transfer));
+  } catch (const TransferFailure& failure) {
+    fail(issued.number, label, failure);
+  }
+}
+
+Pending Comm::all_gather(const at::Tensor& output, const at::Tensor& shard, CallLabel label) {
+  FSDP_ASSERT(output.numel() == shard.numel() * size(), output.numel(), " against ", shard.numel(), " x ", size());
+  return start(std::move(label), num_bytes(output),
+               [&](uint32_t tag) { return transport_->all_gather(output, shard, tag); });
+}
+
+Pending Comm::reduce_scatter(const at::Tensor& input, const at::Tensor& output, const at::Tensor& staging,
+                             Accumulate accumulate, CallLabel label) {
+  FSDP_ASSERT(input.numel() == output.numel() * size(), input.numel(), " against ", output.numel(), " x ", size());
+  return start(std::move(label), num_bytes(input),
+               [&](uint32_t tag) { return transport_->reduce_scatter(input, output, staging, accumulate, tag); });
+}
+
+Pending Comm::all_reduce(const at::Tensor& buffer, const at::Tensor& staging, CallLabel label) {
+  const int64_t shard = buffer.numel() / size();
+  const at::Tensor own = buffer.narrow(0, rank_ * shard, shard);
+  Pending pending = start(label, num_bytes(buffer), [&](uint32_t tag) {
+    return transport_->reduce_scatter(buffer, own, staging, Accumulate::kOverwrite, tag);
+  });
+  pending.then([this, buffer, own, label] { all_gather(buffer, own, {label.op + " (gather)", label.unit, label.cause}).wait(); });
+  return pending;
+}
+
+void Comm::all_reduce_small(const at::Tensor& values, CallLabel label) {
+  if (size() == 1) return;
+  const at::DisableRecordFunctionGuard no_observers;
+  const c10::InferenceMode normal_tensors(false);
+  const at::NoGradGuard no_grad;
+  const at::Tensor flat = values.detach().reshape({-1}).contiguous();
+  const at::Tensor all = at::empty({flat.numel() * size()}, flat.options());
+  all_gather(all, flat, std::move(label)).wait();
+  at::Tensor sum = all.narrow(0, 0, flat.numel()).clone();
+  for (int rank = 1; rank < size(); ++rank) sum.add_(all.narrow(0, rank * flat.numel(), flat.numel()));
+  values.detach().copy_(sum.view(values.sizes()));
+}
+
+void Comm::broadcast(const at::Tensor& tensor, int root, CallLabel label) {
+  start(std::move(label), num_bytes(tensor), [&](uint32_t tag) {
+    return transport_->broadcast(tensor.view({-1}), root, tag);
+  }).wait();
+}
+
+void Comm::barrier(CallLabel label) { all_reduce_small(at::zeros({1}, at::kByte), std::move(label)); }
+
+void Comm::fail(int64_t number, const CallLabel& label, const TransferFailure& failure) {
+  set_state(number, CallState::kFailed);
+  const auto connection = connection_.lock();
+  if (connection) connection->dump_calls();
+  const std::string unit = label.unit.empty() ? "" : c10::str(" of '", label.unit, "'");
+  const std::string cause = label.cause.empty() ? "" : c10::str(" (", label.cause, ")");
+  const int global = failure.peer >= 0 ? ranks_[static_cast<size_t>(failure.peer)] : -1;
+  const int mine = ranks_[static_cast<size_t>(rank_)];
+  const std::string call = c10::str("[comm] rank ", mine, ": ", label.op, unit, cause, ", call ", number);
+  if (failure.kind == TransferFailure::Kind::kPeerClosed) {
+    FSDP_THROW(kCommunication, call, ": rank ", global, " closed its connection. It failed, or was stopped; its own output ",
+               "has the cause.");
+  }
+  if (failure.kind == TransferFailure::Kind::kDeadline && connection) {
+    const double seconds = std::chrono::duration<double>(connection->deadline()).count();
+    FSDP_THROW(kCommunication, call, ": not complete after ", seconds, " s. ",
+               connection->describe_missing(label, ranks_),
+               " Every rank must use sharded parameters in the same order; see the ranks named here, or raise "
+               "InitOptions::deadline if they are only slow.");
+  }
+  FSDP_THROW(kCommunication, call, ": ", failure.what(), global >= 0 ? c10::str(" (peer: rank ", global, ")") : "");
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fsdp/comm/call_log.h"
+#include "fsdp/comm/transport.h"
+
+namespace fsdp::comm {
+
+class Connection;
+class Comm;
+
+// A call in flight. Movable; an empty one is done.
+class Pending {
+ public:
+  Pending() = default;
+  Pending(std::shared_ptr<Comm> comm, int64_t number, CallLabel label, std::unique_ptr<Transfer> transfer);
+
+  bool in_flight() const { return transfer_ != nullptr; }
+  // Blocks until the result is complete. Throws Error(kCommunication) at the deadline or when a peer died; the text
+  // names the call, what caused it and the ranks that are missing.
+  void wait();
+  // Runs after the transfer within wait(); for results that need a second stage.
+  void then(std::function<void()> next) { next_ = std::move(next); }
+
+ private:
+  std::shared_ptr<Comm> comm_;
+  int64_t number_ = 0;
+  CallLabel label_;
+  std::unique_ptr<Transfer> transfer_;
+  std::function<void()> next_;
+};
+
+// The ranks of one group and the only door to them: every collective of the library is a method of this class. Each call
+// has a name, a number and a deadline, and is kept in the connection's log. Calls are COLLECTIVE, in the same order on
+// every rank of the group, from one thread at a time; tensors are contiguous and 1-D.
+class Comm : public std::enable_shared_from_this<Comm> {
+ public:
+  Comm(std::weak_ptr<Connection> connection, std::vector<int> ranks, int rank, std::unique_ptr<Transport> transport);
+
+  int rank() const { return rank_; }  // within the group
+  int size() const { return static_cast<int>(ranks_.size()); }
+  const std::vector<int>& ranks() const { return ranks_; }  // global
+  std::string transport_name() const { return transport_->name(); }
+
+  // output [size * n], shard [n]. Moves (size-1) * n elements to each rank.
+  Pending all_gather(const at::Tensor& output, const at::Tensor& shard, CallLabel label);
+  // input [size * n], output [n]; staging as Transport::reduce_scatter. SUM in rank order.
+  Pending reduce_scatter(const at::Tensor& input, const at::Tensor& output, const at::Tensor& staging,
+                         Accumulate accumulate, CallLabel label);
+  int64_t staging_numel(int64_t shard_numel) const { return transport_->staging_numel(shard_numel); }
+  // buffer [size * n]: the sum over ranks, in place, equal bits everywhere. staging as above.
+  Pending all_reduce(const at::Tensor& buffer, const at::Tensor& staging, CallLabel label);
+  // For numbers, not bulk data: any numel; gathers all values and adds them in rank order. Blocking.
+  void all_reduce_small(const at::Tensor& values, CallLabel label);
+  // Blocking. Rank `root`'s tensor on every rank.
+  void broadcast(const at::Tensor& tensor, int root, CallLabel label);
+  void barrier(CallLabel label);
+
+ private:
+  friend class Pending;
+  struct Issued {
+    int64_t number;
+    uint32_t tag;
+  };
+  Issued issue(const CallLabel& label, int64_t bytes);
+  Pending start(CallLabel label, int64_t bytes, const std::function<std::unique_ptr<Transfer>(uint32_t tag)>& begin);
+  void set_state(int64_t number, CallState state);
+  [[noreturn]] void fail(int64_t number, const CallLabel& label, const TransferFailure& failure);
+
+  std::weak_ptr<Connection> connection_;
+  std::vector<int> ranks_;
+  int rank_;
+  std::unique_ptr<Transport> transport_;
+  uint32_t sequence_ = 0;
+};
+
+}  // namespace fsdp::comm

@@ -1,0 +1,129 @@
+#include "fsdp/comm/connection.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <thread>
+
+#include "fsdp/base/check.h"
+#include "fsdp/comm/comm.h"
+#include "fsdp/comm/gloo_transport.h"
+#include "fsdp/comm/progress_monitor.h"
+
+namespace fsdp::comm {
+namespace {
+
+std::string join(const std::vector<int>& ranks, const char* separator) {
+  std::string text;
+  for (const int rank : ranks) text += (text.empty() ? "" : separator) + std::to_string(rank);
+  return text;
+}
+
+std::vector<uint8_t> to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
+
+}  // namespace
+
+Connection::Connection(c10::intrusive_ptr<c10d::Store> store, int rank, int size, ConnectOptions options)
+    : store_(std::move(store)), rank_(rank), size_(size), options_(std::move(options)) {
+  if (size_ == 1) return;
+  meet();
+  monitor_ = std::make_unique<ProgressMonitor>(store_->clone(), rank_, calls_);
+}
+
+Connection::~Connection() = default;
+
+// Everyone writes its name before anyone builds groups, so that a missing rank is named instead of waited for.
+void Connection::meet() {
+  store_->set("start/" + std::to_string(rank_), to_bytes(std::to_string(getpid())));
+  const auto deadline = std::chrono::steady_clock::now() + options_.start_deadline;
+  std::vector<int> missing;
+  do {
+    missing.clear();
+    for (int rank = 0; rank < size_; ++rank) {
+      if (!store_->check({"start/" + std::to_string(rank)})) missing.push_back(rank);
+    }
+    if (missing.empty()) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  } while (std::chrono::steady_clock::now() < deadline);
+  FSDP_THROW(kCommunication, "[init] rank ", rank_, " of ", size_, ": after ",
+             std::chrono::duration<double>(options_.start_deadline).count(), " s these ranks have not started: ",
+             join(missing, ", "), ". Start one process for each rank.");
+}
+
+std::shared_ptr<Comm> Connection::group(const std::vector<int>& ranks) {
+  for (const std::shared_ptr<Comm>& comm : groups_) {
+    if (comm->ranks() == ranks) return comm;
+  }
+  const auto position = std::find(ranks.begin(), ranks.end(), rank_);
+  FSDP_ASSERT(position != ranks.end(), "rank ", rank_, " asked for the group ", join(ranks, ","));
+  const int group_rank = static_cast<int>(position - ranks.begin());
+  std::unique_ptr<Transport> transport;
+  if (ranks.size() == 1) {
+    transport = make_null_transport();
+  } else {
+    const std::string prefix = "group/" + join(ranks, ",");
+    GlooOptions gloo{group_rank, static_cast<int>(ranks.size()), options_.deadline, options_.host};
+    try {
+      transport = make_gloo_transport(c10::make_intrusive<c10d::PrefixStore>(prefix, store_), gloo);
+    } catch (const std::exception& error) {
+      FSDP_THROW(kCommunication, "[init] rank ", rank_, " cannot connect to ranks ", join(ranks, ", "), " from host '",
+                 options_.host, "': ", error.what());
+    }
+  }
+  auto comm = std::make_shared<Comm>(weak_from_this(), ranks, group_rank, std::move(transport));
+  groups_.push_back(comm);
+  return comm;
+}
+
+std::shared_ptr<Comm> Connection::world() {
+  std::vector<int> ranks(static_cast<size_t>(size_));
+  for (int rank = 0; rank < size_; ++rank) ranks[static_cast<size_t>(rank)] = rank;
+  return group(ranks);
+}
+
+std::string Connection::describe_missing(const CallLabel& label, const std::vector<int>& ranks) {
+  if (!monitor_) return "";
+  // One publishing period, so that peers that wait like us have said so.
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  std::string text;
+  for (const int rank : ranks) {
+    if (rank == rank_) continue;
+    const auto progress = monitor_->progress_of(rank);
+    const bool same = progress && progress->label.op == label.op && progress->label.unit == label.unit;
+    if (same && progress->state != CallState::kDone) continue;
+    if (!text.empty()) text += "; ";
+    text += "rank " + std::to_string(rank) + " is missing: ";
+    if (!progress) {
+      text += "it made no call yet";
+      continue;
+    }
+    const bool waiting = progress->state == CallState::kWaiting;
+    text += std::string(waiting ? "it waits in " : "its last call was ") + progress->label.op;
+    if (!progress->label.unit.empty()) text += " of '" + progress->label.unit + "'";
+    if (!progress->label.cause.empty()) text += " (" + progress->label.cause + ")";
+    text += ", call " + std::to_string(progress->number);
+  }
+  return text.empty() ? "All ranks are in this call; the network is slower than the deadline." : text + ".";
+}
+
+void Connection::dump_calls() noexcept {
+  if (options_.dump_folder.empty()) return;
+  std::ofstream file(options_.dump_folder + "/calls-rank" + std::to_string(rank_) + ".jsonl");
+  file << calls_.dump_json();
+}
+
+World connect(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const ConnectOptions& options) {
+  World world;
+  world.rank = rank;
+  world.size = size;
+  world.local_rank = rank;
+  world.local_size = size;
+  world.connection = std::make_shared<Connection>(std::move(store), rank, size, options);
+  return world;
+}
+
+World connect_alone() { return connect(nullptr, 0, 1); }
+
+}  // namespace fsdp::comm

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "fsdp/comm/call_log.h"
+#include "fsdp/comm/transport.h"
+#include "fsdp/mesh/mesh.h"
+
+namespace fsdp::comm {
+
+class Comm;
+class ProgressMonitor;
+
+struct ConnectOptions {
+  std::chrono::milliseconds deadline = std::chrono::minutes(5);
+  std::chrono::milliseconds start_deadline = std::chrono::minutes(2);
+  std::string host = "127.0.0.1";  // this host, as the other ranks reach it
+  // Where the log of calls goes when one fails: calls-rank<N>.jsonl. Empty: nowhere.
+  std::string dump_folder;
+};
+
+// One rank's membership of a job: the store, the log of calls, the progress it publishes, and the groups made from it.
+// Groups and transports live as long as the connection; nothing of it is ever static.
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(c10::intrusive_ptr<c10d::Store> store, int rank, int size, ConnectOptions options);
+  ~Connection();
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  std::chrono::milliseconds deadline() const { return options_.deadline; }
+  CallLog& calls() { return calls_; }
+
+  // The group of these global ranks (which include this one), made at first use. COLLECTIVE over them.
+  std::shared_ptr<Comm> group(const std::vector<int>& ranks);
+  std::shared_ptr<Comm> world();
+
+  // One sentence for each of `ranks` that is not waiting in call `label` too: what it did last, as far as it told the store.
+  std::string describe_missing(const CallLabel& label, const std::vector<int>& ranks);
+
+  // Writes the log of calls to the dump folder, if there is one. Never throws.
+  void dump_calls() noexcept;
+  void set_dump_folder(std::string folder) { options_.dump_folder = std::move(folder); }
+
+ private:
+  void meet();
+
+  c10::intrusive_ptr<c10d::Store> store_;  // null in a world of one
+  int rank_;
+  int size_;
+  ConnectOptions options_;
+  CallLog calls_;
+  std::vector<std::shared_ptr<Comm>> groups_;
+  std::unique_ptr<ProgressMonitor> monitor_;
+};
+
+// Joins ranks that share `store`: the building block below fsdp::init(), also for ranks that are threads of one process
+// (with a c10d::HashStore). COLLECTIVE.
+World connect(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const ConnectOptions& options = {});
+
+// A world of one.
+World connect_alone();
+
+}  // namespace fsdp::comm

@@ -1,0 +1,95 @@
+#include "fsdp/comm/init.h"
+
+#include <arpa/inet.h>
+#include <malloc.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+
+#include "fsdp/base/check.h"
+#include "fsdp/comm/collectives.h"
+#include "fsdp/comm/connection.h"
+#include "fsdp/comm/launch_environment.h"
+#include "fsdp/comm/store.h"
+
+namespace fsdp {
+namespace {
+
+const char* get_environment(const char* name) { return std::getenv(name); }
+
+// The address of this host on the route to `target`: a datagram socket's connect() sends nothing and tells it. Host names
+// often resolve to 127.0.1.1, which no other host reaches.
+std::string address_towards(const std::string& target, uint16_t port) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(target.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return "127.0.0.1";
+  std::string address = "127.0.0.1";
+  for (const addrinfo* item = found; item != nullptr; item = item->ai_next) {
+    const int fd = socket(item->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) continue;
+    sockaddr_storage local{};
+    socklen_t size = sizeof(local);
+    std::array<char, NI_MAXHOST> text{};
+    const bool known = connect(fd, item->ai_addr, item->ai_addrlen) == 0 &&
+                       getsockname(fd, reinterpret_cast<sockaddr*>(&local), &size) == 0 &&
+                       getnameinfo(reinterpret_cast<sockaddr*>(&local), size, text.data(), text.size(), nullptr, 0,
+                                   NI_NUMERICHOST) == 0;
+    close(fd);
+    if (known) {
+      address = text.data();
+      break;
+    }
+  }
+  freeaddrinfo(found);
+  return address;
+}
+
+void keep_freed_memory() {
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, -1);
+  mallopt(M_TOP_PAD, 64 << 20);
+}
+
+// Ranks with the same host name, in rank order.
+void find_local_place(World& world) {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  const std::vector<std::string> hosts = gather_strings(world, name.data());
+  world.local_rank = 0;
+  world.local_size = 0;
+  for (int rank = 0; rank < world.size; ++rank) {
+    if (hosts[static_cast<size_t>(rank)] != hosts[static_cast<size_t>(world.rank)]) continue;
+    if (rank < world.rank) ++world.local_rank;
+    ++world.local_size;
+  }
+}
+
+}  // namespace
+
+World init(const InitOptions& options) {
+  if (options.malloc == MallocPolicy::kKeepFreed) keep_freed_memory();
+  const comm::LaunchEnvironment env = comm::read_launch_environment(get_environment);
+  if (env.size == 1) return comm::connect_alone();
+  comm::ConnectOptions connect_options;
+  connect_options.deadline = options.deadline;
+  connect_options.start_deadline = options.start_deadline;
+  connect_options.dump_folder = options.dump_folder;
+  connect_options.host = address_towards(env.store_host, env.store_port);
+  World world = comm::connect(comm::open_store(env, options.start_deadline), env.rank, env.size, connect_options);
+  if (env.local_rank && env.local_size) {
+    world.local_rank = *env.local_rank;
+    world.local_size = *env.local_size;
+  } else {
+    find_local_place(world);
+  }
+  return world;
+}
+
+std::string launcher_name() { return comm::read_launch_environment(get_environment).launcher; }
+
+}  // namespace fsdp

@@ -1,0 +1,83 @@
+#include "fsdp/comm/progress_monitor.h"
+
+#include <csignal>
+#include <sstream>
+#include <vector>
+
+namespace fsdp::comm {
+namespace {
+
+constexpr auto kPublishPeriod = std::chrono::milliseconds(200);
+constexpr char kSeparator = '\x1f';
+
+std::string key_of(int rank) { return "progress/" + std::to_string(rank); }
+
+std::string encode(const CallRecord& record) {
+  std::ostringstream out;
+  out << record.number << kSeparator << static_cast<int>(record.state) << kSeparator << record.label.op << kSeparator
+      << record.label.unit << kSeparator << record.label.cause;
+  return out.str();
+}
+
+std::optional<Progress> decode(const std::string& text) {
+  std::vector<std::string> fields;
+  std::istringstream in(text);
+  for (std::string field; std::getline(in, field, kSeparator);) fields.push_back(field);
+  if (fields.size() < 3) return std::nullopt;
+  fields.resize(5);
+  return Progress{std::stoll(fields[0]), static_cast<CallState>(std::stoi(fields[1])), {fields[2], fields[3], fields[4]}};
+}
+
+}  // namespace
+
+ProgressMonitor::ProgressMonitor(c10::intrusive_ptr<c10d::Store> store, int rank, CallLog& calls)
+    : store_(std::move(store)), rank_(rank), calls_(calls), thread_([this] { run(); }) {}
+
+ProgressMonitor::~ProgressMonitor() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  stop_changed_.notify_all();
+  thread_.join();
+}
+
+void ProgressMonitor::run() {
+  // Signals are the user's threads' business; a monitor that dies first would take the diagnosis with it.
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    stop_changed_.wait_for(lock, kPublishPeriod);
+    lock.unlock();
+    publish();
+    lock.lock();
+  }
+}
+
+void ProgressMonitor::publish() {
+  const int64_t revision = calls_.revision();
+  if (revision == published_revision_) return;
+  const std::string text = encode(calls_.latest());
+  try {
+    const std::lock_guard lock(store_mutex_);
+    store_->set(key_of(rank_), std::vector<uint8_t>(text.begin(), text.end()));
+    published_revision_ = revision;
+  } catch (const std::exception&) {
+    // The store went away with its host; the next failure's message says less, and nothing else depends on it.
+  }
+}
+
+std::optional<Progress> ProgressMonitor::progress_of(int rank) {
+  try {
+    const std::lock_guard lock(store_mutex_);
+    if (!store_->check({key_of(rank)})) return std::nullopt;
+    const std::vector<uint8_t> bytes = store_->get(key_of(rank));
+    return decode(std::string(bytes.begin(), bytes.end()));
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "fsdp/comm/call_log.h"
+
+namespace fsdp::comm {
+
+// What one rank published: the call it is in, or was in last.
+struct Progress {
+  int64_t number = 0;
+  CallState state = CallState::kDone;
+  CallLabel label;
+};
+
+// Publishes this rank's latest call to the store a few times a second, from its own thread and connection, so that the
+// hot path only writes its log and yet every rank can be asked what it did last when a wait reaches its deadline.
+class ProgressMonitor {
+ public:
+  ProgressMonitor(c10::intrusive_ptr<c10d::Store> store, int rank, CallLog& calls);
+  ~ProgressMonitor();
+
+  // What `rank` published last; empty if nothing, or if the store is gone.
+  std::optional<Progress> progress_of(int rank);
+
+ private:
+  void run();
+  void publish();
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  int rank_;
+  CallLog& calls_;
+  int64_t published_revision_ = -1;
+  std::mutex mutex_;
+  std::condition_variable stop_changed_;
+  bool stop_ = false;
+  std::mutex store_mutex_;
+  std::thread thread_;
+};
+
+}  // namespace fsdp::comm

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+namespace fsdp::comm {
+
+// Thrown by Transfer::wait(): which peer of the group the failure concerns (-1: not known), and the transport's words.
+class TransferFailure : public std::runtime_error {
+ public:
+  enum class Kind { kPeerClosed, kDeadline, kOther };
+  TransferFailure(Kind kind, int peer, const std::string& what) : std::runtime_error(what), kind(kind), peer(peer) {}
+  Kind kind;
+  int peer;
+};
+
+// Data on its way. Destroying one that was not waited for is allowed; the buffers it named may then hold anything.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+  // Returns when the result is complete and every buffer may be reused. Call once.
+  virtual void wait() = 0;
+};
+
+// How the sum of a reduction meets what its output already holds.
+enum class Accumulate { kOverwrite, kAdd };
+
+// Moves bytes between the ranks of one group. Calls return at once. Every rank issues the same calls with the same tag;
+// calls with different tags do not disturb each other, and a call never takes data sent under another tag.
+// All tensors are contiguous, 1-D, and of one dtype.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual std::string name() const = 0;
+
+  // output [size * n], shard [n]: output slice r becomes rank r's shard. `shard` may be this rank's slice of output.
+  virtual std::unique_ptr<Transfer> all_gather(const at::Tensor& output, const at::Tensor& shard, uint32_t tag) = 0;
+
+  // input [size * n], output [n]: the sum over ranks of slice `rank`, added in rank order.
+  // staging: at least staging_numel(n) elements of the input's dtype, untouched by others until wait() returned.
+  virtual std::unique_ptr<Transfer> reduce_scatter(const at::Tensor& input, const at::Tensor& output,
+                                                   const at::Tensor& staging, Accumulate accumulate, uint32_t tag) = 0;
+  virtual int64_t staging_numel(int64_t shard_numel) const = 0;
+
+  // Rank `root`'s tensor goes to all.
+  virtual std::unique_ptr<Transfer> broadcast(const at::Tensor& tensor, int root, uint32_t tag) = 0;
+};
+
+// A world of one: copies where input and output differ, otherwise nothing.
+std::unique_ptr<Transport> make_null_transport();
+
+}  // namespace fsdp::comm

@@ -1,0 +1,179 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fsdp/buffer/dbuffer.h"
+#include "fsdp/comm/comm.h"
+#include "fsdp/group/phase.h"
+#include "fsdp/precision/precision.h"
+#include "fsdp/strategy/strategy.h"
+
+namespace fsdp {
+
+// What a group tells whoever drives it. Implemented by the Context.
+class GroupOwner {
+ public:
+  virtual ~GroupOwner() = default;
+  // A program called into the library (optimizer, clipping, zero_grad): throws what happened where nothing may be thrown,
+  // checks that no parameter left its buffer, and lets everything rest.
+  virtual void on_library_entry() = 0;
+  // Somebody asked for the leaves, so an optimizer has a chance to be right.
+  virtual void on_leaves_requested() = 0;
+};
+
+// What a group is made of. The parameters are in flat order and share dtype, device and trainability.
+struct GroupSpec {
+  std::string unit_name;
+  std::vector<std::string> names;
+  std::vector<at::Tensor> parameters;
+  std::shared_ptr<const layout::FlatLayout> layout;
+  Strategy strategy = Strategy::kOptimGradsParams;
+  Precision precision;
+  std::shared_ptr<comm::Comm> comm;
+  std::shared_ptr<SlabAllocator> slabs;
+  GroupOwner* owner = nullptr;
+};
+
+// How the full parameters live between uses.
+enum class Residence {
+  kAliased,     // the unsharded buffer is the main weight itself: nothing to gather, nothing to free
+  kPersistent,  // always in memory, brought up to date after an optimizer step
+  kReleased,    // memory only while unsharded
+};
+
+// The parameters of one unit that share mesh, dtype, trainability and layout, and all flat buffers of theirs:
+//   main_weight   what the optimizer updates; sharded (replicated under no_shard)
+//   model_weight  what is gathered: the same buffer, or a copy in the compute dtype
+//   unsharded     the gathered weights; the module's parameters are views of it, set once, for ever
+//   main_grad     the reduced gradient, placed and typed like main_weight
+//   reduce buffer gradients of this rank on their way, unsharded, in the reduce dtype
+// Driven by a Context, which calls in the order that group/phase.h allows. One thread at a time.
+// After: Megatron-FSDP experimental/parameter_group.py; PyTorch FSDP2's FSDPParamGroup.
+class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
+ public:
+  explicit ParameterGroup(GroupSpec spec);
+  ~ParameterGroup();
+  ParameterGroup(const ParameterGroup&) = delete;
+  ParameterGroup& operator=(const ParameterGroup&) = delete;
+
+  // ---- what it is
+  size_t num_parameters() const { return names_.size(); }
+  const std::string& parameter_name(size_t i) const { return names_[i]; }
+  const std::vector<int64_t>& sizes(size_t i) const { return sizes_[i]; }
+  void prefix_names(const std::string& unit_name, const std::string& prefix);
+  bool trainable() const { return trainable_; }
+  Residence residence() const { return residence_; }
+  const StrategyTraits& strategy_traits() const { return traits_; }
+  const layout::FlatLayout& layout() const { return *layout_; }
+  comm::Comm& comm() { return *comm_; }
+  GroupOwner& owner() { return *owner_; }
+  // Index of the parameter that holds element `offset` of the unsharded buffer.
+  size_t parameter_at(int64_t offset) const;
+  // Whether `parameter` still is a view of the unsharded buffer.
+  bool holds(const at::Tensor& parameter) const;
+  // Name of the first parameter whose data is no longer in the unsharded buffer (Module::to, clone, load), if any.
+  std::optional<std::string> find_moved_parameter() const;
+
+  // ---- weights
+  const DBuffer& unsharded() const { return unsharded_; }
+  const DBuffer& main_weight() const { return main_weight_; }
+  // Undefined, or the low-precision copy that is gathered, at rest: [S] or all. An optimizer may write it together with
+  // the main weight and then calls set_model_weight_current().
+  at::Tensor model_weight_copy() const;
+  void set_model_weight_current();
+  bool model_weight_is_current() const { return model_revision_ == main_weight_revision(); }
+  // From the observer: an operator wrote into the main weight's storage. Version counters alone do not tell, because
+  // torch::optim::SGD writes through Tensor::data(), which has a counter of its own.
+  void note_main_weight_write() { ++observed_writes_; }
+  WeightPhase weight_phase() const { return weight_phase_.value(); }
+  bool current() const;  // unsharded, and no optimizer wrote since
+  // COLLECTIVE unless aliased. Starts to bring the unsharded buffer to the main weight's present values. Returns the bytes
+  // that this rank will receive; 0 where nothing is to do.
+  int64_t start_unshard(const std::string& cause);
+  void finish_unshard();
+  void reshard();
+  // For a gather that failed: full-size NaN, so that nothing reads freed memory before the error is thrown.
+  void poison();
+
+  // ---- gradients
+  const at::Tensor& leaf(size_t i) const { return leaves_[i]; }
+  const DBuffer& main_grad() const { return main_grad_; }
+  void note_use(size_t i) { used_[i] = true; }
+  bool used() const;
+  void forget_use();
+  void begin_backward();
+  // Moves `gradient` of parameter i, times `scale`, into the reduce buffer.
+  void add_gradient(size_t i, const at::Tensor& gradient, double scale);
+  bool has_gradients() const { return reduce_buffer_.defined() && reduce_buffer_.resident(); }
+  // Every parameter used in the forward has its gradient.
+  bool gradients_complete() const;
+  GradPhase grad_phase() const { return grad_phase_.value(); }
+  // COLLECTIVE. Sum over the ranks, into the main grad: overwrites an empty one, adds to others. Returns the bytes that
+  // this rank will receive.
+  int64_t start_reduce();
+  void finish_reduce();
+  // Which parameters had a gradient since the last publish_gradients(), one byte each.
+  std::vector<uint8_t>& arrived() { return arrived_; }
+  // Gives the leaves of parameters that arrived their .grad.
+  void publish_gradients();
+  // Throws away what add_gradient() collected.
+  void drop_gradients();
+  int64_t reduce_buffer_bytes() const { return reduce_buffer_.defined() ? reduce_buffer_.bytes() : 0; }
+
+ private:
+  void make_buffers(const std::vector<at::Tensor>& parameters, const Precision& precision);
+  void adopt_parameters(const std::vector<at::Tensor>& parameters);
+  void make_leaves();
+  void refresh_model_weight();
+  int64_t main_weight_revision() const { return main_weight_.local()._version() + observed_writes_; }
+  bool whole_main_weight() const;
+  at::Tensor gather_source() const;
+  comm::Accumulate prepare_main_grad();
+  void fill_missing_gradients();
+  void release_reduce_memory();
+
+  std::vector<std::string> names_;
+  std::string unit_name_;
+  std::vector<std::vector<int64_t>> sizes_;
+  // Weak: the parameters own the unit (through their hooks), not the other way round.
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> parameters_;
+  std::shared_ptr<const layout::FlatLayout> layout_;
+  StrategyTraits traits_;
+  bool trainable_ = false;
+  Residence residence_ = Residence::kReleased;
+  std::shared_ptr<comm::Comm> comm_;
+  std::shared_ptr<SlabAllocator> slabs_;
+  GroupOwner* owner_;
+
+  DBuffer main_weight_;
+  DBuffer model_weight_;  // defined only where its dtype differs from the main weight's and it rests sharded
+  DBuffer unsharded_;
+  DBuffer main_grad_;
+  DBuffer reduce_buffer_;
+  std::vector<at::Tensor> leaves_;
+  std::vector<at::Tensor> grad_slices_;
+
+  PhaseOf<WeightPhase> weight_phase_{WeightPhase::kResting};
+  PhaseOf<GradPhase> grad_phase_{GradPhase::kEmpty};
+  int64_t observed_writes_ = 0;
+  int64_t model_revision_ = -1;      // main weight's revision when the model weight was made from it
+  int64_t unsharded_revision_ = -1;  // and when it was gathered
+  comm::Pending gather_;
+  comm::Pending reduce_;
+  comm::Accumulate accumulate_ = comm::Accumulate::kOverwrite;  // of the reduce in flight
+  c10::DataPtr staging_;                                        // likewise
+  int64_t staging_bytes_ = 0;
+  bool reduced_since_publish_ = false;  // the main grad holds sums that the leaves do not show yet
+  std::vector<bool> used_;       // read in a forward since the last backward
+  std::vector<bool> placed_;     // has a gradient in the reduce buffer
+  std::vector<bool> this_pass_;  // got a gradient in the running backward
+  std::vector<uint8_t> arrived_;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,116 @@
+#include "fsdp/group/parameters.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/nn/module.h>
+
+#include <set>
+#include <unordered_set>
+
+#include "fsdp/group/leaves.h"
+#include "fsdp/group/parameter_group.h"
+#include "fsdp/group/registry.h"
+
+namespace fsdp {
+namespace {
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+NamedTensors named_tensors(const torch::nn::Module& module) {
+  NamedTensors tensors;
+  for (const auto& item : module.named_parameters()) tensors.emplace_back(item.key(), item.value());
+  return tensors;
+}
+
+NamedTensors named_tensors(const torch::jit::Module& module) {
+  NamedTensors tensors;
+  for (const auto& item : module.named_parameters()) tensors.emplace_back(item.name, item.value);
+  return tensors;
+}
+
+// Each distinct parameter once, under its first name; sharded ones replaced by their leaves.
+NamedTensors to_leaves(const NamedTensors& tensors) {
+  NamedTensors leaves;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& [name, tensor] : tensors) {
+    if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    const auto member = registry::find_parameter(tensor);
+    if (!member) {
+      leaves.emplace_back(name, tensor);
+      continue;
+    }
+    leaves.emplace_back(name, member->group->leaf(member->index));
+  }
+  return leaves;
+}
+
+std::set<GroupOwner*> owners_of(const NamedTensors& tensors) {
+  std::set<GroupOwner*> owners;
+  for (const auto& [name, tensor] : tensors) {
+    if (const auto member = registry::find_parameter(tensor)) owners.insert(&member->group->owner());
+  }
+  return owners;
+}
+
+// What an optimizer gets.
+NamedTensors hand_out_leaves(const NamedTensors& tensors) {
+  for (GroupOwner* owner : owners_of(tensors)) {
+    owner->on_library_entry();
+    owner->on_leaves_requested();
+  }
+  return to_leaves(tensors);
+}
+
+std::vector<at::Tensor> without_names(const NamedTensors& tensors) {
+  std::vector<at::Tensor> list;
+  for (const auto& [name, tensor] : tensors) list.push_back(tensor);
+  return list;
+}
+
+void clear_gradients(const NamedTensors& tensors) {
+  for (GroupOwner* owner : owners_of(tensors)) owner->on_library_entry();
+  for (const auto& [name, tensor] : tensors) at::Tensor(tensor).mutable_grad().reset();
+  for (const auto& [name, leaf] : to_leaves(tensors)) at::Tensor(leaf).mutable_grad().reset();
+}
+
+}  // namespace
+
+std::vector<at::Tensor> parameters(const torch::nn::Module& module) { return without_names(named_parameters(module)); }
+std::vector<at::Tensor> parameters(const torch::jit::Module& module) { return without_names(named_parameters(module)); }
+
+NamedTensors named_parameters(const torch::nn::Module& module) { return hand_out_leaves(named_tensors(module)); }
+NamedTensors named_parameters(const torch::jit::Module& module) { return hand_out_leaves(named_tensors(module)); }
+
+std::vector<int64_t> logical_sizes(const at::Tensor& leaf) {
+  const auto member = registry::find_leaf(leaf);
+  return member ? member->group->sizes(member->index) : leaf.sizes().vec();
+}
+
+LocalRange local_range(const at::Tensor& leaf) {
+  const auto member = registry::find_leaf(leaf);
+  if (!member) return {0, leaf.numel()};
+  ParameterGroup& group = *member->group;
+  if (group.main_weight().placement() != Placement::kShard) return {0, leaf.numel()};
+  const layout::Range slice = group.layout().slice_of(group.comm().rank(), member->index);
+  return {slice.begin, slice.end};
+}
+
+std::vector<DecayGroup> decay_groups(const torch::nn::Module& module, double weight_decay) {
+  std::vector<DecayGroup> groups(2);
+  groups[0].weight_decay = weight_decay;
+  for (const at::Tensor& leaf : parameters(module)) {
+    groups[logical_sizes(leaf).size() >= 2 ? 0 : 1].parameters.push_back(leaf);
+  }
+  return groups;
+}
+
+std::vector<at::Tensor> leaves_of(const torch::nn::Module& module) {
+  const NamedTensors tensors = named_tensors(module);
+  for (GroupOwner* owner : owners_of(tensors)) owner->on_library_entry();
+  return without_names(to_leaves(tensors));
+}
+
+void zero_grad(torch::nn::Module& module) { clear_gradients(named_tensors(module)); }
+void zero_grad(torch::jit::Module& module) { clear_gradients(named_tensors(module)); }
+
+}  // namespace fsdp

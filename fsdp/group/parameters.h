@@ -1,0 +1,51 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+namespace torch::jit {
+struct Module;
+}
+
+namespace fsdp {
+
+// The optimizer's view of a sharded model: one 1-D leaf per distinct parameter, in the module's order (a tied weight
+// once). Its data is this rank's slice of the main weight, possibly empty; its .grad the same slice of the main grad.
+// Parameters that were not sharded are returned as they are. Local.
+std::vector<at::Tensor> parameters(const torch::nn::Module& module);
+std::vector<at::Tensor> parameters(const torch::jit::Module& module);
+std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn::Module& module);
+std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::jit::Module& module);
+
+// Shape of the whole parameter that `leaf` is a slice of; leaf.sizes() for a tensor that is no leaf of ours. Local.
+std::vector<int64_t> logical_sizes(const at::Tensor& leaf);
+
+// The slice itself: elements [begin, end) of the flattened parameter. Whole tensor for one that is no leaf of ours. Local.
+struct LocalRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+LocalRange local_range(const at::Tensor& leaf);
+
+// Leaves that want the same weight decay.
+struct DecayGroup {
+  std::vector<at::Tensor> parameters;
+  double weight_decay = 0;
+};
+
+// Two groups: parameters whose logical shape has at least 2 dims get `weight_decay`, the others none. (Leaves are all
+// 1-D, so the usual test on leaf.dim() would decay nothing.) Local.
+std::vector<DecayGroup> decay_groups(const torch::nn::Module& module, double weight_decay);
+
+// Empties the .grad of every leaf and model parameter. Local.
+void zero_grad(torch::nn::Module& module);
+void zero_grad(torch::jit::Module& module);
+
+}  // namespace fsdp

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace fsdp {
+
+namespace comm {
+class Connection;
+}
+
+// This process's place in the job. A cheap handle: copies share one connection, and the last copy to go (with everything
+// made from it) closes the sockets. Made by fsdp::init() or comm::connect().
+struct World {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;  // among the ranks of this host
+  int local_size = 1;
+  std::shared_ptr<comm::Connection> connection;
+};
+
+// A named direction of a mesh and the number of ranks along it.
+struct MeshAxis {
+  std::string name;
+  int size;
+};
+
+// A grid of all ranks with named axes; the last axis varies fastest. Rank arithmetic only: groups of ranks that talk to
+// each other are made by fsdp/comm from what this class says.
+class Mesh {
+ public:
+  // One axis, "shard", over all ranks.
+  static Mesh shard(const World& world);
+
+  // Sizes must multiply to world.size and names differ; else throws Error(kUsage).
+  Mesh(World world, std::vector<MeshAxis> axes);
+
+  const World& world() const { return world_; }
+  const std::vector<MeshAxis>& axes() const { return axes_; }
+  bool has(const std::string& axis) const;
+
+  // Number of ranks along `axis`; 1 for an axis the mesh does not have.
+  int size(const std::string& axis) const;
+  // This rank's coordinate along `axis`; 0 for an axis the mesh does not have.
+  int index(const std::string& axis) const;
+  // Global ranks that differ from this one along `axis` only, in the order of their coordinate.
+  std::vector<int> ranks(const std::string& axis) const;
+
+  // "shard=4" or "replicate=2, shard=4".
+  std::string describe() const;
+
+ private:
+  int stride(size_t axis) const;
+
+  World world_;
+  std::vector<MeshAxis> axes_;
+};
+
+}  // namespace fsdp

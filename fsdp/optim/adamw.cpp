@@ -1,0 +1,76 @@
+#include "fsdp/optim/adamw.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "fsdp/base/check.h"
+#include "fsdp/optim/flat_parameters.h"
+#include "kernels/adamw.h"
+
+namespace fsdp {
+namespace {
+
+std::vector<std::vector<at::Tensor>> leaves_of(const std::vector<AdamWGroup>& groups) {
+  std::vector<std::vector<at::Tensor>> leaves;
+  for (const AdamWGroup& group : groups) leaves.push_back(group.parameters);
+  return leaves;
+}
+
+std::vector<AdamWGroup> with_decay(std::vector<DecayGroup> groups, const AdamWOptions& options) {
+  std::vector<AdamWGroup> result;
+  for (DecayGroup& group : groups) {
+    result.push_back({std::move(group.parameters), options});
+    result.back().options.weight_decay = group.weight_decay;
+  }
+  return result;
+}
+
+void check_options(const AdamWOptions& options) {
+  FSDP_CHECK(options.lr >= 0, "[AdamW] lr: got ", options.lr, ", expected at least 0.");
+  FSDP_CHECK(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1, "[AdamW] betas: got ",
+             options.beta1, " and ", options.beta2, ", expected numbers from 0 to below 1.");
+  FSDP_CHECK(options.eps >= 0 && options.weight_decay >= 0, "[AdamW] eps ", options.eps, " and weight decay ",
+             options.weight_decay, ": expected at least 0.");
+}
+
+}  // namespace
+
+struct AdamW::State {
+  explicit State(const std::vector<AdamWGroup>& groups) : parameters(leaves_of(groups), 2) {
+    for (const AdamWGroup& group : groups) {
+      check_options(group.options);
+      options.push_back(group.options);
+    }
+  }
+  FlatParameters parameters;
+  std::vector<AdamWOptions> options;
+  int64_t num_steps = 0;
+};
+
+AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
+    : AdamW(std::vector<AdamWGroup>{{std::move(parameters), options}}) {}
+AdamW::AdamW(std::vector<AdamWGroup> groups) : state_(std::make_unique<State>(groups)) {}
+AdamW::AdamW(std::vector<DecayGroup> groups, AdamWOptions options) : AdamW(with_decay(std::move(groups), options)) {}
+AdamW::~AdamW() = default;
+AdamW::AdamW(AdamW&&) noexcept = default;
+AdamW& AdamW::operator=(AdamW&&) noexcept = default;
+
+void AdamW::step() {
+  ++state_->num_steps;
+  state_->parameters.for_each_run([this](const FlatRun& run) {
+    const AdamWOptions& options = state_->options[run.options];
+    kernels::adamw_step(run.weight, run.gradient, run.states[0], run.states[1], run.copy,
+                        {options.lr, options.beta1, options.beta2, options.eps, options.weight_decay, run.step});
+  });
+}
+
+void AdamW::set_lr(double lr) {
+  for (AdamWOptions& options : state_->options) options.lr = lr;
+}
+
+AdamWOptions& AdamW::options(size_t group) { return state_->options.at(group); }
+size_t AdamW::num_groups() const { return state_->options.size(); }
+int64_t AdamW::num_steps() const { return state_->num_steps; }
+int64_t AdamW::state_bytes() const { return state_->parameters.state_bytes(); }
+
+}  // namespace fsdp

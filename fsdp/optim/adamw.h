@@ -1,0 +1,54 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "fsdp/group/parameters.h"
+
+namespace fsdp {
+
+struct AdamWOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0.01;
+};
+
+// Leaves that share options.
+struct AdamWGroup {
+  std::vector<at::Tensor> parameters;
+  AdamWOptions options;
+};
+
+// AdamW with decoupled weight decay in one pass over the flat shards: reads gradient, weight and moments once, writes
+// weight, moments and the low-precision model weight. Works on fsdp::parameters() and on plain fp32 leaves. Local.
+// Leaves without .grad are skipped, as in torch::optim. After: Loshchilov & Hutter 2019; torch.optim.AdamW.
+class AdamW {
+ public:
+  AdamW(std::vector<at::Tensor> parameters, AdamWOptions options);
+  explicit AdamW(std::vector<AdamWGroup> groups);
+  // fsdp::decay_groups(): options.weight_decay is replaced by each group's.
+  AdamW(std::vector<DecayGroup> groups, AdamWOptions options);
+  ~AdamW();
+  AdamW(AdamW&&) noexcept;
+  AdamW& operator=(AdamW&&) noexcept;
+
+  // Throws Error(kUsage) if a gradient has another dtype than fp32, or was reduced on no rank.
+  void step();
+  void set_lr(double lr);  // of all groups
+  AdamWOptions& options(size_t group);
+  size_t num_groups() const;
+  int64_t num_steps() const;
+  // Bytes of optimizer state on this rank.
+  int64_t state_bytes() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace fsdp

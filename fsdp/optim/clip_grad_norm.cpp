@@ -1,0 +1,63 @@
+#include "fsdp/optim/clip_grad_norm.h"
+
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "fsdp/base/check.h"
+#include "fsdp/group/leaves.h"
+#include "fsdp/group/parameter_group.h"
+#include "fsdp/group/registry.h"
+#include "kernels/sum_squares.h"
+
+namespace fsdp {
+namespace {
+
+// Sums of squares, apart by the group of ranks that holds the rest of the sum; null: this rank has all of it.
+using SumsByComm = std::map<comm::Comm*, double>;
+
+SumsByComm local_sums(const std::vector<at::Tensor>& leaves) {
+  SumsByComm sums;
+  for (const at::Tensor& leaf : leaves) {
+    const auto member = registry::find_leaf(leaf);
+    const bool sharded = member && member->group->main_weight().placement() == Placement::kShard;
+    // Every rank visits every group, so that all take part in the same sums, with or without a gradient.
+    double& sum = sums[sharded ? &member->group->comm() : nullptr];
+    if (leaf.grad().defined()) sum += kernels::sum_squares(leaf.grad());
+  }
+  return sums;
+}
+
+}  // namespace
+
+at::Tensor clip_grad_norm_(const torch::nn::Module& module, double max_norm) {
+  return clip_grad_norm_(leaves_of(module), max_norm);
+}
+
+at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& leaves, double max_norm) {
+  FSDP_CHECK(max_norm > 0, "[clip_grad_norm_] max_norm: got ", max_norm, ", expected a number above 0.");
+  const at::DisableRecordFunctionGuard no_observers;
+  const c10::InferenceMode normal_tensors(false);
+  const at::NoGradGuard no_grad;
+  double total = 0;
+  for (const auto& [comm, sum] : local_sums(leaves)) {
+    const at::Tensor shared = at::full({1}, sum, at::kDouble);
+    if (comm != nullptr) comm->all_reduce_small(shared, {"gradient norm", "", ""});
+    total += shared.item<double>();
+  }
+  const auto norm = static_cast<float>(std::sqrt(total));
+  const float factor = std::min(1.0F, static_cast<float>(max_norm) / (norm + 1e-6F));
+  if (factor < 1.0F || std::isnan(factor)) {
+    for (const at::Tensor& leaf : leaves) {
+      if (leaf.grad().defined()) leaf.grad().mul_(factor);
+    }
+  }
+  return at::scalar_tensor(norm, at::kFloat);
+}
+
+}  // namespace fsdp

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace fsdp {
+
+// Scales the main grads so that their 2-norm over all ranks and parameters is at most `max_norm`:
+// every gradient times min(1, max_norm / (norm + 1e-6)). COLLECTIVE over the shard axis; one all-reduce of one number.
+// Returns the norm before clipping, a 0-dim fp32 tensor with equal bits on every rank. A tied weight counts once.
+// After: torch.nn.utils.clip_grad_norm_.
+at::Tensor clip_grad_norm_(const torch::nn::Module& module, double max_norm);
+
+// The same for an explicit list of leaves (as fsdp::parameters() returns them).
+at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& leaves, double max_norm);
+
+}  // namespace fsdp

@@ -1,0 +1,135 @@
+#include "fsdp/optim/flat_parameters.h"
+
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <set>
+
+#include "fsdp/base/check.h"
+#include "fsdp/group/registry.h"
+
+namespace fsdp {
+
+FlatParameters::FlatParameters(const std::vector<std::vector<at::Tensor>>& groups, size_t num_states)
+    : num_states_(num_states) {
+  std::set<const c10::TensorImpl*> seen;
+  for (size_t options = 0; options < groups.size(); ++options) {
+    for (const at::Tensor& tensor : groups[options]) {
+      FSDP_CHECK(tensor.defined(), "[optimizer] group ", options, " holds an undefined tensor.");
+      FSDP_CHECK(seen.insert(tensor.unsafeGetTensorImpl()).second, "[optimizer] a parameter stands twice in its groups.");
+      if (tensor.requires_grad()) add_leaf(tensor, options);
+    }
+  }
+  std::stable_sort(leaves_.begin(), leaves_.end(), [](const Leaf& a, const Leaf& b) {
+    return std::pair(a.group.get(), a.index) < std::pair(b.group.get(), b.index);
+  });
+}
+
+void FlatParameters::add_leaf(const at::Tensor& tensor, size_t options) {
+  FSDP_CHECK(tensor.is_leaf(), "[optimizer] got a tensor that is computed from others, expected leaves.");
+  FSDP_CHECK(!registry::find_parameter(tensor), "[optimizer] got a parameter of a sharded module, which only holds data ",
+             "while its unit is in use. Build the optimizer on fsdp::parameters(module).");
+  FSDP_CHECK(tensor.scalar_type() == at::kFloat, "[optimizer] got a parameter of dtype ", tensor.scalar_type(),
+             ", expected fp32 main weights. Use torch::optim, or shard fp32 parameters with Precision::bf16().");
+  FSDP_CHECK(tensor.is_contiguous(), "[optimizer] got a parameter with gaps between its elements, expected a contiguous one.");
+  Leaf leaf{tensor, nullptr, 0, 0, options, 0};
+  if (const auto member = registry::find_leaf(tensor)) {
+    leaf.group = member->group;
+    leaf.index = member->index;
+    leaf.begin = tensor.storage_offset() - leaf.group->main_weight().local().storage_offset();
+  }
+  leaves_.push_back(std::move(leaf));
+}
+
+bool FlatParameters::has_flat_gradient(const Leaf& leaf) const {
+  return leaf.group && leaf.group->main_grad().defined() && leaf.tensor.grad().defined() &&
+         leaf.tensor.grad().storage().is_alias_of(leaf.group->main_grad().local().storage());
+}
+
+// One past the last leaf that can be updated together with `first`.
+size_t FlatParameters::end_of_run(size_t first) const {
+  if (!has_flat_gradient(leaves_[first]) || leaves_[first].tensor.numel() == 0) return first + 1;
+  size_t end = first + 1;
+  while (end < leaves_.size()) {
+    const Leaf& next = leaves_[end];
+    const Leaf& head = leaves_[first];
+    const bool joins = next.group == head.group && next.index == leaves_[end - 1].index + 1 &&
+                       next.options == head.options && next.step == head.step && next.tensor.numel() > 0 &&
+                       has_flat_gradient(next);
+    if (!joins) break;
+    ++end;
+  }
+  return end;
+}
+
+std::vector<at::Tensor>& FlatParameters::states_of(const Leaf& leaf) {
+  const void* key = leaf.group ? static_cast<const void*>(leaf.group.get()) : leaf.tensor.unsafeGetTensorImpl();
+  std::vector<at::Tensor>& states = states_[key];
+  while (states.size() < num_states_) {
+    states.push_back(at::zeros_like(leaf.group ? leaf.group->main_weight().local() : leaf.tensor.detach().view({-1})));
+  }
+  return states;
+}
+
+FlatRun FlatParameters::make_run(size_t first, size_t end, bool write_copy) {
+  Leaf& head = leaves_[first];
+  FlatRun run;
+  run.options = head.options;
+  run.step = head.step + 1;
+  for (size_t i = first; i < end; ++i) leaves_[i].step = run.step;
+  const std::vector<at::Tensor>& states = states_of(head);
+  if (!head.group) {
+    run.weight = head.tensor.detach().view({-1});
+    run.gradient = head.tensor.grad().reshape({-1}).to(at::kFloat).contiguous();
+    run.states = states;
+    return run;
+  }
+  const Leaf& last = leaves_[end - 1];
+  const int64_t numel = last.begin + last.tensor.numel() - head.begin;
+  run.weight = head.group->main_weight().local().narrow(0, head.begin, numel);
+  run.gradient = has_flat_gradient(head) ? head.group->main_grad().local().narrow(0, head.begin, numel)
+                                         : head.tensor.grad().contiguous();
+  if (write_copy) run.copy = head.group->model_weight_copy().narrow(0, head.begin, numel);
+  for (const at::Tensor& state : states) run.states.push_back(state.narrow(0, head.begin, numel));
+  return run;
+}
+
+void FlatParameters::for_each_run(const std::function<void(const FlatRun&)>& update) {
+  std::set<GroupOwner*> owners;
+  for (const Leaf& leaf : leaves_) {
+    if (leaf.group) owners.insert(&leaf.group->owner());
+  }
+  for (GroupOwner* owner : owners) owner->on_library_entry();
+
+  const at::DisableRecordFunctionGuard no_observers;
+  const c10::InferenceMode normal_tensors(false);
+  const at::NoGradGuard no_grad;
+  for (size_t first = 0; first < leaves_.size();) {
+    const size_t end = end_of_run(first);
+    const Leaf& head = leaves_[first];
+    if (head.tensor.grad().defined()) {
+      FSDP_CHECK(head.tensor.grad().numel() == head.tensor.numel(), "[optimizer] gradient of ", head.tensor.grad().numel(),
+                 " elements for a parameter of ", head.tensor.numel(), ". Do not replace .grad by another shape.");
+      const bool write_copy = head.group && head.group->model_weight_is_current() &&
+                              head.group->model_weight_copy().defined() &&
+                              head.group->model_weight_copy().scalar_type() == at::kBFloat16;
+      const FlatRun run = make_run(first, end, write_copy);
+      if (run.weight.numel() > 0) update(run);
+      run.weight.unsafeGetTensorImpl()->bump_version();  // the kernel wrote through a raw pointer
+      if (write_copy) head.group->set_model_weight_current();
+    }
+    first = end;
+  }
+}
+
+int64_t FlatParameters::state_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& [key, states] : states_) {
+    for (const at::Tensor& state : states) bytes += static_cast<int64_t>(state.nbytes());
+  }
+  return bytes;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "fsdp/group/parameter_group.h"
+
+namespace fsdp {
+
+// What one optimizer kernel call works on: 1-D fp32 tensors of equal length.
+struct FlatRun {
+  at::Tensor weight;
+  at::Tensor gradient;
+  at::Tensor copy;                 // bf16 model weight to write along, or undefined
+  std::vector<at::Tensor> states;  // the optimizer's, zero at first
+  int64_t step = 0;                // 1 for the first update of these elements
+  size_t options = 0;              // index of the optimizer's group
+};
+
+// The tensors of one optimizer with their flat state. Leaves that lie side by side in a main weight and have the same
+// options and age are updated in one run, alignment gaps included (weight, gradient and state are zero there and stay so).
+class FlatParameters {
+ public:
+  // groups[k]: the leaves with options k. num_states flat fp32 tensors per parameter group (allocated on first use).
+  // Throws Error(kUsage): a tensor is no fp32 leaf, or stands in two groups.
+  FlatParameters(const std::vector<std::vector<at::Tensor>>& groups, size_t num_states);
+
+  // Calls `update` for every run of leaves that have a gradient, and lets the weights' versions move. A library entry.
+  void for_each_run(const std::function<void(const FlatRun&)>& update);
+  int64_t state_bytes() const;
+
+ private:
+  struct Leaf {
+    at::Tensor tensor;
+    std::shared_ptr<ParameterGroup> group;  // null for a plain tensor
+    size_t index = 0;                       // in the group
+    int64_t begin = 0;                      // in the group's local main weight
+    size_t options = 0;
+    int64_t step = 0;
+  };
+
+  void add_leaf(const at::Tensor& tensor, size_t options);
+  size_t end_of_run(size_t first) const;
+  bool has_flat_gradient(const Leaf& leaf) const;
+  FlatRun make_run(size_t first, size_t end, bool write_copy);
+  std::vector<at::Tensor>& states_of(const Leaf& leaf);
+
+  size_t num_states_;
+  std::vector<Leaf> leaves_;  // by group, then position
+  std::map<const void*, std::vector<at::Tensor>> states_;  // by group, or by plain tensor
+};
+
+}  // namespace fsdp

@@ -1,0 +1,13 @@
+#include "fsdp/precision/precision.h"
+
+#include "fsdp/base/check.h"
+
+namespace fsdp {
+
+Precision parse_precision(const std::string& name) {
+  if (name == "fp32") return Precision::fp32();
+  if (name == "bf16") return Precision::bf16();
+  FSDP_THROW(kUsage, "[precision] got '", name, "', expected fp32 or bf16.");
+}
+
+}  // namespace fsdp

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <optional>
+#include <string>
+
+namespace fsdp {
+
+// Element types of one parameter group. Main weights, their gradients and the optimizer state keep the dtype the
+// parameters had when they were sharded (fp32 as a rule).
+struct Precision {
+  std::optional<at::ScalarType> param;   // gathered and computed with; unset: the parameters' own dtype
+  std::optional<at::ScalarType> reduce;  // gradients on the wire and unsharded sums; unset: the parameters' own dtype
+
+  static Precision fp32() { return {at::kFloat, at::kFloat}; }
+  // bf16 compute and gather; fp32 main weights and reduction (Megatron's O1).
+  static Precision bf16() { return {at::kBFloat16, at::kFloat}; }
+
+  bool operator==(const Precision&) const = default;
+};
+
+// "fp32", "bf16"; throws Error(kUsage) that lists the legal names.
+Precision parse_precision(const std::string& name);
+
+}  // namespace fsdp

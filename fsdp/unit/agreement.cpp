@@ -1,0 +1,62 @@
+#include "fsdp/unit/agreement.h"
+
+#include <ATen/ATen.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "fsdp/base/check.h"
+
+namespace fsdp {
+namespace {
+
+uint64_t digest_of_shape(const UnitDescription& unit) {
+  std::string text;
+  for (size_t i = 0; i < unit.parameters.size(); ++i) {
+    const at::Tensor& parameter = unit.parameters[i];
+    text += c10::str(unit.names[i], parameter.sizes(), parameter.scalar_type(), parameter.requires_grad(), ";");
+  }
+  const ShardOptions& options = *unit.options;
+  text += c10::str(static_cast<int>(options.strategy), "/", static_cast<int>(options.layout.granularity), "/",
+                   options.layout.block, "/", static_cast<int>(options.precision.param.value_or(at::kLong)), "/",
+                   static_cast<int>(options.precision.reduce.value_or(at::kLong)), "/",
+                   options.reshard_after_forward ? static_cast<int>(*options.reshard_after_forward) : -1, "/",
+                   static_cast<int>(options.initial_weights), "/", options.schedule.depth);
+  return XXH3_64bits(text.data(), text.size());
+}
+
+uint64_t digest_of_values(const std::vector<at::Tensor>& parameters) {
+  uint64_t digest = 0;
+  for (const at::Tensor& parameter : parameters) {
+    const at::Tensor host = parameter.detach().cpu();
+    digest = XXH3_64bits_withSeed(host.const_data_ptr(), host.nbytes(), digest);
+  }
+  return digest;
+}
+
+}  // namespace
+
+void agree_on_unit(const UnitDescription& unit, comm::Comm& comm) {
+  if (comm.size() == 1) return;
+  const bool verify = unit.options->initial_weights == InitialWeights::kVerify;
+  const at::Tensor mine = at::empty({2}, at::kLong);
+  mine.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(digest_of_shape(unit));
+  mine.mutable_data_ptr<int64_t>()[1] = verify ? static_cast<int64_t>(digest_of_values(unit.parameters)) : 0;
+  const at::Tensor all = at::empty({2 * comm.size()}, at::kLong);
+  comm.all_gather(all, mine, {"agree on a unit", "", ""}).wait();
+  const int64_t* digests = all.const_data_ptr<int64_t>();
+  for (int rank = 1; rank < comm.size(); ++rank) {
+    const int global = comm.ranks()[static_cast<size_t>(rank)];
+    FSDP_CHECK(digests[2 * rank] == digests[0], "[fully_shard] unit with '", unit.names.front(), "': rank ", global,
+               " has other parameters, shapes, dtypes or options than rank 0. Build the same model with the same options "
+               "on every rank, and shard the modules in the same order.");
+    FSDP_CHECK(digests[2 * rank + 1] == digests[1], "[fully_shard] unit with '", unit.names.front(), "': rank ", global,
+               " starts from other weights than rank 0. Seed all ranks alike (torch::manual_seed) before building the "
+               "model, or set ShardOptions::initial_weights to InitialWeights::kBroadcast.");
+  }
+  if (verify) return;
+  for (const at::Tensor& parameter : unit.parameters) {
+    comm.broadcast(parameter.detach().view({-1}), 0, {"broadcast weights", unit.names.front(), ""});
+  }
+}
+
+}  // namespace fsdp

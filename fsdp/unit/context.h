@@ -1,0 +1,113 @@
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "fsdp/base/deferred_error.h"
+#include "fsdp/group/parameter_group.h"
+#include "fsdp/mesh/mesh.h"
+#include "fsdp/schedule/static_order.h"
+#include "fsdp/unit/unit.h"
+#include "fsdp/unit/unit_state.h"
+
+namespace fsdp {
+
+// One parameter an operator is about to read.
+struct Touch {
+  UnitState* unit;
+  ParameterGroup* group;
+  size_t index;
+};
+
+// Drives all units of one world: decides on every touch and every gradient which weights are gathered and freed and which
+// gradients are reduced, in an order that is the same on every rank. One Context serves one user thread and the autograd
+// threads that it starts. docs/one_step.md walks through a step.
+class Context : public GroupOwner, public std::enable_shared_from_this<Context> {
+ public:
+  // The context of `world`, made at first use; all roots of a world share it.
+  static std::shared_ptr<Context> of(const World& world, const schedule::StaticOrderOptions& schedule);
+  Context(const World& world, const schedule::StaticOrderOptions& schedule);
+  ~Context() override;
+
+  // ---- what happens to it
+  // From the observer, before an operator that reads `touches` runs. COLLECTIVE. Never throws: see DeferredError.
+  void touch(c10::ArrayRef<Touch> touches, const char* operator_name) noexcept;
+  // From the observer: an operator is about to write into gathered weights.
+  void refuse_write(const Touch& touch, const char* operator_name) noexcept;
+  // From the hook of parameter `index`, in backward: its gradient is complete.
+  void gradient_ready(UnitState& unit, ParameterGroup& group, size_t index, const at::Tensor& parameter);
+  void on_library_entry() override;
+  void on_leaves_requested() override { leaves_requested_ = true; }
+
+  // ---- what a program asks for
+  void unshard(UnitState& unit, const std::string& cause);  // COLLECTIVE
+  void reshard(UnitState& unit);
+  void rest(UnitState& root);  // every unit of it
+  void rethrow_deferred() { error_.rethrow(); }
+  // For places that may not throw: the next library entry does.
+  void defer(std::exception_ptr error) { error_.set(std::move(error)); }
+  Counters& counters() { return counters_; }
+  std::shared_ptr<SlabAllocator> slabs() const { return slabs_; }
+  const World& world() const { return world_; }
+
+  void add_unit(UnitState& unit);
+  void remove_unit(UnitState& unit);
+  const std::vector<UnitState*>& units() const { return units_; }
+
+ private:
+  struct BackwardGuard;
+  using Clock = std::chrono::steady_clock;
+
+  void follow(c10::ArrayRef<Touch> touches, const char* operator_name);
+  void check_thread(const Touch& touch, const char* operator_name) const;
+  bool in_use(const UnitState& unit) const;
+  void move_to(c10::ArrayRef<Touch> touches, const char* operator_name);
+  void begin_forward();
+  void reshard_others(c10::ArrayRef<Touch> touches, const std::vector<int>& ahead);
+  bool may_reshard(const UnitState& unit) const;
+  void prefetch(const std::vector<int>& ahead);
+  void start_unshard(UnitState& unit, const std::string& cause);
+  void finish_unshard(UnitState& unit);
+
+  void enter_backward();
+  void note_reused_units();
+  void start_reduce(ParameterGroup& group);
+  void finish_oldest_reduce();
+  void finish_backward();
+  void reduce_leftovers();
+  void agree_on_step();
+  void agree_on_arrivals(const std::vector<ParameterGroup*>& groups);
+  void check_optimizer_mistake();
+  void abandon_backward();
+  void check_moved_parameters() const;
+  std::vector<ParameterGroup*> trainable_groups(bool of_this_backward) const;
+
+  World world_;
+  std::shared_ptr<comm::Comm> comm_;  // of the shard axis
+  std::shared_ptr<SlabAllocator> slabs_;
+  std::thread::id user_thread_;
+  std::vector<UnitState*> units_;  // null where one was destroyed
+  std::vector<UnitState*> live_;   // units whose weights are gathered or on their way, and may be freed
+  schedule::StaticOrder order_;
+  bool forward_open_ = false;
+  UnitState* current_ = nullptr;  // the unit computed with now
+  std::deque<ParameterGroup*> reduces_;  // in flight, oldest first
+
+  bool in_backward_ = false;
+  bool backward_aborted_ = false;
+  bool reduced_in_backward_ = false;
+  int64_t backwards_with_reduces_ = 0;
+  bool leaves_requested_ = false;
+
+  DeferredError error_;
+  Counters counters_;
+};
+
+}  // namespace fsdp

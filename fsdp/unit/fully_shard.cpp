@@ -1,0 +1,244 @@
+#include "fsdp/unit/fully_shard.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <set>
+#include <unordered_set>
+
+#include "fsdp/base/check.h"
+#include "fsdp/comm/connection.h"
+#include "fsdp/group/registry.h"
+#include "fsdp/unit/agreement.h"
+#include "fsdp/unit/context.h"
+#include "fsdp/unit/observer.h"
+#include "fsdp/unit/touch_table.h"
+
+namespace fsdp {
+namespace {
+
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
+using NamedTensors = std::vector<NamedTensor>;
+
+// A unit and what it needs to be seen; shared by the hooks of its parameters, whose life is its own.
+struct LiveUnit {
+  LiveUnit(std::shared_ptr<Context> context, std::string name) : state(std::move(context), std::move(name)) {}
+  Observation observation;
+  UnitState state;
+};
+
+class GradientHook : public torch::autograd::PostAccumulateGradHook {
+ public:
+  GradientHook(std::shared_ptr<LiveUnit> unit, ParameterGroup* group, size_t index)
+      : unit_(std::move(unit)), group_(group), index_(index) {}
+
+  void operator()(const at::Tensor& parameter) override {
+    unit_->state.context->gradient_ready(unit_->state, *group_, index_, parameter);
+  }
+
+ private:
+  std::shared_ptr<LiveUnit> unit_;
+  ParameterGroup* group_;
+  size_t index_;
+};
+
+NamedTensors all_parameters(const torch::nn::Module& module) {
+  NamedTensors list;
+  for (const auto& item : module.named_parameters()) list.push_back({item.key(), item.value()});
+  return list;
+}
+
+NamedTensors all_parameters(const torch::jit::Module& module) {
+  NamedTensors list;
+  for (const auto& item : module.named_parameters()) list.push_back({item.name, item.value});
+  return list;
+}
+
+void check_parameter(const NamedTensor& parameter) {
+  const at::Tensor& tensor = parameter.tensor;
+  FSDP_CHECK(tensor.defined(), "[fully_shard] '", parameter.name, "' is undefined. Initialise it first.");
+  FSDP_CHECK(tensor.device().is_cpu(), "[fully_shard] '", parameter.name, "': got device ", tensor.device(),
+             ", expected cpu. This build shards models on the CPU.");
+  FSDP_CHECK(at::isFloatingType(tensor.scalar_type()), "[fully_shard] '", parameter.name, "': got dtype ",
+             tensor.scalar_type(), ", expected a floating-point type. List it in ShardOptions::ignored_parameters.");
+  FSDP_CHECK(tensor.is_leaf(), "[fully_shard] '", parameter.name, "' is computed from other tensors. Shard leaves only.");
+  FSDP_CHECK(tensor.dim() >= 1, "[fully_shard] '", parameter.name, "': got a 0-dim tensor, expected at least 1 dim. Make ",
+             "it 1-D, or list it in ShardOptions::ignored_parameters.");
+  FSDP_CHECK(tensor.is_contiguous(), "[fully_shard] '", parameter.name, "': got strides ", tensor.strides(),
+             ", expected a contiguous tensor. Call contiguous() before registering it.");
+}
+
+// The distinct parameters that no unit owns and nobody asked to leave alone.
+NamedTensors unowned_parameters(const NamedTensors& all, const std::vector<at::Tensor>& ignored) {
+  std::unordered_set<const c10::TensorImpl*> skip;
+  for (const at::Tensor& tensor : ignored) skip.insert(tensor.unsafeGetTensorImpl());
+  NamedTensors list;
+  for (const NamedTensor& parameter : all) {
+    if (parameter.tensor.defined() && !skip.insert(parameter.tensor.unsafeGetTensorImpl()).second) continue;
+    if (parameter.tensor.defined() && registry::find_parameter(parameter.tensor)) continue;
+    check_parameter(parameter);
+    list.push_back(parameter);
+  }
+  return list;
+}
+
+// Units whose parameters all lie below the module: they are nested in it.
+std::vector<UnitState*> nested_units(const NamedTensors& all, const Context& context) {
+  std::unordered_set<const c10::StorageImpl*> storages;
+  for (const NamedTensor& parameter : all) {
+    if (parameter.tensor.has_storage()) storages.insert(parameter.tensor.storage().unsafeGetStorageImpl());
+  }
+  std::vector<UnitState*> nested;
+  for (UnitState* unit : context.units()) {
+    if (unit == nullptr || unit->parent != nullptr || unit->groups.empty()) continue;
+    const bool below = std::all_of(unit->groups.begin(), unit->groups.end(), [&](const auto& group) {
+      return storages.count(group->unsharded().local().storage().unsafeGetStorageImpl()) > 0;
+    });
+    if (below) nested.push_back(unit);
+  }
+  return nested;
+}
+
+// Now that the enclosing module is known, nested units get their full names: the part of a parameter's name in `all` that
+// goes before its name in the unit.
+void name_nested_units(const NamedTensors& all, const std::vector<UnitState*>& nested) {
+  for (UnitState* unit : nested) {
+    std::string prefix;
+    for (const NamedTensor& parameter : all) {
+      const auto member = registry::find_parameter(parameter.tensor);
+      if (!member || member->group != unit->groups.front()) continue;
+      const std::string& inner = member->group->parameter_name(member->index);
+      if (parameter.name.size() > inner.size() && parameter.name.ends_with("." + inner)) {
+        prefix = parameter.name.substr(0, parameter.name.size() - inner.size());
+        break;
+      }
+    }
+    if (prefix.empty()) continue;
+    for (UnitState* below : unit->subtree()) {
+      const bool is_top = below == unit;
+      below->name = is_top ? prefix.substr(0, prefix.size() - 1) : prefix + below->name;
+      for (const auto& group : below->groups) group->prefix_names(below->name, prefix);
+    }
+  }
+}
+
+layout::FlatLayout plan_group(const NamedTensors& members, const ShardOptions& options, int num_shards) {
+  std::vector<layout::TensorSpec> specs;
+  for (const NamedTensor& member : members) {
+    const auto& sizes = member.tensor.sizes();
+    specs.push_back({member.tensor.numel(), layout::granule_of(options.layout.granularity,
+                                                               {sizes.data(), sizes.size()}, options.layout.block)});
+  }
+  const at::ScalarType main = members.front().tensor.scalar_type();
+  const size_t smallest = std::min({c10::elementSize(main), c10::elementSize(options.precision.param.value_or(main)),
+                                    c10::elementSize(options.precision.reduce.value_or(main))});
+  return layout::plan(specs, num_shards, static_cast<int64_t>(16 / smallest));
+}
+
+// Parameters of one dtype and trainability, in the module's order.
+std::vector<NamedTensors> split_into_groups(const NamedTensors& parameters) {
+  std::vector<NamedTensors> groups;
+  for (const NamedTensor& parameter : parameters) {
+    const auto fits = [&](const NamedTensors& group) {
+      const at::Tensor& first = group.front().tensor;
+      return first.scalar_type() == parameter.tensor.scalar_type() &&
+             first.requires_grad() == parameter.tensor.requires_grad();
+    };
+    const auto found = std::find_if(groups.begin(), groups.end(), fits);
+    if (found == groups.end()) {
+      groups.push_back({parameter});
+    } else {
+      found->push_back(parameter);
+    }
+  }
+  return groups;
+}
+
+void add_group(const std::shared_ptr<LiveUnit>& unit, const NamedTensors& members, const ShardOptions& options,
+               const std::shared_ptr<comm::Comm>& comm) {
+  GroupSpec spec;
+  spec.unit_name = unit->state.name;
+  for (const NamedTensor& member : members) {
+    spec.names.push_back(member.name);
+    spec.parameters.push_back(member.tensor);
+  }
+  spec.layout = std::make_shared<const layout::FlatLayout>(plan_group(members, options, comm->size()));
+  spec.strategy = options.strategy;
+  spec.precision = options.precision;
+  spec.comm = comm;
+  spec.slabs = unit->state.context->slabs();
+  spec.owner = unit->state.context.get();
+  auto group = std::make_shared<ParameterGroup>(std::move(spec));
+  unit->state.groups.push_back(group);
+  if (group->residence() != Residence::kAliased) {
+    TouchTable::instance().add(group->main_weight().local().storage().unsafeGetStorageImpl(), group.get(), nullptr);
+  }
+  TouchTable::instance().add(group->unsharded().local().storage().unsafeGetStorageImpl(), group.get(), &unit->state);
+  for (size_t i = 0; i < members.size(); ++i) {
+    registry::add_parameter(members[i].tensor, group, i);
+    registry::add_leaf(group->leaf(i), group, i);
+    torch::autograd::impl::set_post_acc_grad_hooks(members[i].tensor,
+                                                   std::make_unique<GradientHook>(unit, group.get(), i));
+  }
+}
+
+void check_mesh(const Mesh& mesh) {
+  for (const MeshAxis& axis : mesh.axes()) {
+    FSDP_CHECK(axis.name == "shard" || axis.size == 1, "[fully_shard] mesh ", mesh.describe(), ": axis '", axis.name,
+               "' has ", axis.size, " ranks, but this version shards over one axis, 'shard'. Use Mesh::shard(world).");
+  }
+}
+
+Unit shard_parameters(const NamedTensors& all, const Mesh& mesh, const ShardOptions& options) {
+  const at::NoGradGuard no_grad;
+  const c10::InferenceMode normal_tensors(false);
+  const at::AutoGradMode still_no_grad(false);
+  check_mesh(mesh);
+  const auto context = Context::of(mesh.world(), options.schedule);
+  context->on_library_entry();
+  const NamedTensors parameters = unowned_parameters(all, options.ignored_parameters);
+  FSDP_CHECK(!parameters.empty(), "[fully_shard] the module has no parameters left to shard: it has ", all.size(),
+             " and all are owned by other units or ignored. Shard each module once, inner modules first.");
+  const auto comm = mesh.world().connection->group(mesh.ranks("shard"));
+  UnitDescription description{{}, {}, &options};
+  for (const NamedTensor& parameter : parameters) {
+    description.names.push_back(parameter.name);
+    description.parameters.push_back(parameter.tensor);
+  }
+  agree_on_unit(description, *comm);
+
+  const std::vector<UnitState*> nested = nested_units(all, *context);
+  name_nested_units(all, nested);
+  auto unit = std::make_shared<LiveUnit>(context, "root");
+  unit->state.reshard_after_forward =
+      options.reshard_after_forward.value_or(traits(options.strategy).reshard_after_forward);
+  unit->state.reshard_after_backward = true;
+  for (UnitState* child : nested) {
+    child->parent = &unit->state;
+    unit->state.children.push_back(child);
+  }
+  for (const NamedTensors& members : split_into_groups(parameters)) add_group(unit, members, options, comm);
+  return Unit(std::shared_ptr<UnitState>(unit, &unit->state));
+}
+
+}  // namespace
+
+Unit fully_shard(torch::nn::Module& module, const Mesh& mesh, const ShardOptions& options) {
+  return shard_parameters(all_parameters(module), mesh, options);
+}
+
+Unit fully_shard(torch::jit::Module& module, const Mesh& mesh, const ShardOptions& options) {
+  const NamedTensors all = all_parameters(module);
+  FSDP_CHECK(!all.empty(), "[fully_shard] the TorchScript module has no parameters. A frozen module has turned them into ",
+             "constants; save it without torch.jit.freeze.");
+  return shard_parameters(all, mesh, options);
+}
+
+}  // namespace fsdp

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "fsdp/mesh/mesh.h"
+#include "fsdp/unit/options.h"
+#include "fsdp/unit/unit.h"
+
+namespace torch::nn {
+class Module;
+}
+namespace torch::jit {
+struct Module;
+}
+
+namespace fsdp {
+
+// Shards the parameters of `module` that no nested unit owns yet, over the mesh axis "shard". Call it on the inner
+// modules first, then on the root; the module itself is not changed, wrapped or hooked: what it reads is seen from the
+// operators it runs.
+// COLLECTIVE over the mesh, same order of calls everywhere. Afterwards the module's parameters keep shape and identity,
+// but their memory is filled only while the unit is in use; optimizers work on fsdp::parameters(module).
+// The parameters must be floating point leaves on one device, contiguous, at least 1-D.
+// Throws Error(kUsage): a parameter is unsuitable (it is named), ranks differ in layout, options or initial weights (the
+// first differing rank is named), the module has no parameters left to shard.
+Unit fully_shard(torch::nn::Module& module, const Mesh& mesh, const ShardOptions& options = {});
+
+// The same for a TorchScript module. Frozen modules have no parameters and are refused.
+Unit fully_shard(torch::jit::Module& module, const Mesh& mesh, const ShardOptions& options = {});
+
+}  // namespace fsdp

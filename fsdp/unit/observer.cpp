@@ -1,0 +1,116 @@
+#include "fsdp/unit/observer.h"
+
+#include <ATen/core/function_schema.h>
+#include <ATen/record_function.h>
+#include <c10/util/SmallVector.h>
+
+#include <mutex>
+
+#include "fsdp/unit/context.h"
+#include "fsdp/unit/touch_table.h"
+
+namespace fsdp {
+namespace {
+
+// What of ours one operator names among its inputs, collected without allocating.
+class InputScan {
+ public:
+  void add(const c10::IValue& value) {
+    if (value.isTensor()) {
+      add(value.toTensor());
+    } else if (value.isList()) {
+      add_list(value);
+    }
+  }
+
+  // Gathered weights.
+  c10::ArrayRef<Touch> touches() const { return touches_; }
+  // Groups whose main weights it names.
+  c10::ArrayRef<ParameterGroup*> main_weights() const { return main_weights_; }
+  bool empty() const { return touches_.empty() && main_weights_.empty(); }
+
+ private:
+  void add(const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.has_storage()) return;
+    const auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    const TouchTable::Entry entry = TouchTable::instance().find(storage);
+    if (entry.group == nullptr) return;
+    if (entry.unit == nullptr) {
+      main_weights_.push_back(entry.group);
+    } else {
+      touches_.push_back({entry.unit, entry.group, entry.group->parameter_at(tensor.storage_offset())});
+    }
+  }
+
+  // A list has one element type; the first defined element tells (lists of optional tensors hold None too).
+  void add_list(const c10::IValue& value) {
+    for (const c10::IValue& item : value.toListRef()) {
+      if (item.isTensor()) {
+        add(item.toTensor());
+      } else if (!item.isNone()) {
+        return;
+      }
+    }
+  }
+
+  c10::SmallVector<Touch, 8> touches_;
+  c10::SmallVector<ParameterGroup*, 8> main_weights_;
+};
+
+// What the operator's schema says it writes. Main weights take note; a gathered weight refuses, unless it aliases the main
+// weight and so is the weight itself.
+void report_writes(const at::RecordFunction& function) {
+  const auto schema = function.operator_schema();
+  if (!schema.has_value() || !schema->is_mutable()) return;
+  const auto inputs = function.inputs();
+  const auto& arguments = schema->arguments();
+  for (size_t i = 0; i < arguments.size() && i < inputs.size(); ++i) {
+    const c10::AliasInfo* alias = arguments[i].alias_info();
+    if (alias == nullptr || !alias->isWrite()) continue;
+    InputScan written;
+    written.add(inputs[i]);
+    for (ParameterGroup* group : written.main_weights()) group->note_main_weight_write();
+    for (const Touch& touch : written.touches()) {
+      if (touch.group->residence() == Residence::kAliased) continue;
+      touch.unit->context->refuse_write(touch, function.name());
+    }
+  }
+}
+
+std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& function) {
+  InputScan scan;
+  for (const c10::IValue& input : function.inputs()) scan.add(input);
+  if (scan.empty()) return nullptr;
+  if (!scan.touches().empty()) scan.touches().front().unit->context->touch(scan.touches(), function.name());
+  report_writes(function);
+  return nullptr;
+}
+
+struct Registration {
+  std::mutex mutex;
+  int users = 0;
+  at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
+};
+
+Registration& registration() {
+  static Registration instance;
+  return instance;
+}
+
+}  // namespace
+
+Observation::Observation() {
+  Registration& shared = registration();
+  const std::lock_guard lock(shared.mutex);
+  if (shared.users++ > 0) return;
+  shared.handle = at::addGlobalCallback(
+      at::RecordFunctionCallback(&before_operator).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+}
+
+Observation::~Observation() {
+  Registration& shared = registration();
+  const std::lock_guard lock(shared.mutex);
+  if (--shared.users == 0) at::removeCallback(shared.handle);
+}
+
+}  // namespace fsdp

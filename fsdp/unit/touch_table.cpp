@@ -1,0 +1,70 @@
+#include "fsdp/unit/touch_table.h"
+
+namespace fsdp {
+namespace {
+constexpr size_t kInitialSize = 256;
+}
+
+TouchTable& TouchTable::instance() {
+  static TouchTable table;
+  return table;
+}
+
+TouchTable::TouchTable() : current_(nullptr) {
+  tables_.push_back(std::make_unique<Slots>(kInitialSize));
+  current_.store(tables_.back().get(), std::memory_order_release);
+}
+
+size_t TouchTable::hash(const c10::StorageImpl* storage) {
+  return static_cast<size_t>((reinterpret_cast<uintptr_t>(storage) >> 4) * 0x9E3779B97F4A7C15ULL >> 32);
+}
+
+void TouchTable::insert(Slots& slots, const c10::StorageImpl* storage, ParameterGroup* group, UnitState* unit) {
+  for (size_t i = hash(storage);; ++i) {
+    Slot& slot = slots.slots[i & slots.mask];
+    const c10::StorageImpl* present = slot.storage.load(std::memory_order_relaxed);
+    if (present != nullptr && present != storage) continue;
+    slot.group.store(group, std::memory_order_relaxed);
+    slot.unit.store(unit, std::memory_order_relaxed);
+    slot.storage.store(storage, std::memory_order_release);
+    return;
+  }
+}
+
+void TouchTable::add(const c10::StorageImpl* storage, ParameterGroup* group, UnitState* unit) {
+  const std::lock_guard lock(write_mutex_);
+  if (2 * (used_ + 1) > tables_.back()->slots.size()) {
+    auto larger = std::make_unique<Slots>(2 * tables_.back()->slots.size());
+    used_ = 0;
+    for (const Slot& slot : tables_.back()->slots) {
+      if (slot.group.load(std::memory_order_relaxed) == nullptr) continue;
+      insert(*larger, slot.storage.load(std::memory_order_relaxed), slot.group.load(std::memory_order_relaxed),
+             slot.unit.load(std::memory_order_relaxed));
+      ++used_;
+    }
+    tables_.push_back(std::move(larger));
+  }
+  insert(*tables_.back(), storage, group, unit);
+  ++used_;
+  current_.store(tables_.back().get(), std::memory_order_release);
+}
+
+void TouchTable::remove(const c10::StorageImpl* storage) {
+  const std::lock_guard lock(write_mutex_);
+  // The slot keeps its key: a chain of probes may run through it, and the address may come back.
+  insert(*tables_.back(), storage, nullptr, nullptr);
+}
+
+TouchTable::Entry TouchTable::find(const c10::StorageImpl* storage) const {
+  const Slots& slots = *current_.load(std::memory_order_acquire);
+  for (size_t i = hash(storage);; ++i) {
+    const Slot& slot = slots.slots[i & slots.mask];
+    const c10::StorageImpl* present = slot.storage.load(std::memory_order_acquire);
+    if (present == storage) {
+      return {slot.group.load(std::memory_order_relaxed), slot.unit.load(std::memory_order_relaxed)};
+    }
+    if (present == nullptr) return {};
+  }
+}
+
+}  // namespace fsdp

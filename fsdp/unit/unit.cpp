@@ -1,0 +1,142 @@
+#include "fsdp/unit/unit.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+#include "fsdp/base/check.h"
+#include "fsdp/base/units.h"
+#include "fsdp/unit/context.h"
+
+namespace fsdp {
+namespace {
+
+int64_t bytes_per_rank(const DBuffer& buffer) { return buffer.defined() ? buffer.bytes() : 0; }
+
+std::string phase_of(const UnitState& unit) {
+  for (const auto& group : unit.groups) {
+    if (group->weight_phase() != WeightPhase::kUnsharded) return name(group->weight_phase());
+  }
+  return name(WeightPhase::kUnsharded);
+}
+
+int64_t parameters_in(const UnitState& unit) {
+  int64_t count = 0;
+  for (const auto& group : unit.groups) {
+    for (const int64_t numel : group->layout().numels) count += numel;
+  }
+  return count;
+}
+
+std::string describe_unit(const UnitState& unit, int depth) {
+  int64_t gathered = 0;
+  int64_t sharded = 0;
+  int64_t padding = 0;
+  size_t tensors = 0;
+  for (const auto& group : unit.groups) {
+    gathered += group->unsharded().bytes();
+    sharded += group->main_weight().bytes();
+    padding += group->layout().padding();
+    tensors += group->num_parameters();
+  }
+  const int64_t count = parameters_in(unit);
+  const std::string title = std::string(static_cast<size_t>(2 * depth), ' ') + unit.name;
+  std::array<char, 256> line{};
+  std::snprintf(line.data(), line.size(), "%-32s %7zu %9s %12s %12s %7.2f%%  %s\n", title.c_str(), tensors,
+                format_count(count).c_str(), format_bytes(gathered).c_str(), format_bytes(sharded).c_str(),
+                count > 0 ? 100.0 * static_cast<double>(padding) / static_cast<double>(count) : 0.0,
+                phase_of(unit).c_str());
+  return line.data();
+}
+
+void append_subtree(const UnitState& unit, int depth, std::string& text) {
+  text += describe_unit(unit, depth);
+  for (const UnitState* child : unit.children) append_subtree(*child, depth + 1, text);
+}
+
+}  // namespace
+
+void Unit::unshard() { state_->context->unshard(*state_, "Unit::unshard()"); }
+
+void Unit::reshard() {
+  state_->context->rethrow_deferred();
+  state_->context->reshard(*state_);
+}
+
+void Unit::set_requires_gradient_sync(bool sync) {
+  for (UnitState* unit : state_->subtree()) unit->requires_sync = sync;
+}
+
+void Unit::set_reshard_after_forward(bool reshard) {
+  for (UnitState* unit : state_->subtree()) unit->reshard_after_forward = reshard;
+}
+
+void Unit::set_reshard_after_backward(bool reshard) {
+  for (UnitState* unit : state_->subtree()) unit->reshard_after_backward = reshard;
+}
+
+void Unit::set_gradient_divide_factor(double factor) {
+  FSDP_CHECK(factor > 0, "[set_gradient_divide_factor] got ", factor, ", expected a number above 0.");
+  for (UnitState* unit : state_->subtree()) unit->divide_factor = factor;
+}
+
+std::string Unit::describe() const {
+  std::array<char, 256> head{};
+  std::snprintf(head.data(), head.size(), "%-32s %7s %9s %12s %12s %8s  %s\n", "unit", "tensors", "params", "gathered",
+                "per rank", "padding", "weights");
+  std::string text = head.data();
+  append_subtree(*state_, 0, text);
+  const Counters& counters = state_->context->counters();
+  const RestingBytes resting = resting_bytes();
+  text += "at rest " + format_bytes(resting.main_weight + resting.model_weight + resting.main_grad) + " per rank (weights " +
+          format_bytes(resting.main_weight + resting.model_weight) + ", gradients " + format_bytes(resting.main_grad) +
+          "); gathered now " + format_bytes(counters.resident_unsharded_bytes) + ", at most " +
+          format_bytes(counters.peak_unsharded_bytes) + "\n";
+  return text;
+}
+
+Counters Unit::counters() const { return state_->context->counters(); }
+
+void Unit::reset_counters() {
+  Counters& counters = state_->context->counters();
+  const int64_t resident = counters.resident_unsharded_bytes;
+  const int64_t allocations = counters.slab_allocations;
+  counters = {};
+  counters.resident_unsharded_bytes = resident;
+  counters.peak_unsharded_bytes = resident;
+  counters.slab_allocations = allocations;
+}
+
+RestingBytes Unit::resting_bytes() const {
+  RestingBytes bytes;
+  for (const UnitState* unit : state_->subtree()) {
+    for (const auto& group : unit->groups) {
+      bytes.main_weight += bytes_per_rank(group->main_weight());
+      bytes.main_grad += bytes_per_rank(group->main_grad());
+      if (group->residence() == Residence::kPersistent) {
+        bytes.model_weight += group->unsharded().bytes();
+      } else if (group->residence() == Residence::kReleased && group->model_weight_copy().defined()) {
+        bytes.model_weight += static_cast<int64_t>(group->model_weight_copy().nbytes());
+      }
+      const int64_t shards = group->main_weight().placement() == Placement::kShard ? group->comm().size() : 1;
+      bytes.padding += group->layout().padding() / shards * static_cast<int64_t>(group->main_weight().local().element_size());
+    }
+  }
+  return bytes;
+}
+
+int64_t Unit::num_parameters() const {
+  int64_t count = 0;
+  for (const UnitState* unit : state_->subtree()) count += parameters_in(*unit);
+  return count;
+}
+
+int64_t Unit::num_units() const { return static_cast<int64_t>(state_->subtree().size()); }
+
+int64_t Unit::largest_unit_bytes() const {
+  int64_t largest = 0;
+  for (const UnitState* unit : state_->subtree()) largest = std::max(largest, unit->released_bytes());
+  return largest;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace fsdp {
+
+class UnitState;
+
+// What a Context (all units of one world) did since the last reset_counters(). Local.
+struct Counters {
+  int64_t gathers = 0;
+  int64_t reduces = 0;
+  int64_t gather_bytes = 0;     // received by this rank
+  int64_t reduce_bytes = 0;     // received by this rank
+  double exposed_gather_ms = 0;  // the user's thread waited this long for gathers
+  double exposed_reduce_ms = 0;
+  int64_t resident_unsharded_bytes = 0;       // gathered weights in memory now
+  int64_t peak_unsharded_bytes = 0;           // and at most, since the reset
+  int64_t peak_reduce_bytes = 0;              // gradient buffers on their way, at most
+  int64_t slab_allocations = 0;               // buffers taken from the system rather than reused
+};
+
+// Bytes this rank holds for a root's parameters at rest.
+struct RestingBytes {
+  int64_t main_weight = 0;
+  int64_t model_weight = 0;  // 0 where it aliases the main weight
+  int64_t main_grad = 0;
+  int64_t padding = 0;  // part of the above that belongs to no parameter
+};
+
+// What fully_shard() made of one module. A cheap handle: copies mean the same unit. Every method may throw an Error that
+// happened earlier inside an operator, where it could not be thrown.
+class Unit {
+ public:
+  explicit Unit(std::shared_ptr<UnitState> state) : state_(std::move(state)) {}
+
+  // COLLECTIVE over the shard axis. Makes the parameters of this unit (not of nested ones) readable. They stay so until
+  // reshard(), or until the schedule reshards them in a forward or backward.
+  void unshard();
+  // Local. Frees the gathered parameters of this unit; no-op where they rest or the strategy keeps them.
+  void reshard();
+
+  // The setters apply to this unit and all units below it.
+  // false: gradients stay on this rank, unsharded, in the reduce dtype, and are added up (FSDP1's no_sync).
+  void set_requires_gradient_sync(bool sync);
+  void set_reshard_after_forward(bool reshard);
+  // false: gathered weights outlive the backward; they are gathered again only after an optimizer changed them.
+  void set_reshard_after_backward(bool reshard);
+  // Gradients are summed over the ranks and divided by `factor`; default: the number of ranks that reduce.
+  void set_gradient_divide_factor(double factor);
+
+  // Local. Units, parameters, bytes, padding, recorded order and what is resident, as a table of text.
+  std::string describe() const;
+
+  // Of the whole Context / of this unit and all below it. Local.
+  Counters counters() const;
+  void reset_counters();
+  RestingBytes resting_bytes() const;
+  // Elements of the unsharded parameters of this unit and all below it, each distinct parameter once.
+  int64_t num_parameters() const;
+  int64_t num_units() const;
+  // Bytes of the largest gathered unit among this one and all below it.
+  int64_t largest_unit_bytes() const;
+
+  const std::shared_ptr<UnitState>& state() const { return state_; }
+
+ private:
+  std::shared_ptr<UnitState> state_;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fsdp/group/parameter_group.h"
+
+namespace fsdp {
+
+class Context;
+
+// One unit: the groups of one module's parameters and how they are to be treated. Owned by the hooks of its parameters, so
+// it lives as long as they do. Data only; the Context acts on it.
+class UnitState {
+ public:
+  UnitState(std::shared_ptr<Context> owner, std::string unit_name);
+  ~UnitState();
+  UnitState(const UnitState&) = delete;
+  UnitState& operator=(const UnitState&) = delete;
+
+  bool is_ancestor_of(const UnitState& other) const;
+  UnitState& root();
+  // This unit and all below it, parents first.
+  std::vector<UnitState*> subtree();
+
+  // All groups readable and up to date.
+  bool current() const;
+  // No gradient of this unit is outstanding in the running backward.
+  bool settled() const;
+  bool has_frozen_parameters() const;
+  bool syncs_gradients() const { return requires_sync && no_sync_depth == 0; }
+  // Bytes of the gathered weights that come and go (groups that rest).
+  int64_t released_bytes() const;
+
+  std::shared_ptr<Context> context;
+  std::string name;  // dotted name of the module within its root; "root" for a root
+  int id = 0;        // position among the units of the context
+  UnitState* parent = nullptr;
+  std::vector<UnitState*> children;
+  std::vector<std::shared_ptr<ParameterGroup>> groups;
+
+  bool reshard_after_forward = true;
+  bool reshard_after_backward = true;
+  bool requires_sync = true;
+  bool last_microbatch = true;
+  int no_sync_depth = 0;
+  std::optional<double> divide_factor;
+
+  bool prefetched = false;        // gathered ahead, not read yet
+  int gathers_in_pass = 0;        // in the running forward
+  bool keep_in_forward = false;   // the last forward came back to it after it was resharded
+  bool had_gradients = false;     // in the running backward
+};
+
+}  // namespace fsdp

@@ -1,0 +1,72 @@
+#include "kernels/adamw.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/simd.h"
+
+namespace fsdp::kernels {
+namespace {
+
+// The step's constants, ready for use.
+struct Factors {
+  float keep;        // 1 - lr * wd
+  float beta1;
+  float rest1;       // 1 - beta1
+  float beta2;
+  float rest2;
+  float step_size;   // lr / (1 - beta1^n)
+  float root_scale;  // 1 / sqrt(1 - beta2^n)
+  float eps;
+};
+
+Factors make_factors(const AdamWStep& step) {
+  const double correction1 = 1 - std::pow(step.beta1, static_cast<double>(step.step));
+  const double correction2 = 1 - std::pow(step.beta2, static_cast<double>(step.step));
+  return {static_cast<float>(1 - step.lr * step.weight_decay),
+          static_cast<float>(step.beta1),
+          static_cast<float>(1 - step.beta1),
+          static_cast<float>(step.beta2),
+          static_cast<float>(1 - step.beta2),
+          static_cast<float>(step.lr / correction1),
+          static_cast<float>(1 / std::sqrt(correction2)),
+          static_cast<float>(step.eps)};
+}
+
+FSDP_SIMD_CLONES void update(float* __restrict__ w, const float* __restrict__ g, float* __restrict__ m,
+                             float* __restrict__ v, int64_t n, Factors f) {
+  for (int64_t i = 0; i < n; ++i) {
+    m[i] = f.beta1 * m[i] + f.rest1 * g[i];
+    v[i] = f.beta2 * v[i] + f.rest2 * g[i] * g[i];
+    w[i] = w[i] * f.keep - f.step_size * m[i] / (std::sqrt(v[i]) * f.root_scale + f.eps);
+  }
+}
+
+FSDP_SIMD_CLONES void round_weights(c10::BFloat16* __restrict__ copy, const float* __restrict__ w, int64_t n) {
+  int64_t i = 0;
+  for (; i + simd::kLanes <= n; i += simd::kLanes) simd::store(copy + i, simd::load(w + i));
+  for (; i < n; ++i) copy[i] = w[i];
+}
+
+}  // namespace
+
+void adamw_step(const at::Tensor& weight, const at::Tensor& gradient, const at::Tensor& m, const at::Tensor& v,
+                const at::Tensor& copy, const AdamWStep& step) {
+  const Factors factors = make_factors(step);
+  float* w = weight.mutable_data_ptr<float>();
+  const float* g = gradient.const_data_ptr<float>();
+  float* first = m.mutable_data_ptr<float>();
+  float* second = v.mutable_data_ptr<float>();
+  c10::BFloat16* rounded = copy.defined() ? copy.mutable_data_ptr<c10::BFloat16>() : nullptr;
+  // In blocks, so that the copy reads weights that are still in the cache.
+  constexpr int64_t kBlock = 4096;
+  for (int64_t begin = 0; begin < weight.numel(); begin += kBlock) {
+    const int64_t n = std::min(kBlock, weight.numel() - begin);
+    update(w + begin, g + begin, first + begin, second + begin, n, factors);
+    if (rounded != nullptr) round_weights(rounded + begin, w + begin, n);
+  }
+}
+
+}  // namespace fsdp::kernels

@@ -1,0 +1,352 @@
+// Shape suffixes: P tokens of one document, rounded up to a multiple of 16; W head dim, rounded up likewise; both zero
+// padded. Q queries of one block.
+#include "kernels/causal_attention.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "kernels/dispatch.h"
+#include "kernels/simd.h"
+#include "kernels/small_gemm.h"
+
+namespace fsdp::kernels {
+namespace {
+
+using simd::Float;
+using simd::kLanes;
+
+constexpr int64_t kQueryBlock = 64;
+
+int64_t round_up(int64_t value) {
+  return (value + kLanes - 1) / kLanes * kLanes;
+}
+
+// One document and one key head: what a thread works on.
+struct Task {
+  int64_t first_token, length, key_head;
+};
+
+struct Sizes {
+  int64_t heads, key_heads, dim, longest;  // longest document
+  float scale;
+
+  int64_t group() const { return heads / key_heads; }
+  int64_t width() const { return round_up(dim); }
+  int64_t padded() const { return round_up(longest); }
+};
+
+// Copies a head's rows, `stride` apart, to `to` [P, W] times `scale`, zero padded.
+template <class T>
+void pack_rows(const T* from, int64_t stride, int64_t length, int64_t dim, float scale, float* to) {
+  const int64_t width = round_up(dim), padded = round_up(length);
+  for (int64_t row = 0; row < padded; ++row, to += width) {
+    if (row >= length) {
+      std::fill_n(to, width, 0.0f);
+      continue;
+    }
+    for (int64_t i = 0; i < dim; ++i) to[i] = static_cast<float>(from[row * stride + i]) * scale;
+    std::fill(to + dim, to + width, 0.0f);
+  }
+}
+
+template <class T>
+void unpack_rows(const float* from, int64_t length, int64_t dim, float scale, T* to, int64_t stride) {
+  const int64_t width = round_up(dim);
+  for (int64_t row = 0; row < length; ++row)
+    for (int64_t i = 0; i < dim; ++i) to[row * stride + i] = static_cast<T>(from[row * width + i] * scale);
+}
+
+// [P, W] -> [W, P]
+void transpose(const float* from_PW, int64_t padded, int64_t width, float* to_WP) {
+  for (int64_t begin = 0; begin < padded; begin += kLanes)
+    for (int64_t i = 0; i < width; ++i)
+      for (int64_t row = begin; row < begin + kLanes; ++row) to_WP[i * padded + row] = from_PW[row * width + i];
+}
+
+// Scores of one query over `keys` (a multiple of 16) of which the first `visible` count, to probabilities; returns the
+// log-sum-exp.
+FSDP_SIMD_CLONES float softmax_row(float* scores, int64_t visible, int64_t keys) {
+  const int64_t used = (visible + kLanes - 1) / kLanes * kLanes;
+  // exp() saturates at 1e-38: nothing beside the largest term's 1.
+  std::fill(scores + visible, scores + used, -std::numeric_limits<float>::infinity());
+  Float highest = simd::load(scores);
+  for (int64_t i = kLanes; i < used; i += kLanes) highest = simd::max(highest, simd::load(scores + i));
+  const float top = simd::max(highest);
+  Float total = {};
+  for (int64_t i = 0; i < used; i += kLanes) {
+    const Float p = simd::exp(simd::load(scores + i) - top);
+    simd::store(scores + i, p);
+    total += p;
+  }
+  const float sum = simd::sum(total), inverse = 1.0f / sum;
+  for (int64_t i = 0; i < used; i += kLanes) simd::store(scores + i, simd::load(scores + i) * inverse);
+  std::fill(scores + visible, scores + keys, 0.0f);
+  return top + std::log(sum);
+}
+
+// In place: scores -> probabilities p, and grad_p -> grad of the scores = p * (grad_p - delta).
+FSDP_SIMD_CLONES void softmax_gradient_row(float* scores, float* grad_p, float log_sum_exp, float delta,
+                                           int64_t visible, int64_t keys) {
+  const int64_t used = (visible + kLanes - 1) / kLanes * kLanes;
+  for (int64_t i = 0; i < used; i += kLanes) {
+    const Float p = simd::exp(simd::load(scores + i) - log_sum_exp);
+    simd::store(scores + i, p);
+    simd::store(grad_p + i, p * (simd::load(grad_p + i) - delta));
+  }
+  std::fill(scores + visible, scores + keys, 0.0f);
+  std::fill(grad_p + visible, grad_p + keys, 0.0f);
+}
+
+float dot(const float* a, const float* b, int64_t count) {
+  float total = 0;
+  for (int64_t i = 0; i < count; ++i) total += a[i] * b[i];
+  return total;
+}
+
+// Hands out pieces of a thread's scratch memory; a copy starts where the original stands.
+class Scratch {
+ public:
+  explicit Scratch(float* memory) : next_(memory) {}
+  float* take(int64_t count) {
+    next_ += count;
+    return next_ - count;
+  }
+
+ private:
+  float* next_;
+};
+
+std::unique_ptr<float[]> allocate(int64_t count) {
+  return std::unique_ptr<float[]>(new float[static_cast<size_t>(count)]);
+}
+
+template <class T>
+struct ForwardTensors {
+  const T *q, *k, *v;
+  T* y;
+  float* log_sum_exp;  // [tokens, H]
+};
+
+template <class T>
+void forward_task(const Task& task, const Sizes& sizes, const ForwardTensors<T>& tensors, Scratch memory) {
+  const int64_t padded = round_up(task.length), width = sizes.width(), dim = sizes.dim;
+  const int64_t key_stride = sizes.key_heads * dim, query_stride = sizes.heads * dim;
+  float *k_PW = memory.take(padded * width), *k_WP = memory.take(padded * width), *v_PW = memory.take(padded * width);
+  float *q_PW = memory.take(padded * width), *y_PW = memory.take(padded * width);
+  float* scores_QP = memory.take(kQueryBlock * padded);
+  const int64_t key_offset = task.first_token * key_stride + task.key_head * dim;
+  pack_rows(tensors.k + key_offset, key_stride, task.length, dim, 1, k_PW);
+  pack_rows(tensors.v + key_offset, key_stride, task.length, dim, 1, v_PW);
+  transpose(k_PW, padded, width, k_WP);
+  for (int64_t head = task.key_head * sizes.group(); head < (task.key_head + 1) * sizes.group(); ++head) {
+    const int64_t query_offset = task.first_token * query_stride + head * dim;
+    pack_rows(tensors.q + query_offset, query_stride, task.length, dim, sizes.scale, q_PW);
+    for (int64_t begin = 0; begin < task.length; begin += kQueryBlock) {
+      const int64_t queries = std::min(kQueryBlock, padded - begin), keys = begin + queries;
+      small_gemm(queries, keys, width, {q_PW + begin * width, width, 1}, k_WP, padded, scores_QP, padded, false);
+      for (int64_t i = 0; i < queries; ++i) {
+        const int64_t token = begin + i;
+        const float log_sum_exp = softmax_row(scores_QP + i * padded, token + 1, keys);
+        if (token < task.length) tensors.log_sum_exp[(task.first_token + token) * sizes.heads + head] = log_sum_exp;
+      }
+      small_gemm(queries, width, keys, {scores_QP, padded, 1}, v_PW, width, y_PW + begin * width, width, false);
+    }
+    unpack_rows(y_PW, task.length, dim, 1.0f, tensors.y + query_offset, query_stride);
+  }
+}
+
+template <class T>
+struct BackwardTensors {
+  const T *grad_y, *q, *k, *v, *y;
+  const float* log_sum_exp;
+  T *grad_q, *grad_k, *grad_v;
+};
+
+// Scratch of the backward.
+struct BackwardBuffers {
+  float *k_PW, *k_WP, *v_WP, *grad_k_PW, *grad_v_PW;  // of the key head
+  float *q_PW, *grad_y_PW, *grad_q_PW, *delta_P;      // of the query head
+  float *scores_QP, *grad_QP;                         // of the block
+
+  BackwardBuffers(Scratch& memory, int64_t padded, int64_t width) {
+    for (float** piece : {&k_PW, &k_WP, &v_WP, &grad_k_PW, &grad_v_PW, &q_PW, &grad_y_PW, &grad_q_PW})
+      *piece = memory.take(padded * width);
+    delta_P = memory.take(padded);
+    scores_QP = memory.take(kQueryBlock * padded);
+    grad_QP = memory.take(kQueryBlock * padded);
+  }
+};
+
+void backward_block(const BackwardBuffers& b, int64_t begin, int64_t padded, int64_t width, int64_t length,
+                    const float* log_sum_exp, int64_t log_stride) {
+  const int64_t queries = std::min(kQueryBlock, padded - begin), keys = begin + queries;
+  const float *q_QW = b.q_PW + begin * width, *grad_y_QW = b.grad_y_PW + begin * width;
+  small_gemm(queries, keys, width, {q_QW, width, 1}, b.k_WP, padded, b.scores_QP, padded, false);
+  small_gemm(queries, keys, width, {grad_y_QW, width, 1}, b.v_WP, padded, b.grad_QP, padded, false);
+  for (int64_t i = 0; i < queries; ++i) {
+    const int64_t token = begin + i, visible = token < length ? token + 1 : 0;  // padding takes no part
+    softmax_gradient_row(b.scores_QP + i * padded, b.grad_QP + i * padded,
+                         token < length ? log_sum_exp[token * log_stride] : 0, b.delta_P[token], visible, keys);
+  }
+  small_gemm(queries, width, keys, {b.grad_QP, padded, 1}, b.k_PW, width, b.grad_q_PW + begin * width, width, false);
+  small_gemm(keys, width, queries, {b.grad_QP, 1, padded}, q_QW, width, b.grad_k_PW, width, true);
+  small_gemm(keys, width, queries, {b.scores_QP, 1, padded}, grad_y_QW, width, b.grad_v_PW, width, true);
+}
+
+template <class T>
+void backward_task(const Task& task, const Sizes& sizes, const BackwardTensors<T>& tensors, Scratch memory) {
+  const int64_t padded = round_up(task.length), width = sizes.width(), dim = sizes.dim, length = task.length;
+  const int64_t key_stride = sizes.key_heads * dim, query_stride = sizes.heads * dim;
+  const BackwardBuffers b(memory, padded, width);
+  const int64_t key_offset = task.first_token * key_stride + task.key_head * dim;
+  pack_rows(tensors.v + key_offset, key_stride, length, dim, 1, b.k_PW);
+  transpose(b.k_PW, padded, width, b.v_WP);
+  pack_rows(tensors.k + key_offset, key_stride, length, dim, 1, b.k_PW);
+  transpose(b.k_PW, padded, width, b.k_WP);
+  std::fill_n(b.grad_k_PW, padded * width, 0.0f);
+  std::fill_n(b.grad_v_PW, padded * width, 0.0f);
+  for (int64_t head = task.key_head * sizes.group(); head < (task.key_head + 1) * sizes.group(); ++head) {
+    const int64_t offset = task.first_token * query_stride + head * dim;
+    pack_rows(tensors.y + offset, query_stride, length, dim, 1, b.q_PW);
+    pack_rows(tensors.grad_y + offset, query_stride, length, dim, 1, b.grad_y_PW);
+    for (int64_t i = 0; i < padded; ++i) b.delta_P[i] = dot(b.q_PW + i * width, b.grad_y_PW + i * width, width);
+    pack_rows(tensors.q + offset, query_stride, length, dim, sizes.scale, b.q_PW);
+    for (int64_t begin = 0; begin < length; begin += kQueryBlock)
+      backward_block(b, begin, padded, width, length, tensors.log_sum_exp + task.first_token * sizes.heads + head,
+                     sizes.heads);
+    unpack_rows(b.grad_q_PW, length, dim, sizes.scale, tensors.grad_q + offset, query_stride);
+  }
+  unpack_rows(b.grad_k_PW, length, dim, 1.0f, tensors.grad_k + key_offset, key_stride);
+  unpack_rows(b.grad_v_PW, length, dim, 1.0f, tensors.grad_v + key_offset, key_stride);
+}
+
+void check_inputs(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  TORCH_CHECK(q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(0) == k.size(0) &&
+                  q.size(1) == k.size(1) && q.size(3) == k.size(3) && k.size(2) > 0 && q.size(2) % k.size(2) == 0,
+              "[causal_attention] q [B, T, H, D], k and v [B, T, K, D] needed, H a multiple of K: got ", q.sizes(), ", ",
+              k.sizes(), ", ", v.sizes());
+  TORCH_CHECK(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(), "[causal_attention] q is ",
+              q.scalar_type(), ", k ", k.scalar_type(), ", v ", v.scalar_type(), ": cast them to one dtype");
+}
+
+std::vector<Task> make_tasks(const at::Tensor& q, int64_t key_heads, at::IntArrayRef lengths) {
+  const int64_t rows = q.size(0), length = q.size(1);
+  std::vector<int64_t> documents = lengths.vec();
+  if (documents.empty() && length > 0) documents.assign(static_cast<size_t>(rows), length);
+  std::vector<Task> tasks;
+  int64_t first = 0;
+  for (const int64_t count : documents) {
+    TORCH_CHECK(count > 0, "[causal_attention] document_lengths: got ", count, ", expected positive numbers");
+    for (int64_t head = 0; head < key_heads; ++head) tasks.push_back({first, count, head});
+    first += count;
+  }
+  TORCH_CHECK(first == rows * length, "[causal_attention] document_lengths add up to ", first, ", expected ",
+              rows * length, " tokens");
+  return tasks;
+}
+
+Sizes make_sizes(const at::Tensor& q, const at::Tensor& k, const std::vector<Task>& tasks) {
+  int64_t longest = 0;
+  for (const Task& task : tasks) longest = std::max(longest, task.length);
+  return {q.size(2), k.size(2), q.size(3), longest, 1.0f / std::sqrt(static_cast<float>(q.size(3)))};
+}
+
+std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q_BTHD, const at::Tensor& k_BTKD,
+                                               const at::Tensor& v_BTKD, at::IntArrayRef lengths) {
+  check_inputs(q_BTHD, k_BTKD, v_BTKD);
+  const at::Tensor q = q_BTHD.contiguous(), k = k_BTKD.contiguous(), v = v_BTKD.contiguous();
+  const auto tasks = make_tasks(q, k.size(2), lengths);
+  const Sizes sizes = make_sizes(q, k, tasks);
+  at::Tensor y = at::empty(q.sizes(), q.options());
+  at::Tensor log_sum_exp = at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(at::kFloat));
+  dispatch_dtype("causal_attention", q, [&](auto zero) {
+    using T = decltype(zero);
+    const ForwardTensors<T> tensors = {q.const_data_ptr<T>(), k.const_data_ptr<T>(), v.const_data_ptr<T>(),
+                                       y.mutable_data_ptr<T>(), log_sum_exp.mutable_data_ptr<float>()};
+    at::parallel_for(0, static_cast<int64_t>(tasks.size()), 1, [&](int64_t begin, int64_t end) {
+      const auto memory = allocate(sizes.padded() * (5 * sizes.width() + kQueryBlock));
+      for (int64_t i = begin; i < end; ++i)
+        forward_task(tasks[static_cast<size_t>(i)], sizes, tensors, Scratch(memory.get()));
+    });
+  });
+  return {y, log_sum_exp};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_cpu(const at::Tensor& grad_y, const at::Tensor& q_BTHD,
+                                                            const at::Tensor& k_BTKD, const at::Tensor& v_BTKD,
+                                                            const at::Tensor& y, const at::Tensor& log_sum_exp,
+                                                            at::IntArrayRef lengths) {
+  const at::Tensor grad = grad_y.contiguous();
+  const at::Tensor q = q_BTHD.contiguous(), k = k_BTKD.contiguous(), v = v_BTKD.contiguous();
+  const auto tasks = make_tasks(q, k.size(2), lengths);
+  const Sizes sizes = make_sizes(q, k, tasks);
+  at::Tensor grad_q = at::empty(q.sizes(), q.options()), grad_k = at::empty(k.sizes(), k.options()),
+             grad_v = at::empty(v.sizes(), v.options());
+  dispatch_dtype("causal_attention_backward", q, [&](auto zero) {
+    using T = decltype(zero);
+    const BackwardTensors<T> tensors = {grad.const_data_ptr<T>(),          q.const_data_ptr<T>(),
+                                        k.const_data_ptr<T>(),             v.const_data_ptr<T>(),
+                                        y.const_data_ptr<T>(),             log_sum_exp.const_data_ptr<float>(),
+                                        grad_q.mutable_data_ptr<T>(),      grad_k.mutable_data_ptr<T>(),
+                                        grad_v.mutable_data_ptr<T>()};
+    at::parallel_for(0, static_cast<int64_t>(tasks.size()), 1, [&](int64_t begin, int64_t end) {
+      const auto memory = allocate(sizes.padded() * (8 * sizes.width() + 1 + 2 * kQueryBlock));
+      for (int64_t i = begin; i < end; ++i)
+        backward_task(tasks[static_cast<size_t>(i)], sizes, tensors, Scratch(memory.get()));
+    });
+  });
+  return {grad_q, grad_k, grad_v};
+}
+
+struct CausalAttention : torch::autograd::Function<CausalAttention> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, at::IntArrayRef lengths) {
+    static const auto op = find_operator<std::tuple<at::Tensor, at::Tensor>(
+        const at::Tensor&, const at::Tensor&, const at::Tensor&, at::IntArrayRef)>("fsdp::causal_attention_forward");
+    auto [y, log_sum_exp] = op.call(q, k, v, lengths);
+    context->save_for_backward({q, k, v, y, log_sum_exp});
+    context->saved_data["lengths"] = lengths.vec();
+    return y;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    static const auto op = find_operator<std::tuple<at::Tensor, at::Tensor, at::Tensor>(
+        const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+        at::IntArrayRef)>("fsdp::causal_attention_backward");
+    const auto saved = context->get_saved_variables();
+    const auto lengths = context->saved_data["lengths"].toIntVector();
+    auto [grad_q, grad_k, grad_v] = op.call(grads[0], saved[0], saved[1], saved[2], saved[3], saved[4], lengths);
+    return {grad_q, grad_k, grad_v, at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            at::IntArrayRef document_lengths) {
+  return CausalAttention::apply(q, k, v, document_lengths);
+}
+
+TORCH_LIBRARY_FRAGMENT(fsdp, library) {
+  library.def("causal_attention_forward(Tensor q, Tensor k, Tensor v, int[] lengths) -> (Tensor, Tensor)");
+  library.def(
+      "causal_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor y, Tensor log_sum_exp, int[] lengths) "
+      "-> (Tensor, Tensor, Tensor)");
+}
+
+TORCH_LIBRARY_IMPL(fsdp, CPU, library) {
+  library.impl("causal_attention_forward", forward_cpu);
+  library.impl("causal_attention_backward", backward_cpu);
+}
+
+}  // namespace fsdp::kernels

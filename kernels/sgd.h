@@ -1,0 +1,24 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace fsdp::kernels {
+
+enum class MomentumState { kNone, kFirstStep, kRunning };
+
+struct SGDStep {
+  double lr;
+  double momentum;
+  double dampening;
+  double weight_decay;
+  bool nesterov;
+  MomentumState state;
+};
+
+// One SGD update of a flat fp32 range, semantics of torch.optim.SGD: g += wd*w; buffer = g in the first step, else
+// momentum*buffer + (1-dampening)*g; w -= lr * (nesterov ? g + momentum*buffer : buffer).
+// buffer is read and written unless state is kNone. copy as in adamw_step().
+void sgd_step(const at::Tensor& weight, const at::Tensor& gradient, const at::Tensor& buffer, const at::Tensor& copy,
+              const SGDStep& step);
+
+}  // namespace fsdp::kernels

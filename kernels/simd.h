@@ -1,0 +1,121 @@
+// Sixteen-lane vectors for the CPU kernels, written with the compiler's vector extension so that one source serves every
+// instruction set: a function marked FSDP_SIMD_CLONES is compiled for AVX-512, AVX2 and the baseline, and the loader
+// picks. Everything here is always_inline, so it takes the instruction set of the function that uses it; a lambda does
+// not, which is why loops stand in plain functions. Sums have the same order on every instruction set.
+#pragma once
+
+#include <c10/util/BFloat16.h>
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define FSDP_SIMD_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define FSDP_SIMD_CLONES
+#endif
+#define FSDP_ALWAYS_INLINE inline __attribute__((always_inline))
+
+namespace fsdp::kernels::simd {
+
+inline constexpr int64_t kLanes = 16;
+typedef float Float __attribute__((vector_size(64)));
+typedef int32_t Int __attribute__((vector_size(64)));
+typedef uint32_t UInt __attribute__((vector_size(64)));
+typedef uint16_t UShort __attribute__((vector_size(32)));
+
+FSDP_ALWAYS_INLINE Float broadcast(float value) {
+  return Float{} + value;
+}
+
+FSDP_ALWAYS_INLINE Float load(const float* from) {
+  Float value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+FSDP_ALWAYS_INLINE Float load(const c10::BFloat16* from) {
+  UShort bits;
+  std::memcpy(&bits, from, sizeof(bits));
+  return reinterpret_cast<Float>(__builtin_convertvector(bits, UInt) << 16);
+}
+
+// The upper halves of the lanes after rounding to the nearest bf16, ties to even; NaN stays NaN.
+FSDP_ALWAYS_INLINE UInt round_to_bf16_bits(Float value) {
+  const UInt bits = reinterpret_cast<UInt>(value);
+  const UInt rounded = bits + 0x7FFFu + ((bits >> 16) & 1u);
+  const UInt is_nan = reinterpret_cast<UInt>(value != value);
+  return ((rounded & ~is_nan) | (0x7FC00000u & is_nan)) & 0xFFFF0000u;
+}
+
+FSDP_ALWAYS_INLINE void store(float* to, Float value) {
+  std::memcpy(to, &value, sizeof(value));
+}
+
+FSDP_ALWAYS_INLINE void store(c10::BFloat16* to, Float value) {
+  const UShort bits = __builtin_convertvector(round_to_bf16_bits(value) >> 16, UShort);
+  std::memcpy(to, &bits, sizeof(bits));
+}
+
+// The first `count` < 16 lanes; the others are `fill`.
+template <class T>
+FSDP_ALWAYS_INLINE Float load_first(const T* from, int64_t count, float fill = 0) {
+  alignas(64) float lanes[kLanes];
+  for (int64_t i = 0; i < kLanes; ++i) lanes[i] = i < count ? static_cast<float>(from[i]) : fill;
+  return load(lanes);
+}
+
+template <class T>
+FSDP_ALWAYS_INLINE void store_first(T* to, Float value, int64_t count) {
+  alignas(64) T lanes[kLanes];
+  store(lanes, value);
+  for (int64_t i = 0; i < count; ++i) to[i] = lanes[i];
+}
+
+// What a tensor of type T would hold, as fp32: Hugging Face models round after every operator.
+template <class T>
+FSDP_ALWAYS_INLINE Float round_to(Float value) {
+  if constexpr (std::is_same_v<T, c10::BFloat16>) return reinterpret_cast<Float>(round_to_bf16_bits(value));
+  return value;
+}
+
+FSDP_ALWAYS_INLINE float sum(Float value) {
+  for (int64_t step = kLanes / 2; step > 0; step /= 2)
+    for (int64_t i = 0; i < step; ++i) value[i] += value[i + step];
+  return value[0];
+}
+
+FSDP_ALWAYS_INLINE Float max(Float a, Float b) {
+  return a > b ? a : b;
+}
+
+FSDP_ALWAYS_INLINE Float min(Float a, Float b) {
+  return a < b ? a : b;
+}
+
+FSDP_ALWAYS_INLINE float max(Float value) {
+  float best = value[0];
+  for (int64_t i = 1; i < kLanes; ++i) best = value[i] > best ? value[i] : best;
+  return best;
+}
+
+// e^x within 2 ulp for -87 < x < 88; saturates outside, NaN stays NaN. After Cephes expf.
+FSDP_ALWAYS_INLINE Float exp(Float x) {
+  const Float clamped = max(min(x, broadcast(88.0f)), broadcast(-87.0f));
+  constexpr float kRoundMagic = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+  const Float shifted = clamped * 1.44269504088896341f + kRoundMagic;
+  const Float n = shifted - kRoundMagic;
+  const Float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+  Float p = broadcast(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const Int exponent = (reinterpret_cast<Int>(shifted) - 0x4B400000) << 23;
+  const Float result = reinterpret_cast<Float>(reinterpret_cast<Int>(p) + exponent);
+  return x != x ? x : result;
+}
+
+}  // namespace fsdp::kernels::simd

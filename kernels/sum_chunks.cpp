@@ -1,0 +1,67 @@
+#include "kernels/sum_chunks.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "kernels/simd.h"
+
+namespace fsdp::kernels {
+namespace {
+
+// Elements summed at a time: the running sum stays in the first-level cache while the chunks pass by.
+constexpr int64_t kBlock = 4096;
+
+FSDP_SIMD_CLONES void assign(float* __restrict__ out, const float* __restrict__ in, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = in[i];
+}
+
+FSDP_SIMD_CLONES void add_to(float* __restrict__ out, const float* __restrict__ in, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] += in[i];
+}
+
+FSDP_SIMD_CLONES void assign_sum(float* __restrict__ out, const float* __restrict__ a, const float* __restrict__ b,
+                                 int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = a[i] + b[i];
+}
+
+void sum_floats(float* out, const std::vector<const float*>& chunks, int64_t begin, int64_t n, bool add) {
+  alignas(64) float sum[kBlock];
+  if (chunks.size() == 2 && !add) {
+    assign_sum(out + begin, chunks[0] + begin, chunks[1] + begin, n);
+    return;
+  }
+  assign(sum, chunks[0] + begin, n);
+  for (size_t i = 1; i < chunks.size(); ++i) add_to(sum, chunks[i] + begin, n);
+  if (add) {
+    add_to(out + begin, sum, n);
+  } else {
+    assign(out + begin, sum, n);
+  }
+}
+
+bool is_plain_float(const at::Tensor& tensor) {
+  return tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous();
+}
+
+}  // namespace
+
+void sum_chunks(const at::Tensor& output, const std::vector<at::Tensor>& chunks, bool add) {
+  if (is_plain_float(output) && std::all_of(chunks.begin(), chunks.end(), is_plain_float)) {
+    std::vector<const float*> pointers;
+    for (const at::Tensor& chunk : chunks) pointers.push_back(chunk.const_data_ptr<float>());
+    float* out = output.mutable_data_ptr<float>();
+    for (int64_t begin = 0; begin < output.numel(); begin += kBlock) {
+      sum_floats(out, pointers, begin, std::min(kBlock, output.numel() - begin), add);
+    }
+    return;
+  }
+  // Wide enough to add up in: fp32 for the 16-bit types.
+  const auto wide = at::promote_types(chunks[0].scalar_type(), at::kFloat);
+  at::Tensor sum = chunks[0].to(wide, /*non_blocking=*/false, /*copy=*/true);
+  for (size_t i = 1; i < chunks.size(); ++i) sum.add_(chunks[i]);
+  if (add) sum = sum.add_(output);
+  at::Tensor(output).copy_(sum);
+}
+
+}  // namespace fsdp::kernels

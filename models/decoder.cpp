@@ -1,0 +1,151 @@
+#include "models/decoder.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "kernels/cross_entropy.h"
+#include "kernels/linear.h"
+
+namespace fsdp::models {
+namespace {
+
+// 64-bit FNV-1a, then mixed with the seed so that neighbouring seeds share nothing (splitmix64's finaliser).
+uint64_t seed_of(uint64_t seed, const std::string& name) {
+  uint64_t hash = 0xCBF29CE484222325u;
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
+  hash += 0x9E3779B97F4A7C15u * (seed + 1);
+  hash = (hash ^ (hash >> 30)) * 0xBF58476D1CE4E5B9u;
+  hash = (hash ^ (hash >> 27)) * 0x94D049BB133111EBu;
+  return hash ^ (hash >> 31);
+}
+
+std::vector<int64_t> document_lengths(const at::Tensor& cu_seqlens, int64_t rows, int64_t length) {
+  const at::Tensor starts = cu_seqlens.to(at::kCPU, at::kLong).contiguous();
+  const int64_t* start = starts.const_data_ptr<int64_t>();
+  const int64_t count = starts.numel() - 1;
+  TORCH_CHECK(starts.dim() == 1 && count >= 1 && start[0] == 0 && start[count] == rows * length,
+              "[decoder] cu_seqlens: expected [documents + 1] numbers from 0 to ", rows * length, ", got ", cu_seqlens);
+  std::vector<int64_t> lengths;
+  for (int64_t i = 0; i < count; ++i) {
+    TORCH_CHECK(start[i] < start[i + 1], "[decoder] cu_seqlens: document ", i, " has length ", start[i + 1] - start[i]);
+    TORCH_CHECK(start[i] / length == (start[i + 1] - 1) / length, "[decoder] cu_seqlens: document ", i,
+                " crosses the end of a row of ", length, " tokens");
+    lengths.push_back(start[i + 1] - start[i]);
+  }
+  return lengths;
+}
+
+at::Tensor restarting_positions(const std::vector<int64_t>& lengths, int64_t rows, int64_t length) {
+  at::Tensor positions = at::empty({rows, length}, at::kLong);
+  int64_t* position = positions.mutable_data_ptr<int64_t>();
+  for (const int64_t count : lengths)
+    for (int64_t i = 0; i < count; ++i) *position++ = i;
+  return positions;
+}
+
+}  // namespace
+
+DecoderBodyImpl::DecoderBodyImpl(const DecoderConfig& config, const at::TensorOptions& options) {
+  embed_tokens_ = register_module("embed_tokens", Linear(config.hidden_size, config.vocab_size, options));
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer)
+    layers_->push_back(DecoderLayer(config, layer, options));
+  register_module("layers", layers_);
+  norm_ = register_module("norm", RmsNorm(config.hidden_size, config.rms_norm_eps, options));
+}
+
+at::Tensor DecoderBodyImpl::forward(const at::Tensor& input_ids_BT, const AttentionInputs& inputs,
+                                    const BlockRunner& run_block) {
+  at::Tensor x_BTE = at::embedding(embed_tokens_->weight, input_ids_BT);
+  for (const auto& layer : *layers_) {
+    auto* block = layer->as<DecoderLayer>();
+    if (!run_block) {
+      x_BTE = block->forward(x_BTE, inputs);
+    } else {
+      // By value: the runner may call it again after this forward has returned.
+      x_BTE = run_block([block, inputs](const at::Tensor& x) { return block->forward(x, inputs); }, x_BTE);
+    }
+  }
+  return norm_(x_BTE);
+}
+
+DecoderImpl::DecoderImpl(DecoderConfig config, const at::TensorOptions& options)
+    : config_(std::move(config)), rotary_(config_.rope, config_.head_dim) {
+  body_ = register_module("model", DecoderBody(config_, options));
+  if (!config_.tie_word_embeddings)
+    lm_head_ = register_module("lm_head", Linear(config_.hidden_size, config_.vocab_size, options));
+}
+
+AttentionInputs DecoderImpl::make_inputs(const at::Tensor& input_ids_BT, const Sequence& sequence) {
+  TORCH_CHECK(input_ids_BT.dim() == 2 && input_ids_BT.scalar_type() == at::kLong,
+              "[decoder] input_ids [B, T] int64 needed: got ", input_ids_BT.sizes(), " ", input_ids_BT.scalar_type());
+  const int64_t rows = input_ids_BT.size(0), length = input_ids_BT.size(1);
+  const at::TensorOptions options = body_->embedding().options().requires_grad(false);
+  AttentionInputs inputs;
+  at::Tensor positions = sequence.position_ids_BT;
+  if (sequence.cu_seqlens.defined()) {
+    inputs.document_lengths = document_lengths(sequence.cu_seqlens, rows, length);
+    if (!positions.defined()) positions = restarting_positions(inputs.document_lengths, rows, length);
+    if (static_cast<int64_t>(inputs.document_lengths.size()) == rows) inputs.document_lengths.clear();  // plain rows
+  }
+  TORCH_CHECK(!positions.defined() || positions.sizes() == input_ids_BT.sizes(), "[decoder] position_ids: got ",
+              positions.sizes(), ", expected ", input_ids_BT.sizes());
+  std::tie(inputs.cos, inputs.sin) = positions.defined() ? rotary_.rows(positions, options)
+                                                         : rotary_.rows(0, length, options);
+  return inputs;
+}
+
+at::Tensor DecoderImpl::compute_logits(const at::Tensor& hidden_BTE) {
+  return lm_head_.is_empty() ? kernels::linear(hidden_BTE, body_->embedding()) : lm_head_(hidden_BTE);
+}
+
+at::Tensor DecoderImpl::forward(const at::Tensor& input_ids_BT, const Sequence& sequence) {
+  return compute_logits(body_->forward(input_ids_BT, make_inputs(input_ids_BT, sequence), run_block_));
+}
+
+at::Tensor DecoderImpl::forward_cached(const at::Tensor& input_ids_BT, DecoderCache& cache) {
+  at::NoGradGuard no_grad;
+  TORCH_CHECK(input_ids_BT.dim() == 2, "[decoder] input_ids [B, T] int64 needed: got ", input_ids_BT.sizes());
+  cache.layers.resize(static_cast<size_t>(config_.num_hidden_layers));
+  AttentionInputs inputs;
+  std::tie(inputs.cos, inputs.sin) = rotary_.rows(cache.num_tokens, input_ids_BT.size(1),
+                                                  body_->embedding().options().requires_grad(false));
+  inputs.cache = &cache.layers;
+  inputs.cached_tokens = cache.num_tokens;
+  const at::Tensor logits_BTV = compute_logits(body_->forward(input_ids_BT, inputs, /*run_block=*/{}));
+  cache.num_tokens += input_ids_BT.size(1);
+  return logits_BTV;
+}
+
+void DecoderImpl::reset_parameters(uint64_t seed) {
+  at::NoGradGuard no_grad;
+  for (auto& entry : named_parameters()) {
+    if (entry.value().dim() == 1)
+      entry.value().fill_(1);
+    else
+      fill_normal(entry.value(), config_.initializer_range, seed, entry.key());
+  }
+}
+
+at::Tensor shift_labels(const at::Tensor& labels_BT) {
+  at::Tensor targets_BT = at::full_like(labels_BT, kernels::kIgnoreIndex);
+  const int64_t kept = std::max<int64_t>(labels_BT.size(1) - 1, 0);
+  targets_BT.narrow(1, 0, kept).copy_(labels_BT.narrow(1, labels_BT.size(1) - kept, kept));
+  return targets_BT;
+}
+
+void fill_normal(const at::Tensor& parameter, double stddev, uint64_t seed, const std::string& name) {
+  at::NoGradGuard no_grad;
+  constexpr int64_t kPiece = int64_t{1} << 20;  // bounds the fp32 scratch space; part of what defines the values
+  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed_of(seed, name));
+  at::Tensor flat = parameter.view(-1);
+  for (int64_t begin = 0; begin < flat.numel(); begin += kPiece) {
+    const int64_t count = std::min(kPiece, flat.numel() - begin);
+    flat.narrow(0, begin, count).copy_(at::normal(0.0, stddev, {count}, generator));
+  }
+}
+
+}  // namespace fsdp::models

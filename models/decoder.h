@@ -1,0 +1,100 @@
+// A Llama-style decoder: token ids in, logits out. Plain torch::nn on one device; knows nothing of sharding.
+// Shape suffixes: B rows, T tokens, E hidden, V vocabulary.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "models/decoder_config.h"
+#include "models/decoder_layer.h"
+#include "models/rotary_table.h"
+
+namespace fsdp::models {
+
+// How the tokens of a batch belong together. By default each row is one document at positions 0 .. T-1.
+struct Sequence {
+  // [B, T] int64: position of each token, where they are not 0 .. T-1 and not told by cu_seqlens.
+  at::Tensor position_ids_BT;
+  // [documents + 1] int32 or int64, on the CPU: where each document starts in the B * T tokens of the batch, row after
+  // row, and B * T at the end. Attention stays inside a document, positions restart with it. A document may not cross
+  // rows unless B is 1.
+  at::Tensor cu_seqlens;
+};
+
+// Keys and values of the tokens so far, for generation. A value: copy-assign `{}` to start over.
+struct DecoderCache {
+  std::vector<LayerCache> layers;
+  int64_t num_tokens = 0;
+};
+
+// Runs a block: calls `block(x)`, now or again later. The seam for recomputation of activations.
+using BlockRunner =
+    std::function<at::Tensor(const std::function<at::Tensor(const at::Tensor&)>& block, const at::Tensor& x_BTE)>;
+
+// `model.embed_tokens`, `model.layers`, `model.norm`: the part below the head, named as Hugging Face names it.
+class DecoderBodyImpl : public torch::nn::Module {
+ public:
+  DecoderBodyImpl(const DecoderConfig& config, const at::TensorOptions& options);
+
+  // The embedding's weight [V, E].
+  const at::Tensor& embedding() const { return embed_tokens_->weight; }
+  const torch::nn::ModuleList& layers() const { return layers_; }
+  at::Tensor forward(const at::Tensor& input_ids_BT, const AttentionInputs& inputs, const BlockRunner& run_block);
+
+ private:
+  Linear embed_tokens_{nullptr};  // only its weight is used
+  torch::nn::ModuleList layers_;
+  RmsNorm norm_{nullptr};
+};
+TORCH_MODULE(DecoderBody);
+
+// Parameter names, order and shapes are exactly Hugging Face's; with tied embeddings there is one tensor,
+// `model.embed_tokens.weight`, and no `lm_head.weight`. Not thread-safe.
+class DecoderImpl : public torch::nn::Module {
+ public:
+  // Parameters have the dtype and device of `options` and are uninitialised: call reset_parameters() or load_weights().
+  explicit DecoderImpl(DecoderConfig config, const at::TensorOptions& options = {});
+
+  // input_ids [B, T] int64 -> logits [B, T, V] in the parameters' dtype.
+  // Throws c10::Error on ids outside the vocabulary and on a Sequence that does not fit.
+  at::Tensor forward(const at::Tensor& input_ids_BT, const Sequence& sequence = {});
+
+  // Generation: `input_ids` [B, T] follow the tokens already in `cache`, which takes them in. Same logits as forward()
+  // over everything at once, for the new tokens. Runs without gradients.
+  at::Tensor forward_cached(const at::Tensor& input_ids_BT, DecoderCache& cache);
+
+  // Matrices ~ normal(0, initializer_range), norms 1. Each parameter's values depend on `seed` and its name only: not on
+  // the number of ranks, the dtype (but for rounding) or the global generators. Writes the parameters in place.
+  void reset_parameters(uint64_t seed);
+
+  const DecoderConfig& config() const { return config_; }
+  // The blocks in order: what one shards one by one.
+  const torch::nn::ModuleList& layers() const { return body_->layers(); }
+  // Calls every block through `run_block`; an empty function calls them directly.
+  void set_block_runner(BlockRunner run_block) { run_block_ = std::move(run_block); }
+
+ private:
+  at::Tensor compute_logits(const at::Tensor& hidden_BTE);
+  AttentionInputs make_inputs(const at::Tensor& input_ids_BT, const Sequence& sequence);
+
+  DecoderConfig config_;
+  DecoderBody body_{nullptr};
+  Linear lm_head_{nullptr};  // null with tied embeddings
+  RotaryTable rotary_;
+  BlockRunner run_block_;
+};
+TORCH_MODULE(Decoder);
+
+// Targets for causal language modelling: result[b, t] = labels[b, t + 1], and kernels::kIgnoreIndex at the last place, so
+// that logits need not be cut. labels, result [B, T] int64.
+at::Tensor shift_labels(const at::Tensor& labels_BT);
+
+// Fills `parameter` with normal(0, stddev) from a generator of its own, seeded by `seed` and `name`.
+void fill_normal(const at::Tensor& parameter, double stddev, uint64_t seed, const std::string& name);
+
+}  // namespace fsdp::models

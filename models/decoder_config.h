@@ -1,0 +1,72 @@
+// What a decoder-only language model is made of, and Hugging Face's config.json.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fsdp::models {
+
+// Rotary position embedding: angle(position, i) = position * frequency(i), frequency(i) = theta^(-2i / head_dim), for
+// kLlama3 with low frequencies divided by `factor` (Llama 3.1's extension of the context).
+struct RopeConfig {
+  enum class Kind { kDefault, kLlama3 };
+
+  Kind kind = Kind::kDefault;
+  double theta = 1e4;
+  // Read by kLlama3 only.
+  double factor = 1;
+  double low_freq_factor = 1;
+  double high_freq_factor = 4;
+  int64_t original_max_position_embeddings = 8192;
+};
+
+// A Llama-style decoder; plain data. Names are those of config.json.
+struct DecoderConfig {
+  std::string model_type = "llama";  // "llama" (Llama 2 and 3, SmolLM2) or "smollm3"
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  int64_t num_hidden_layers = 0;
+  int64_t num_attention_heads = 0;
+  int64_t num_key_value_heads = 0;
+  int64_t head_dim = 0;
+  double rms_norm_eps = 1e-6;
+  RopeConfig rope;
+  std::vector<bool> no_rope_layers;  // one per layer; true = the layer HAS a rotary embedding (Hugging Face's reading)
+  bool tie_word_embeddings = false;
+  int64_t max_position_embeddings = 2048;
+  double initializer_range = 0.02;
+  std::optional<int64_t> bos_token_id;
+  std::vector<int64_t> eos_token_ids;
+  std::optional<int64_t> pad_token_id;
+  // Keys of the file that nobody here knows; they were ignored. One line each, for the user.
+  std::vector<std::string> warnings;
+
+  // True if layer `layer` rotates queries and keys; an empty list means that all do.
+  bool has_rope(int64_t layer) const;
+};
+
+// Reads `path`, a config.json or the folder that holds one, in the layout of transformers 4 or 5.
+// Throws io::Error(kModel) with ONE table of everything that is missing, out of range or not supported: key, value found,
+// what is supported. A setting that would change the maths is never ignored.
+DecoderConfig read_decoder_config(const std::filesystem::path& path);
+
+// The same from parsed JSON; `origin` names it in messages.
+DecoderConfig parse_decoder_config(const nlohmann::json& json, const std::string& origin);
+
+// config.json in the layout of transformers 5; parse_decoder_config() gives `config` back.
+nlohmann::json to_hugging_face(const DecoderConfig& config);
+
+// Number of parameters; a tied weight counts once.
+int64_t num_parameters(const DecoderConfig& config);
+
+// Floating point operations of the model per token, forward and backward, with causal attention over `sequence_length`
+// tokens: 6 (L P + V h) + 6 L (s + 1) H d, where P are the matrix parameters of one layer. Look-ups, norms and softmax
+// count nothing; recomputation does not count.
+double flops_per_token(const DecoderConfig& config, int64_t sequence_length);
+
+}  // namespace fsdp::models

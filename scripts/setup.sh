@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# Makes a checkout ready: system packages, LibTorch under .deps/, a release build, and the link bin/fsdp.
+# Idempotent: a second run only builds what changed.
+#
+#   scripts/setup.sh                       everything a CPU build needs
+#   LIBTORCH_DIR=/path scripts/setup.sh    use that LibTorch (folder with include/ and lib/) instead of installing one
+#   FSDP_TARGETS="all" scripts/setup.sh    what to build (default: fsdp_app)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+TORCH_VERSION=2.11.0
+CUDA_RUNTIME_VERSION=13.0.96 # libtorch_cpu.so of the wheel is linked to these two; no driver is needed
+CUPTI_VERSION=13.0.85
+PACKAGES="cmake ninja-build g++ ccache mold python3 python3-pip nlohmann-json3-dev libcli11-dev libtomlplusplus-dev
+  libfmt-dev libxxhash-dev libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev"
+
+say() { printf '== %s\n' "$*"; }
+
+install_packages() {
+  local missing=()
+  for package in $PACKAGES; do
+    dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q '^install ok installed' || missing+=("$package")
+  done
+  # A program that is already here, from wherever, needs no package.
+  local needed=()
+  for package in "${missing[@]}"; do
+    case "$package" in
+      cmake | ccache | mold | python3) command -v "$package" >/dev/null || needed+=("$package") ;;
+      ninja-build) command -v ninja >/dev/null || needed+=("$package") ;;
+      g++) command -v g++ >/dev/null || needed+=("$package") ;;
+      python3-pip) python3 -m pip --version >/dev/null 2>&1 || needed+=("$package") ;;
+      *) needed+=("$package") ;;
+    esac
+  done
+  [ ${#needed[@]} -eq 0 ] && return
+  if ! command -v apt-get >/dev/null; then
+    echo "setup: install these with your package manager: ${needed[*]}" >&2
+    exit 2
+  fi
+  local sudo=""
+  [ "$(id -u)" -eq 0 ] || sudo="sudo"
+  say "installing system packages: ${needed[*]}"
+  $sudo apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends "${needed[@]}" >/dev/null
+}
+
+install_libtorch() {
+  local site=.deps/site-packages
+  [ -f "$site/torch/lib/libtorch_cpu.so" ] && [ -f "$site/.complete-$TORCH_VERSION" ] && return
+  say "installing LibTorch $TORCH_VERSION into .deps (about 530 MB to download, 1.2 GB on disk)"
+  rm -rf .deps/incoming
+  # The C++ libraries are the same in the wheel of every Python version; the platform is asked for by name so that the
+  # Python of this machine does not matter.
+  python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --no-compile \
+    --only-binary=:all: --python-version 3.11 --implementation cp \
+    --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+    --target .deps/incoming \
+    "torch==$TORCH_VERSION" "nvidia-cuda-runtime==$CUDA_RUNTIME_VERSION" "nvidia-cuda-cupti==$CUPTI_VERSION"
+  rm -rf "$site"
+  mv .deps/incoming "$site"
+  touch "$site/.complete-$TORCH_VERSION"
+}
+
+main() {
+  install_packages
+  local libtorch="${LIBTORCH_DIR:-}"
+  if [ -z "$libtorch" ]; then
+    install_libtorch
+    libtorch="$PWD/.deps/site-packages/torch"
+  fi
+  say "configuring build/release with LibTorch in ${libtorch#"$PWD"/}"
+  cmake --preset release -DLIBTORCH_DIR="$libtorch" >build-configure.log 2>&1 || { cat build-configure.log >&2; exit 1; }
+  rm -f build-configure.log
+  say "building"
+  # shellcheck disable=SC2086
+  cmake --build build/release --target ${FSDP_TARGETS:-fsdp_app}
+  mkdir -p bin
+  ln -sfn ../build/release/bin/fsdp bin/fsdp
+  say "ready: bin/fsdp"
+}
+
+main "$@"

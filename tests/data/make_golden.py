@@ -1,0 +1,164 @@
+#!/usr/bin/env python3
+"""Small golden set of this repository: two tiny models with the values that Hugging Face computes for them.
+
+    pip install torch==2.11.0 transformers==5.23.0 safetensors
+    python make_golden.py [OUT]          # OUT: the folder of this script unless given
+
+Files, written below OUT (all tensors in safetensors files):
+    models/<name>/  config.json, model.safetensors as save_pretrained writes them;
+                    expected.safetensors: input_ids, labels, logits, loss, grad.<parameter>;
+                    packed.safetensors: one row of three documents: input_ids, position_ids, labels, cu_seqlens, logits,
+                    loss, grad.* of the embedding and of the key projections
+    curves/<name>/  tokens.safetensors [steps, batch, seq + 1] int32, curve.json, final.safetensors (after curve fp32)
+
+Labels are shifted inside the loss: the logits at t predict labels[t + 1]; -100 carries no loss. What a step of a curve
+is: see train() below.
+"""
+import json
+import math
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch.func import functional_call
+from transformers import AutoModelForCausalLM, LlamaConfig, SmolLM3Config
+
+SEED = 977
+BATCH, LENGTH, DOCUMENTS = 3, 19, (9, 1, 14)
+HYPER = dict(steps=12, batch=4, seq=20, lr_max=1e-2, lr_min_ratio=0.1, warmup=3, betas=[0.9, 0.95], eps=1e-8,
+             weight_decay=0.1, decay_min_ndim=2, clip=1.0)
+MODELS = {
+    "smollm3-mini": SmolLM3Config(
+        vocab_size=67, hidden_size=24, intermediate_size=26, num_hidden_layers=3, num_attention_heads=6,
+        num_key_value_heads=3, no_rope_layers=[1, 0, 1], bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        max_position_embeddings=64, rope_parameters={"rope_type": "default", "rope_theta": 1e5}),
+    "llama3-mini": LlamaConfig(
+        vocab_size=61, hidden_size=21, intermediate_size=25, num_hidden_layers=2, num_attention_heads=3,
+        num_key_value_heads=1, head_dim=14, bos_token_id=1, eos_token_id=[2, 3], max_position_embeddings=96,
+        rms_norm_eps=1e-5, rope_parameters={"rope_type": "llama3", "rope_theta": 3e4, "factor": 4.0, "low_freq_factor": 1.0,
+                                            "high_freq_factor": 3.0, "original_max_position_embeddings": 24}),
+}
+
+
+def make_model(config, generator):
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1 + 0.2 * noise if parameter.ndim == 1 else 0.18 * noise)
+    return model
+
+
+def loss_of(logits, targets, reduction="mean"):
+    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100, reduction=reduction)
+
+
+def results(model, logits, loss):
+    model.zero_grad()
+    loss.backward()
+    return {"logits": logits.detach().contiguous(), "loss": loss.detach(),
+            **{f"grad.{name}": parameter.grad.clone() for name, parameter in model.named_parameters()}}
+
+
+def expected_values(model, generator):
+    ids = torch.randint(0, model.config.vocab_size, (BATCH, LENGTH), generator=generator)
+    ids[ids == model.config.pad_token_id] = 5  # Hugging Face gives the padding row no gradient from look-ups
+    labels = ids.clone()
+    labels[0, :4] = -100
+    labels[2, 10:13] = -100
+    logits = model(input_ids=ids, use_cache=False).logits
+    return {"input_ids": ids, "labels": labels, **results(model, logits, loss_of(logits[:, :-1], labels[:, 1:]))}
+
+
+def packed_values(model, generator):
+    documents = [torch.randint(4, model.config.vocab_size, (1, n), generator=generator) for n in DOCUMENTS]
+    logits = [model(input_ids=d, use_cache=False).logits for d in documents]
+    total = sum(loss_of(l[:, :-1], d[:, 1:], "sum") for l, d in zip(logits, documents) if d.shape[1] > 1)
+    values = results(model, torch.cat(logits, 1), total / (sum(DOCUMENTS) - len(DOCUMENTS)))
+    kept = {k: v for k, v in values.items() if not k.startswith("grad.") or "embed_tokens" in k or "k_proj" in k}
+    labels = torch.cat([torch.cat([torch.full((1, 1), -100), d[:, 1:]], 1) for d in documents], 1)
+    return {"input_ids": torch.cat(documents, 1), "labels": labels,
+            "position_ids": torch.cat([torch.arange(n) for n in DOCUMENTS])[None],
+            "cu_seqlens": torch.tensor([0, *DOCUMENTS]).cumsum(0).int(), **kept}
+
+
+def learning_rate(step):
+    """Linear to lr_max at step warmup - 1, then half a cosine to lr_min at the last step."""
+    n, high, low = step + 1, HYPER["lr_max"], HYPER["lr_max"] * HYPER["lr_min_ratio"]
+    if n <= HYPER["warmup"]:
+        return high * n / HYPER["warmup"]
+    return low + 0.5 * (high - low) * (1 + math.cos(math.pi * (n - HYPER["warmup"]) / (HYPER["steps"] - HYPER["warmup"])))
+
+
+def train(model, tokens, parts=1, bf16=False):
+    """Each step: forward and backward over `parts` equal parts of the batch, each loss divided by `parts`, gradients added
+    in fp32; clipping; AdamW on fp32 weights. With bf16 the forward runs on bf16 copies of all weights."""
+    parameters = list(model.parameters())
+    groups = [{"params": [p for p in parameters if p.ndim >= HYPER["decay_min_ndim"]], "weight_decay": HYPER["weight_decay"]},
+              {"params": [p for p in parameters if p.ndim < HYPER["decay_min_ndim"]], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=HYPER["betas"], eps=HYPER["eps"], foreach=False)
+    curve = {"loss": [], "grad_norm": [], "lr": []}
+    for step in range(HYPER["steps"]):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step)
+        optimizer.zero_grad()
+        total = 0.0
+        for part in tokens[step].long().chunk(parts):
+            weights = {name: p.bfloat16() if bf16 else p for name, p in model.named_parameters()}
+            logits = functional_call(model, weights, kwargs={"input_ids": part[:, :-1], "use_cache": False}).logits
+            loss = loss_of(logits, part[:, 1:]) / parts
+            loss.backward()
+            total += loss.item()
+        curve["loss"].append(total)
+        curve["grad_norm"].append(torch.nn.utils.clip_grad_norm_(parameters, HYPER["clip"]).item())
+        curve["lr"].append(learning_rate(step))
+        optimizer.step()
+    return curve
+
+
+def predictable_tokens(vocab, generator):
+    """Sequences in which each token has two possible successors."""
+    successors = torch.randint(4, vocab, (vocab, 2), generator=generator)
+    tokens = torch.randint(4, vocab, (HYPER["steps"], HYPER["batch"], HYPER["seq"] + 1), generator=generator)
+    for t in range(HYPER["seq"]):
+        choice = torch.randint(0, 2, tokens.shape[:2], generator=generator)
+        tokens[..., t + 1] = successors[tokens[..., t], choice]
+    return tokens.int()
+
+
+def make_curves(folder, model, generator):
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    tokens, curves = predictable_tokens(model.config.vocab_size, generator), {}
+    for name, options in {"fp32_accumulate_2x4": {"parts": 2}, "bf16_ranks_1": {"bf16": True},
+                          "bf16_ranks_2": {"bf16": True, "parts": 2}, "bf16_ranks_4": {"bf16": True, "parts": 4},
+                          "fp32": {}}.items():
+        model.load_state_dict(start)
+        curves[name] = train(model, tokens, **options)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({"tokens": tokens}, folder / "tokens.safetensors")
+    save_file({name: p.detach().clone() for name, p in model.named_parameters()}, folder / "final.safetensors")
+    text = json.dumps({"model": folder.name, "hyper": HYPER, "curves": curves}, indent=1)
+    (folder / "curve.json").write_text(text + "\n")
+
+
+def main():
+    out = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent)
+    for index, (name, config) in enumerate(MODELS.items()):
+        generator = torch.Generator().manual_seed(SEED + index)
+        model, folder = make_model(config, generator), out / "models" / name
+        model.save_pretrained(folder)
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        save_file(expected_values(model, generator), folder / "expected.safetensors")
+        save_file(packed_values(model, generator), folder / "packed.safetensors")
+        make_curves(out / "curves" / name, model, generator)
+        files = [f for part in ("models", "curves") for f in (out / part / name).iterdir()]
+        for file in files:
+            file.chmod(0o644)
+        size = sum(file.stat().st_size for file in files)
+        print(f"{name}: {sum(p.numel() for p in model.parameters())} parameters, {size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()

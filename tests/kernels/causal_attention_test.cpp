@@ -1,0 +1,94 @@
+#include "kernels/causal_attention.h"
+
+#include "tests/kernels/compare.h"
+
+namespace fsdp::kernels {
+namespace {
+
+// One document after the other, with everything in fp32.
+at::Tensor reference(const Inputs& in, std::vector<int64_t> lengths) {
+  const int64_t rows = in[0].size(0), length = in[0].size(1), heads = in[0].size(2), dim = in[0].size(3);
+  if (lengths.empty()) lengths.assign(static_cast<size_t>(length > 0 ? rows : 0), length);
+  const int64_t group = heads / in[1].size(2);
+  const auto by_head = [&](const at::Tensor& x, int64_t repeat) {
+    return x.to(at::kFloat).repeat_interleave(repeat, 2).reshape({rows * length, heads, dim}).transpose(0, 1);
+  };
+  const at::Tensor q = by_head(in[0], 1), k = by_head(in[1], group), v = by_head(in[2], group);
+  Inputs results;
+  int64_t first = 0;
+  for (const int64_t count : lengths) {
+    const auto part = [&](const at::Tensor& x) { return x.narrow(1, first, count); };
+    const at::Tensor scores = at::matmul(part(q), part(k).transpose(1, 2)) / std::sqrt(static_cast<double>(dim));
+    const at::Tensor future = at::ones({count, count}, at::kBool).triu(1);
+    results.push_back(at::matmul(scores.masked_fill(future, -INFINITY).softmax(-1), part(v)));
+    first += count;
+  }
+  const at::Tensor y = results.empty() ? q : at::cat(results, 1);
+  return y.transpose(0, 1).reshape(in[0].sizes()).to(in[0].scalar_type());
+}
+
+struct Case {
+  int64_t rows, length, heads, key_heads, dim;
+  std::vector<int64_t> documents;
+};
+
+TEST(CausalAttention, EqualsComposite) {
+  torch::manual_seed(1);
+  const std::vector<Case> cases = {{1, 1, 1, 1, 2, {}},          {2, 5, 4, 2, 10, {}},     {1, 64, 2, 1, 16, {}},
+                                   {2, 65, 3, 3, 18, {}},        {1, 200, 6, 2, 64, {}},   {0, 4, 2, 1, 8, {}},
+                                   {2, 0, 2, 1, 8, {}},          {1, 40, 4, 2, 8, {17, 1, 22}}, {2, 70, 2, 2, 24, {70, 69, 1}},
+                                   {1, 150, 2, 1, 32, {63, 65, 22}}};
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const Case& c : cases) {
+      const std::vector<int64_t> keys = {c.rows, c.length, c.key_heads, c.dim};
+      expect_same([&](const Inputs& in) { return causal_attention(in[0], in[1], in[2], c.documents); },
+                  [&](const Inputs& in) { return reference(in, c.documents); },
+                  {2 * values({c.rows, c.length, c.heads, c.dim}, dtype), values(keys, dtype), values(keys, dtype)},
+                  dtype == at::kFloat ? 1e-5 : 1.2e-2, c10::str(dtype, " T=", c.length, " D=", c.dim));
+    }
+  }
+}
+
+TEST(CausalAttention, TakesNonContiguousInputs) {
+  torch::manual_seed(2);
+  const auto view = [](const at::Tensor& x) { return x.transpose(1, 2); };
+  expect_same([&](const Inputs& in) { return causal_attention(view(in[0]), view(in[1]), view(in[2])); },
+              [&](const Inputs& in) { return reference({view(in[0]), view(in[1]), view(in[2])}, {}); },
+              {values({2, 4, 9, 8}, at::kFloat), values({2, 2, 9, 8}, at::kFloat), values({2, 2, 9, 8}, at::kFloat)}, 1e-5,
+              "transposed");
+}
+
+TEST(CausalAttention, DoesNotDependOnThreads) {
+  torch::manual_seed(3);
+  const Inputs inputs = {at::randn({2, 100, 4, 16}), at::randn({2, 100, 2, 16}), at::randn({2, 100, 2, 16})};
+  const int threads = at::get_num_threads();
+  std::vector<Inputs> results;
+  for (const int count : {1, 2, 3}) {
+    at::set_num_threads(count);
+    Inputs leaves;
+    for (const at::Tensor& input : inputs) leaves.push_back(input.detach().requires_grad_());
+    causal_attention(leaves[0], leaves[1], leaves[2]).pow(2).sum().backward();
+    results.push_back({leaves[0].grad(), leaves[1].grad(), leaves[2].grad()});
+  }
+  at::set_num_threads(threads);
+  for (const Inputs& result : results)
+    for (size_t i = 0; i < result.size(); ++i) EXPECT_TRUE(at::equal(result[i], results[0][i]));
+}
+
+TEST(CausalAttention, SurvivesLargeScores) {
+  const at::Tensor q = at::full({1, 20, 1, 4}, 300.0f), k = at::linspace(-100, 100, 80).view({1, 20, 1, 4}).contiguous();
+  expect_same([](const Inputs& in) { return causal_attention(in[0], in[1], in[2]); },
+              [](const Inputs& in) { return reference(in, {}); }, {q, k, at::randn({1, 20, 1, 4})}, 1e-4, "large");
+}
+
+TEST(CausalAttention, RefusesWhatDoesNotFit) {
+  const at::Tensor q = at::ones({1, 6, 4, 8}), k = at::ones({1, 6, 2, 8});
+  EXPECT_THROW(causal_attention(q, at::ones({1, 6, 3, 8}), at::ones({1, 6, 3, 8})), c10::Error);
+  EXPECT_THROW(causal_attention(q, k, at::ones({1, 5, 2, 8})), c10::Error);
+  EXPECT_THROW(causal_attention(q, k, k.to(at::kBFloat16)), c10::Error);
+  EXPECT_THROW(causal_attention(q, k, k, {2, 3}), c10::Error);
+  EXPECT_THROW(causal_attention(q, k, k, {0, 6}), c10::Error);
+}
+
+}  // namespace
+}  // namespace fsdp::kernels

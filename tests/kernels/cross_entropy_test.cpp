@@ -1,0 +1,96 @@
+#include "kernels/cross_entropy.h"
+
+#include "tests/kernels/compare.h"
+
+namespace fsdp::kernels {
+namespace {
+
+at::Tensor reference(const at::Tensor& logits, const at::Tensor& targets, Reduction reduction) {
+  return at::cross_entropy_loss(logits.to(at::kFloat), targets, {},
+                                reduction == Reduction::kMean ? at::Reduction::Mean : at::Reduction::Sum, kIgnoreIndex);
+}
+
+at::Tensor some_targets(int64_t count, int64_t vocab, bool ignore) {
+  at::Tensor targets = at::randint(0, vocab, {count}, at::kLong);
+  if (ignore && count > 2) targets.slice(0, 1, count, 3).fill_(kIgnoreIndex);
+  return targets;
+}
+
+TEST(CrossEntropy, EqualsComposite) {
+  torch::manual_seed(1);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const auto& [count, vocab] : std::vector<std::pair<int64_t, int64_t>>{
+             {1, 1}, {1, 7}, {5, 16}, {9, 17}, {30, 320}, {200, 1001}, {3, 32000}}) {
+      for (const bool ignore : {false, true}) {
+        for (const auto reduction : {Reduction::kSum, Reduction::kMean}) {
+          const at::Tensor targets = some_targets(count, vocab, ignore);
+          expect_same([&](const Inputs& in) { return cross_entropy(in[0], targets, reduction); },
+                      [&](const Inputs& in) { return reference(in[0], targets, reduction); },
+                      {3 * values({count, vocab}, dtype)}, tolerance_of(dtype), c10::str(dtype, " ", count, "x", vocab));
+        }
+      }
+    }
+  }
+}
+
+TEST(CrossEntropy, TakesNonContiguousLogits) {
+  torch::manual_seed(2);
+  const at::Tensor targets = some_targets(8, 5, true);
+  expect_same([&](const Inputs& in) { return cross_entropy(in[0].t(), targets); },
+              [&](const Inputs& in) { return reference(in[0].t(), targets, Reduction::kMean); },
+              {values({5, 8}, at::kFloat)}, 4e-6, "transposed");
+}
+
+TEST(CrossEntropy, LossOfBfloat16LogitsIsExactToFp32) {
+  torch::manual_seed(3);
+  const at::Tensor logits = 4 * values({50, 300}, at::kBFloat16), targets = some_targets(50, 300, true);
+  EXPECT_NEAR(cross_entropy(logits, targets).item<double>(),
+              reference(logits, targets, Reduction::kMean).item<double>(), 2e-6);
+}
+
+TEST(CrossEntropy, ScalesWithTheIncomingGradient) {
+  torch::manual_seed(4);
+  const at::Tensor targets = some_targets(6, 9, false);
+  expect_same([&](const Inputs& in) { return cross_entropy(in[0], targets) / 4; },
+              [&](const Inputs& in) { return reference(in[0], targets, Reduction::kMean) / 4; },
+              {values({6, 9}, at::kFloat)}, 4e-6, "divided");
+}
+
+TEST(CrossEntropy, NothingToPredictIsZero) {
+  for (const int64_t count : {0, 3}) {
+    const at::Tensor logits = at::randn({count, 8}).requires_grad_();
+    const at::Tensor targets = at::full({count}, kIgnoreIndex, at::kLong);
+    const at::Tensor loss = cross_entropy(logits, targets);
+    loss.backward();
+    EXPECT_EQ(loss.item<float>(), 0.0f);
+    EXPECT_TRUE((logits.grad() == 0).all().item<bool>());
+    EXPECT_EQ(count_valid_targets(targets), 0);
+  }
+}
+
+TEST(CrossEntropy, SurvivesLargeLogitsAndPassesNanOn) {
+  const at::Tensor targets = at::zeros({1}, at::kLong);
+  EXPECT_NEAR(cross_entropy(at::tensor({-1e30f, 0.0f, 1e4f}).view({1, 3}), at::ones({1}, at::kLong)).item<float>(), 1e4f, 1e-2);
+  EXPECT_TRUE(std::isnan(cross_entropy(at::full({1, 20}, NAN), targets).item<float>()));
+  at::Tensor one_nan = at::zeros({1, 40});
+  one_nan[0][17] = NAN;
+  EXPECT_TRUE(std::isnan(cross_entropy(one_nan, targets).item<float>()));
+}
+
+TEST(CrossEntropy, NamesTheTargetThatIsOutsideTheVocabulary) {
+  for (const int64_t bad : {7, -1, 1000}) {
+    try {
+      cross_entropy(at::zeros({2, 7}), at::tensor({int64_t{3}, bad}));
+      FAIL() << "no error for target " << bad;
+    } catch (const c10::Error& error) {
+      const std::string message = error.what_without_backtrace();
+      EXPECT_NE(message.find("got " + std::to_string(bad)), std::string::npos) << message;
+      EXPECT_NE(message.find("7 entries"), std::string::npos) << message;
+    }
+  }
+  EXPECT_THROW(cross_entropy(at::zeros({2, 7}), at::zeros({3}, at::kLong)), c10::Error);
+  EXPECT_THROW(cross_entropy(at::zeros({2, 7}), at::zeros({2}, at::kInt)), c10::Error);
+}
+
+}  // namespace
+}  // namespace fsdp::kernels

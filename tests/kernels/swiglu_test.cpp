@@ -1,0 +1,46 @@
+#include "kernels/swiglu.h"
+
+#include "tests/kernels/compare.h"
+
+namespace fsdp::kernels {
+namespace {
+
+at::Tensor reference(const Inputs& in) {
+  return at::silu(in[0]) * in[1];
+}
+
+at::Tensor kernel(const Inputs& in) {
+  return swiglu(in[0], in[1]);
+}
+
+TEST(SwiGlu, EqualsComposite) {
+  torch::manual_seed(1);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const auto& shape : std::vector<std::vector<int64_t>>{{1}, {15}, {16}, {3, 17}, {2, 5, 64}, {130, 257}, {0}, {4, 0}})
+      expect_same(kernel, reference, {3 * values(shape, dtype), values(shape, dtype)}, tolerance_of(dtype),
+                  c10::str(dtype, " ", shape));
+  }
+}
+
+TEST(SwiGlu, TakesNonContiguousInputs) {
+  torch::manual_seed(2);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    expect_same([](const Inputs& in) { return swiglu(in[0].t(), in[1].slice(1, 0, 14, 2)); },
+                [](const Inputs& in) { return at::silu(in[0].t()) * in[1].slice(1, 0, 14, 2); },
+                {values({7, 9}, dtype), values({9, 14}, dtype)}, tolerance_of(dtype), c10::str(dtype));
+  }
+}
+
+TEST(SwiGlu, SaturatesWithoutNan) {
+  const at::Tensor gate = at::tensor({-1e30f, -200.0f, -88.0f, 0.0f, 88.0f, 200.0f, 1e30f});
+  expect_same(kernel, reference, {gate, at::ones({7})}, 1e-6, "extremes");
+  EXPECT_TRUE(swiglu(at::full({1}, NAN), at::ones({1})).isnan().all().item<bool>());
+}
+
+TEST(SwiGlu, RefusesWhatDoesNotFit) {
+  EXPECT_THROW(swiglu(at::ones({2}), at::ones({3})), c10::Error);
+  EXPECT_THROW(swiglu(at::ones({2}), at::ones({2}, at::kBFloat16)), c10::Error);
+}
+
+}  // namespace
+}  // namespace fsdp::kernels

@@ -1,0 +1,186 @@
+#include "models/decoder_config.h"
+
+#include <gtest/gtest.h>
+
+#include "io/error.h"
+
+namespace fsdp::models {
+namespace {
+
+using nlohmann::json;
+
+json llama() {
+  return {{"architectures", {"LlamaForCausalLM"}},
+          {"model_type", "llama"},
+          {"vocab_size", 100},
+          {"hidden_size", 32},
+          {"intermediate_size", 48},
+          {"num_hidden_layers", 3},
+          {"num_attention_heads", 4},
+          {"rope_theta", 5e5}};
+}
+
+json with(json object, const char* key, json value) {
+  object[key] = std::move(value);
+  return object;
+}
+
+std::string error_of(const json& object) {
+  try {
+    parse_decoder_config(object, "test");
+  } catch (const io::Error& error) {
+    EXPECT_EQ(error.kind(), io::ErrorKind::kModel);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(DecoderConfig, AbsentKeysFollowTheFamily) {
+  const DecoderConfig config = parse_decoder_config(llama(), "test");
+  EXPECT_EQ(config.num_key_value_heads, 4);
+  EXPECT_EQ(config.head_dim, 8);
+  EXPECT_EQ(config.rope.theta, 5e5);
+  EXPECT_EQ(config.rms_norm_eps, 1e-6);
+  EXPECT_FALSE(config.tie_word_embeddings);
+  EXPECT_TRUE(config.has_rope(2));
+  EXPECT_TRUE(config.warnings.empty());
+
+  json object = llama();
+  object["model_type"] = "smollm3";
+  object.erase("architectures");
+  object.erase("rope_theta");
+  object["num_hidden_layers"] = 8;
+  const DecoderConfig smollm3 = parse_decoder_config(object, "test");
+  EXPECT_EQ(smollm3.rope.theta, 2e6);
+  EXPECT_TRUE(smollm3.tie_word_embeddings);
+  EXPECT_EQ(smollm3.no_rope_layers, (std::vector<bool>{true, true, true, false, true, true, true, false}));
+}
+
+TEST(DecoderConfig, BothLayoutsOfTheRotaryEmbedding) {
+  const json scaling = {{"rope_type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0},
+                        {"original_max_position_embeddings", 64}};
+  const DecoderConfig old_layout = parse_decoder_config(with(llama(), "rope_scaling", scaling), "test");
+  json object = llama();
+  object.erase("rope_theta");
+  object["rope_parameters"] = with(scaling, "rope_theta", 5e5);
+  const DecoderConfig new_layout = parse_decoder_config(object, "test");
+  for (const DecoderConfig& config : {old_layout, new_layout}) {
+    EXPECT_EQ(config.rope.kind, RopeConfig::Kind::kLlama3);
+    EXPECT_EQ(config.rope.theta, 5e5);
+    EXPECT_EQ(config.rope.factor, 8);
+    EXPECT_EQ(config.rope.original_max_position_embeddings, 64);
+  }
+  // Both present: rope_scaling wins unless it is empty; its missing theta comes from the top level.
+  object["rope_scaling"] = {{"type", "default"}};
+  object["rope_theta"] = 7e4;
+  EXPECT_EQ(parse_decoder_config(object, "test").rope.kind, RopeConfig::Kind::kDefault);
+  EXPECT_EQ(parse_decoder_config(object, "test").rope.theta, 7e4);
+  object["rope_scaling"] = json::object();
+  EXPECT_EQ(parse_decoder_config(object, "test").rope.kind, RopeConfig::Kind::kLlama3);
+}
+
+TEST(DecoderConfig, RoundTripsThroughHuggingFace) {
+  json object = llama();
+  object["eos_token_id"] = {2, 5};
+  object["bos_token_id"] = 1;
+  object["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0},
+                            {"original_max_position_embeddings", 64}};
+  const DecoderConfig config = parse_decoder_config(object, "test");
+  EXPECT_EQ(config.eos_token_ids, (std::vector<int64_t>{2, 5}));
+  const json written = to_hugging_face(config);
+  const DecoderConfig again = parse_decoder_config(written, "test");
+  EXPECT_EQ(to_hugging_face(again), written);
+  EXPECT_TRUE(again.warnings.empty());
+}
+
+TEST(DecoderConfig, RefusesEverySettingThatChangesTheMaths) {
+  const std::vector<std::pair<const char*, json>> cases = {
+      {"attention_bias", true},
+      {"mlp_bias", true},
+      {"attention_dropout", 0.1},
+      {"hidden_act", "gelu"},
+      {"sliding_window", 4096},
+      {"layer_types", {"full_attention", "sliding_attention", "full_attention"}},
+      {"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}},
+      {"rope_scaling", {{"rope_type", "dynamic"}, {"factor", 2.0}}},
+      {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}}},
+      {"rope_scaling", {{"rope_type", "llama3"}, {"factor", 2.0}}},
+      {"rope_parameters", {{"full_attention", {{"rope_theta", 1e4}}}}},
+      {"rope_parameters", {{"rope_type", "default"}, {"partial_rotary_factor", 0.5}}},
+      {"partial_rotary_factor", 0.5},
+      {"quantization_config", {{"bits", 4}}},
+      {"no_rope_layers", {1, 0, 1}},
+      {"num_key_value_heads", 3},
+      {"num_key_value_heads", 0},
+      {"head_dim", 7},
+      {"vocab_size", "many"},
+      {"vocab_size", -1},
+      {"vocab_size", 18446744073709551615u},
+      {"num_hidden_layers", 1.5},
+      {"rms_norm_eps", "small"},
+      {"eos_token_id", {1, 100}},
+      {"tie_word_embeddings", "yes"},
+      {"architectures", {"LlamaForSequenceClassification"}}};
+  for (const auto& [key, value] : cases) {
+    const std::string message = error_of(with(llama(), key, value));
+    EXPECT_NE(message.find(key), std::string::npos) << key << " = " << value << ": " << message;
+  }
+}
+
+TEST(DecoderConfig, AcceptsTheSameSettingsWhenTheyAreNeutral) {
+  json object = llama();
+  object.update({{"attention_bias", false}, {"attention_dropout", 0.0}, {"hidden_act", "silu"}, {"sliding_window", 4096},
+                 {"use_sliding_window", false}, {"rope_scaling", nullptr}, {"head_dim", nullptr}, {"pretraining_tp", 2},
+                 {"quantization_config", nullptr}, {"pad_token_id", -1}});
+  EXPECT_EQ(error_of(object), "");
+  EXPECT_TRUE(parse_decoder_config(object, "test").warnings.empty());
+}
+
+TEST(DecoderConfig, OtherFamiliesAreRefusedWithTheSupportedOnes) {
+  for (const char* type : {"mistral", "qwen2", "qwen3", "gpt2"}) {
+    const std::string message = error_of(with(llama(), "model_type", type));
+    EXPECT_NE(message.find(type), std::string::npos);
+    EXPECT_NE(message.find("smollm3"), std::string::npos);
+  }
+}
+
+TEST(DecoderConfig, OneTableListsAllObjections) {
+  json object = llama();
+  object.update({{"attention_bias", true}, {"hidden_act", "relu"}, {"rope_scaling", {{"type", "yarn"}}}});
+  object.erase("vocab_size");
+  const std::string message = error_of(object);
+  EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 5);
+  for (const char* text : {"attention_bias", "\"relu\"", "rope_scaling.type", "(absent)"})
+    EXPECT_NE(message.find(text), std::string::npos) << message;
+}
+
+TEST(DecoderConfig, UnknownKeysAreToldAndNotFatal) {
+  const DecoderConfig config = parse_decoder_config(with(llama(), "shiny_new_option", 3), "test");
+  ASSERT_EQ(config.warnings.size(), 1u);
+  EXPECT_NE(config.warnings[0].find("shiny_new_option"), std::string::npos);
+}
+
+TEST(DecoderConfig, RefusesOtherJson) {
+  for (const json& value : {json(nullptr), json(3), json::array({1})}) EXPECT_NE(error_of(value), "");
+  EXPECT_NE(error_of(json::object()).find("num_attention_heads"), std::string::npos);
+}
+
+// Numbers of Hugging Face's own model, and of its published formula.
+TEST(DecoderConfig, CountsParametersAndFlops) {
+  DecoderConfig config;
+  config.model_type = "smollm3";
+  config.vocab_size = 128256;
+  config.hidden_size = 2048;
+  config.intermediate_size = 11008;
+  config.num_hidden_layers = 36;
+  config.num_attention_heads = 16;
+  config.num_key_value_heads = 4;
+  config.head_dim = 128;
+  config.tie_word_embeddings = true;
+  EXPECT_EQ(num_parameters(config), 3075098624);
+  EXPECT_NEAR(flops_per_token(config, 8192) / 1e9, 22.074, 1e-3);
+  EXPECT_NEAR(flops_per_token(config, 2048) / 1e9, 19.356, 1e-3);
+}
+
+}  // namespace
+}  // namespace fsdp::models

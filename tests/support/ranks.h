@@ -1,0 +1,57 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "fsdp/comm/connection.h"
+#include "fsdp/mesh/mesh.h"
+
+namespace fsdp::testing {
+
+inline constexpr auto kTestDeadline = std::chrono::seconds(30);
+
+// Runs `body` on `size` ranks, which are threads of this process over Gloo on loopback, and returns when all have ended.
+// Rethrows the failure of the lowest rank that failed.
+inline void run_ranks(int size, const std::function<void(const World&)>& body,
+                      std::chrono::milliseconds deadline = kTestDeadline) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::exception_ptr> failures(static_cast<size_t>(size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        at::set_num_threads(1);
+        comm::ConnectOptions options;
+        options.deadline = deadline;
+        body(size == 1 ? comm::connect_alone() : comm::connect(store, rank, size, options));
+      } catch (...) {
+        failures[static_cast<size_t>(rank)] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
+}
+
+// Builds something with torch's global generator, which threads share: same seed, same values, on every rank.
+template <class Make>
+auto make_seeded(uint64_t seed, Make make) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  torch::manual_seed(seed);
+  return make();
+}
+
+// A generator of this thread's own.
+inline at::Generator generator(uint64_t seed) { return at::make_generator<at::CPUGeneratorImpl>(seed); }
+
+}  // namespace fsdp::testing

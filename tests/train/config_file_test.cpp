@@ -1,0 +1,119 @@
+#include "train/config_file.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "fsdp/base/error.h"
+#include "tests/io/temporary_folder.h"
+
+namespace fsdp::train {
+namespace {
+
+class ConfigFile : public testing::Test {
+ protected:
+  std::string write(const std::string& text) {
+    const std::string path = folder_ / "run.toml";
+    std::ofstream(path) << text;
+    return path;
+  }
+  // The message of the error, without the folder.
+  std::string failure(const std::string& text, const std::vector<std::string>& overrides = {}) {
+    try {
+      load_config(text.empty() ? "" : write(text), overrides);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kUsage);
+      const std::string message = error.what();
+      EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+      const size_t file = message.find("run.toml");
+      return file == std::string::npos ? message : message.substr(file);
+    }
+    return "no error";
+  }
+
+  io::TemporaryFolder folder_;
+};
+
+TEST_F(ConfigFile, ReadsEveryTypeAndKeepsDefaults) {
+  const Config config = load_config(write("[model]\nlayers = 3\ntie_embeddings = false\n[train]\nlr = 2e-3\nclip = 1\n"
+                                          "[shard]\nstrategy = \"zero2\"\nreshard_after_forward = false\n"),
+                                    {"--train.steps=77", "--output.folder=some where", "--train.lr=0.5"});
+  EXPECT_EQ(config.model.layers, 3);
+  EXPECT_FALSE(config.model.tie_embeddings);
+  EXPECT_EQ(config.train.clip, 1.0);
+  EXPECT_EQ(config.train.lr, 0.5);
+  EXPECT_EQ(config.train.steps, 77);
+  EXPECT_EQ(config.shard.strategy, "zero2");
+  EXPECT_EQ(config.shard.reshard_after_forward, "false");
+  EXPECT_EQ(config.output.folder, "some where");
+  EXPECT_EQ(config.train.beta2, Config().train.beta2);
+}
+
+TEST_F(ConfigFile, EmptyFileMeansDefaults) {
+  EXPECT_EQ(config_to_toml(load_config(write(""), {})), config_to_toml(Config()));
+}
+
+TEST_F(ConfigFile, WhatItWritesReadsBackUnchanged) {
+  Config config;
+  config.train.lr = 0.1 + 0.2;
+  config.model.path = "a \"quoted\" \\ path\twith \x01";
+  config.train.weight_decay = 0;
+  const std::string text = config_to_toml(config);
+  EXPECT_EQ(config_to_toml(load_config(write(text), {})), text);
+}
+
+TEST_F(ConfigFile, UnknownKeyNamesPlaceAndNearest) {
+  EXPECT_EQ(failure("[train]\nlr = 1e-3\nwarmup = 3\n"),
+            "run.toml:3:1: unknown key train.warmup; did you mean train.warmup_steps? "
+            "`fsdp train --help` lists all keys");
+  EXPECT_NE(failure("[trian]\nlr = 1\n").find("run.toml:2:1: unknown key trian.lr; did you mean train.lr?"), std::string::npos);
+  EXPECT_NE(failure("[data]\nlr = 1\n").find("did you mean train.lr?"), std::string::npos);
+  EXPECT_NE(failure("lr = 1\n").find("unknown key lr; did you mean train.lr?"), std::string::npos);
+  EXPECT_NE(failure("[nothing]\n").find("unknown section [nothing]"), std::string::npos);
+  EXPECT_NE(failure("", {"--train.stepz=4"}).find("--train.stepz: unknown key train.stepz; did you mean train.steps?"),
+            std::string::npos);
+}
+
+TEST_F(ConfigFile, WrongTypeNamesPlaceAndExpectedType) {
+  EXPECT_EQ(failure("[train]\nsteps = \"ten\"\n"),
+            "run.toml:2:9: train.steps: got a value of type string, expected integer (at least 1)");
+  EXPECT_NE(failure("[train]\nsteps = 1.5\n").find("expected integer"), std::string::npos);
+  EXPECT_NE(failure("[model]\ntie_embeddings = 1\n").find("expected boolean"), std::string::npos);
+  EXPECT_NE(failure("[train]\nlr = [1]\n").find("type array, expected number"), std::string::npos);
+  EXPECT_NE(failure("", {"--train.steps=1e3"}).find("--train.steps: got \"1e3\", expected integer"), std::string::npos);
+  EXPECT_NE(failure("", {"--train.lr=fast"}).find("expected number"), std::string::npos);
+  EXPECT_NE(failure("", {"--train.lr"}).find("--train.lr: no value"), std::string::npos);
+  EXPECT_NE(failure("", {"train.lr=1"}).find("unexpected argument"), std::string::npos);
+}
+
+TEST_F(ConfigFile, IllegalValueNamesWhatIsLegal) {
+  EXPECT_EQ(failure("[train]\nsteps = 0\n"), "run.toml:2:9: train.steps: got 0, expected at least 1");
+  EXPECT_NE(failure("[shard]\nprecision = \"fp64\"\n").find("expected one of: fp32, bf16"), std::string::npos);
+  EXPECT_NE(failure("[train]\nlr = nan\n").find("expected at least 0"), std::string::npos);
+  EXPECT_NE(failure("[train]\nmin_lr_ratio = 2.0\n").find("from 0 to 1"), std::string::npos);
+}
+
+TEST_F(ConfigFile, SyntaxErrorNamesPlace) {
+  EXPECT_EQ(failure("[train]\nlr = = 2\n").rfind("run.toml:2:6: ", 0), 0u) << failure("[train]\nlr = = 2\n");
+  EXPECT_NE(failure("[train]\nlr = 1\nlr = 2\n").find("run.toml:3:"), std::string::npos);
+}
+
+TEST_F(ConfigFile, ImpossibleCombinations) {
+  EXPECT_NE(failure("", {"--model.heads=3"}).find("expected hidden_size / heads to be an even integer"), std::string::npos);
+  EXPECT_NE(failure("", {"--model.kv_heads=3"}).find("expected a divisor of model.heads 4"), std::string::npos);
+  EXPECT_NE(failure("", {"--train.steps=10"}).find("expected at most train.steps 10"), std::string::npos);
+  EXPECT_NE(failure("", {"--train.fit_minutes=3", "--train.warmup_steps=5"}).find("at least 10"), std::string::npos);
+  EXPECT_NE(failure("", {"--model.weights=load"}).find("set model.path"), std::string::npos);
+}
+
+TEST_F(ConfigFile, MissingFile) {
+  try {
+    load_config(folder_ / "none.toml", {});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("none.toml: cannot be read"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::train

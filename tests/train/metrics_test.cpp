@@ -1,0 +1,82 @@
+#include "train/metrics.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "tests/io/temporary_folder.h"
+
+namespace fsdp::train {
+namespace {
+
+StepMetrics example() {
+  StepMetrics m;
+  m.step = 120;
+  m.steps = 2000;
+  m.tokens = 1000;
+  m.loss = 2.3141;
+  m.grad_norm = 0.8249;
+  m.lr = 3e-4;
+  m.step_ms = 12.5;
+  m.tokens_per_s = 41210.4;
+  m.num_ranks = 2;
+  m.eta_s = 2470;
+  m.memory.resident = int64_t{812} << 20;
+  return m;
+}
+
+TEST(Metrics, ProgressLine) {
+  EXPECT_EQ(progress_line(example()).rfind("step 120/2000 loss 2.314 gnorm 0.82 lr 3.0e-4 | 41,210 tok/s | mem 812", 0), 0u)
+      << progress_line(example());
+  EXPECT_NE(progress_line(example()).find("| eta 00:41:10"), std::string::npos);
+}
+
+TEST(Metrics, JsonHasTheDocumentedFields) {
+  const auto json = nlohmann::json::parse(to_json(example()));
+  for (const char* key : {"step", "tokens", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s",
+                          "tokens_per_s_per_rank", "mfu", "memory", "comm"}) {
+    EXPECT_TRUE(json.contains(key)) << key;
+  }
+  for (const char* key : {"resident_bytes", "peak_bytes", "params", "grads", "optimizer", "activations", "comm"}) {
+    EXPECT_TRUE(json["memory"].contains(key)) << key;
+  }
+  for (const char* key : {"gathers", "reduces", "bytes", "exposed_ms"}) {
+    EXPECT_TRUE(json["comm"].contains(key)) << key;
+  }
+  EXPECT_EQ(json["tokens_per_s_per_rank"], 41210.4 / 2);
+}
+
+TEST(Metrics, NotANumberIsNull) {
+  StepMetrics m = example();
+  m.loss = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_TRUE(nlohmann::json::parse(to_json(m))["loss"].is_null());
+}
+
+TEST(Metrics, HeldoutLossPerByte) {
+  const HeldoutLoss loss{.nats = 138.62943611198907, .targets = 110, .bytes = 100};
+  EXPECT_DOUBLE_EQ(loss.nats_per_byte(), 1.3862943611198907);
+  EXPECT_NEAR(loss.bits_per_byte(), 2.0, 1e-12);
+  EXPECT_EQ(nlohmann::json::parse(to_json(7, loss))["step"], 7);
+}
+
+TEST(Metrics, FileStartsAnewAndAppendsLines) {
+  const io::TemporaryFolder folder;
+  for (int run = 0; run < 2; ++run) {
+    MetricsFile file(folder / "metrics.jsonl");
+    file.append("{}");
+    file.append("{\"a\":1}");
+  }
+  std::ifstream file(folder / "metrics.jsonl");
+  std::string line;
+  int count = 0;
+  while (std::getline(file, line)) {
+    EXPECT_TRUE(nlohmann::json::parse(line).is_object());
+    ++count;
+  }
+  EXPECT_EQ(count, 2);
+}
+
+}  // namespace
+}  // namespace fsdp::train

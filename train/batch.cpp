@@ -1,0 +1,43 @@
+#include "train/batch.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "kernels/cross_entropy.h"
+
+namespace fsdp::train {
+
+static_assert(kNoTarget == kernels::kIgnoreIndex);
+
+Batch make_batch(const PackedSplit& split, std::span<const int64_t> sequences) {
+  const int64_t length = split.sequence_length();
+  const auto rows = static_cast<int64_t>(std::max<size_t>(1, sequences.size()));
+  Batch batch;
+  batch.input_ids_BT = at::empty({rows, length}, at::kLong);
+  batch.targets_N = at::empty({rows * length}, at::kLong);
+  std::vector<int32_t> starts;
+  for (int64_t row = 0; row < rows; ++row) {
+    const Example example = split.read(sequences.empty() ? 0 : sequences[static_cast<size_t>(row)]);
+    std::copy(example.inputs.begin(), example.inputs.end(), batch.input_ids_BT.mutable_data_ptr<int64_t>() + row * length);
+    std::copy(example.targets.begin(), example.targets.end(), batch.targets_N.mutable_data_ptr<int64_t>() + row * length);
+    for (const int64_t start : example.segment_starts) {
+      starts.push_back(static_cast<int32_t>(row * length + start));
+    }
+  }
+  if (sequences.empty()) {
+    batch.targets_N.fill_(kNoTarget);
+  }
+  starts.push_back(static_cast<int32_t>(rows * length));
+  batch.sequence.cu_seqlens = at::tensor(starts, at::kInt);
+  return batch;
+}
+
+Part part_of(int64_t count, int rank, int size) { return {count * rank / size, count * (rank + 1) / size}; }
+
+at::Tensor summed_loss(models::Decoder& model, const Batch& batch) {
+  const at::Tensor logits_BTV = model->forward(batch.input_ids_BT, batch.sequence);
+  return kernels::cross_entropy(logits_BTV.flatten(0, 1), batch.targets_N, kernels::Reduction::kSum);
+}
+
+}  // namespace fsdp::train

@@ -1,0 +1,49 @@
+#include "train/batch_source.h"
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "fsdp/base/error.h"
+
+namespace fsdp::train {
+
+void check_batch(const TrainConfig& config, const World& world, const PackedSplit& data) {
+  const int64_t batch = config.batch_sequences;
+  const int64_t unit = world.size * std::max<int64_t>(1, config.microbatch_sequences);
+  if (batch % unit != 0) {
+    throw Error(ErrorCode::kUsage, "[train] train.batch_sequences: got " + std::to_string(batch) + ", expected a multiple of " +
+                                  std::to_string(unit) + " (" + std::to_string(world.size) +
+                                  " ranks x microbatch_sequences). Set it to " +
+                                  std::to_string((batch + unit - 1) / unit * unit) + ", or change the number of ranks.");
+  }
+  if (data.num_sequences() < batch) {
+    throw Error(ErrorCode::kData,
+           "[train] the data has " + std::to_string(data.num_sequences()) + " sequences of " +
+               std::to_string(data.sequence_length()) + " tokens, one batch for " + std::to_string(world.size) +
+               " rank(s) needs " + std::to_string(batch) +
+               ". Lower train.batch_sequences, data.sequence_length or the number of ranks, or add data.");
+  }
+}
+
+PackedBatches::PackedBatches(const TrainConfig& config, const World& world, const PackedSplit& data)
+    : data_(data),
+      order_(static_cast<uint64_t>(config.seed), std::max<int64_t>(1, data.num_sequences()), config.batch_sequences),
+      rank_(world.rank),
+      rank_sequences_(config.batch_sequences / world.size),
+      micro_sequences_(config.microbatch_sequences > 0 ? config.microbatch_sequences : rank_sequences_) {
+  check_batch(config, world, data);
+}
+
+int64_t PackedBatches::num_targets(int64_t step) const {
+  return std::max<int64_t>(1, data_.num_targets(order_.sequences(step)));
+}
+
+Batch PackedBatches::microbatch(int64_t step, int64_t micro) const {
+  const std::vector<int64_t> global_batch = order_.sequences(step);
+  const int64_t first = rank_ * rank_sequences_ + micro * micro_sequences_;
+  return make_batch(data_, std::span(global_batch).subspan(static_cast<size_t>(first), static_cast<size_t>(micro_sequences_)));
+}
+
+}  // namespace fsdp::train

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+
+#include "fsdp/mesh/mesh.h"
+#include "train/batch.h"
+#include "train/config.h"
+#include "train/data_order.h"
+#include "train/packed_split.h"
+
+namespace fsdp::train {
+
+// Where a trainer gets its batches. The global batch of a step does not depend on the number of ranks; each rank is given
+// its part of it, cut into microbatches. Every rank has the same number of microbatches, if need be without targets.
+class BatchSource {
+ public:
+  virtual ~BatchSource() = default;
+
+  virtual int64_t num_microbatches() const = 0;
+  // Predicted tokens of the global batch of `step`: what the loss is divided by. Never 0.
+  virtual int64_t num_targets(int64_t step) const = 0;
+  // Microbatch number `micro` of this rank.
+  virtual Batch microbatch(int64_t step, int64_t micro) const = 0;
+};
+
+// Can every rank have an equal part of each batch, and is there one? Throws Error(kUsage | kData) that names the fix.
+void check_batch(const TrainConfig& config, const World& world, const PackedSplit& data);
+
+// The shuffled sequences of a split: rank r has the r-th contiguous part of each global batch.
+class PackedBatches : public BatchSource {
+ public:
+  // `data` must outlive this. Throws as check_batch().
+  PackedBatches(const TrainConfig& config, const World& world, const PackedSplit& data);
+
+  int64_t num_microbatches() const override { return rank_sequences_ / micro_sequences_; }
+  int64_t num_targets(int64_t step) const override;
+  Batch microbatch(int64_t step, int64_t micro) const override;
+
+ private:
+  const PackedSplit& data_;
+  DataOrder order_;
+  int64_t rank_;
+  int64_t rank_sequences_;   // of each global batch
+  int64_t micro_sequences_;  // of each microbatch
+};
+
+}  // namespace fsdp::train

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace fsdp::train {
+
+// What a training run is told. Meaning, legal values and documentation of each member are in option_table.cpp; the
+// initialisers here are the defaults.
+
+struct ModelConfig {
+  std::string path;
+  std::string weights = "auto";
+  std::string family = "smollm3";
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 256;
+  int64_t layers = 6;
+  int64_t heads = 4;
+  int64_t kv_heads = 2;
+  int64_t ffn_size = 768;
+  bool tie_embeddings = true;
+  int64_t nope_interval = 4;
+  double rope_theta = 10000;
+  double norm_eps = 1e-6;
+  double init_std = 0.02;
+};
+
+struct DataConfig {
+  std::string path;
+  int64_t sequence_length = 512;
+  std::string train_split = "train";
+  std::string heldout_split = "heldout";
+};
+
+struct TrainConfig {
+  int64_t steps = 1000;
+  double fit_minutes = 0;
+  double max_minutes = 0;
+  int64_t batch_sequences = 16;
+  int64_t microbatch_sequences = 0;
+  int64_t seed = 1;
+  double lr = 1e-3;
+  double min_lr_ratio = 0.1;
+  int64_t warmup_steps = 50;
+  double clip = 1.0;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  int64_t log_every = 10;
+  int64_t eval_every = 0;
+  int64_t eval_batches = 0;
+  int64_t final_eval_batches = 0;
+};
+
+struct ShardConfig {
+  std::string strategy = "optim_grads_params";
+  std::string precision = "fp32";
+  std::string reshard_after_forward = "auto";
+  int64_t prefetch_depth = 1;
+};
+
+struct OutputConfig {
+  std::string folder = "runs/train";
+  std::string overwrite = "refuse";
+};
+
+struct Config {
+  ModelConfig model;
+  DataConfig data;
+  TrainConfig train;
+  ShardConfig shard;
+  OutputConfig output;
+};
+
+}  // namespace fsdp::train

@@ -1,0 +1,210 @@
+#include "train/config_file.h"
+
+#define TOML_HEADER_ONLY 1
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+
+#include "fsdp/base/error.h"
+#include "train/option_table.h"
+
+namespace fsdp::train {
+namespace {
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::kUsage, message); }
+
+std::string position(const std::string& path, const toml::source_region& source) {
+  return path + ":" + std::to_string(source.begin.line) + ":" + std::to_string(source.begin.column) + ": ";
+}
+
+[[noreturn]] void refuse_unknown(const std::string& where, const std::string& key) {
+  refuse(where + "unknown key " + key + "; did you mean " + nearest_option(key) +
+         "? `fsdp train --help` lists all keys");
+}
+
+[[noreturn]] void refuse_type(const std::string& where, const Option& option, const std::string& got) {
+  const std::string legal = option.rule.describe();
+  refuse(where + option.name + ": got " + got + ", expected " + option.type_name() +
+         (legal.empty() ? "" : " (" + legal + ")"));
+}
+
+void check_value(const std::string& where, const Option& option, const Config& config) {
+  const std::string expected = option.complaint(config);
+  if (!expected.empty()) {
+    refuse(where + option.name + ": got " + option.value(config) + ", expected " + expected);
+  }
+}
+
+// A choice such as `auto | true | false` may be written as a TOML boolean.
+bool offers_booleans(const Option& option) {
+  const auto& choices = option.rule.choices;
+  return std::find(choices.begin(), choices.end(), "true") != choices.end();
+}
+
+bool assign_node(const toml::node& node, const Option& option, Config& config) {
+  const Slot slot = option.slot(config);
+  if (const auto* boolean = std::get_if<bool*>(&slot)) {
+    return node.is_boolean() && (**boolean = node.as_boolean()->get(), true);
+  }
+  if (const auto* integer = std::get_if<int64_t*>(&slot)) {
+    return node.is_integer() && (**integer = node.as_integer()->get(), true);
+  }
+  if (const auto* number = std::get_if<double*>(&slot)) {
+    return node.is_number() && (**number = node.value<double>().value(), true);
+  }
+  std::string& text = *std::get<std::string*>(slot);
+  if (node.is_boolean() && offers_booleans(option)) {
+    text = node.as_boolean()->get() ? "true" : "false";
+    return true;
+  }
+  return node.is_string() && (text = node.as_string()->get(), true);
+}
+
+std::string describe_node(const toml::node& node) {
+  std::ostringstream text;
+  text << node.type();
+  return "a value of type " + text.str();
+}
+
+void apply_table(const std::string& path, const std::string& prefix, const toml::table& table, Config& config) {
+  for (const auto& [key, node] : table) {
+    const std::string name = prefix + std::string(key.str());
+    const std::string where = position(path, key.source());
+    if (const toml::table* inner = node.as_table()) {
+      const auto& all = option_table();
+      const bool is_section =
+          std::any_of(all.begin(), all.end(), [&](const Option& option) { return option.section() == name; });
+      if (!is_section && !inner->empty()) {
+        refuse_unknown(position(path, inner->begin()->first.source()), name + "." + std::string(inner->begin()->first.str()));
+      }
+      if (!is_section) {
+        refuse(where + "unknown section [" + name + "]; sections are model, data, train, shard, output");
+      }
+      apply_table(path, name + ".", *inner, config);
+      continue;
+    }
+    const Option* option = find_option(name);
+    if (option == nullptr) {
+      refuse_unknown(where, name);
+    }
+    if (!assign_node(node, *option, config)) {
+      refuse_type(position(path, node.source()), *option, describe_node(node));
+    }
+    check_value(position(path, node.source()), *option, config);
+  }
+}
+
+template <class Number>
+bool parse_number(const std::string& text, Number& number) {
+  const char* end = text.data() + text.size();
+  const auto result = std::from_chars(text.data(), end, number);
+  return result.ec == std::errc() && result.ptr == end;
+}
+
+bool assign_text(const std::string& value, const Option& option, Config& config) {
+  const Slot slot = option.slot(config);
+  if (const auto* boolean = std::get_if<bool*>(&slot)) {
+    **boolean = value == "true";
+    return value == "true" || value == "false";
+  }
+  if (const auto* integer = std::get_if<int64_t*>(&slot)) {
+    return parse_number(value, **integer);
+  }
+  if (const auto* number = std::get_if<double*>(&slot)) {
+    return parse_number(value, **number);
+  }
+  *std::get<std::string*>(slot) = value;
+  return true;
+}
+
+void apply_override(const std::string& argument, Config& config) {
+  const size_t equals = argument.find('=');
+  if (argument.rfind("--", 0) != 0) {
+    refuse("unexpected argument " + argument + "; a key is changed with --section.key=value");
+  }
+  const std::string name = argument.substr(2, equals == std::string::npos ? equals : equals - 2);
+  const Option* option = find_option(name);
+  if (option == nullptr) {
+    refuse_unknown("--" + name + ": ", name);
+  }
+  if (equals == std::string::npos) {
+    refuse("--" + name + ": no value; write --" + name + "=VALUE");
+  }
+  const std::string value = argument.substr(equals + 1);
+  if (!assign_text(value, *option, config)) {
+    refuse_type("--", *option, "\"" + value + "\"");
+  }
+  check_value("--", *option, config);
+}
+
+// What no single key can tell.
+void check_combinations(const Config& config) {
+  const ModelConfig& model = config.model;
+  if (model.path.empty()) {
+    if (model.hidden_size % model.heads != 0 || model.hidden_size / model.heads % 2 != 0) {
+      refuse("model.heads: got " + std::to_string(model.heads) + " heads for model.hidden_size " +
+             std::to_string(model.hidden_size) + ", expected hidden_size / heads to be an even integer");
+    }
+    if (model.heads % model.kv_heads != 0) {
+      refuse("model.kv_heads: got " + std::to_string(model.kv_heads) + ", expected a divisor of model.heads " +
+             std::to_string(model.heads));
+    }
+    if (model.weights == "load") {
+      refuse("model.weights: got \"load\" without model.path; set model.path to a folder with weights");
+    }
+  }
+  const TrainConfig& train = config.train;
+  if (train.warmup_steps > train.steps) {
+    refuse("train.warmup_steps: got " + std::to_string(train.warmup_steps) + ", expected at most train.steps " +
+           std::to_string(train.steps));
+  }
+  if (train.fit_minutes > 0 && train.warmup_steps < 10) {
+    refuse("train.fit_minutes needs train.warmup_steps of at least 10: speed is measured during the warm-up");
+  }
+}
+
+toml::table parse_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (!file.is_open() || file.bad()) {
+    refuse(path + ": cannot be read; pass an existing TOML file");
+  }
+  try {
+    return toml::parse(text, path);
+  } catch (const toml::parse_error& error) {
+    refuse(position(path, error.source()) + std::string(error.description()));
+  }
+}
+
+}  // namespace
+
+Config load_config(const std::string& path, const std::vector<std::string>& overrides) {
+  Config config;
+  if (!path.empty()) {
+    apply_table(path, "", parse_file(path), config);
+  }
+  for (const std::string& argument : overrides) {
+    apply_override(argument, config);
+  }
+  check_combinations(config);
+  return config;
+}
+
+std::string config_to_toml(const Config& config) {
+  std::ostringstream text;
+  std::string section;
+  for (const Option& option : option_table()) {
+    if (option.section() != section) {
+      text << (section.empty() ? "" : "\n") << "[" << option.section() << "]\n";
+      section = option.section();
+    }
+    text << option.name.substr(section.size() + 1) << " = " << option.value(config) << "\n";
+  }
+  return text.str();
+}
+
+}  // namespace fsdp::train

@@ -1,0 +1,36 @@
+#include "train/evaluation.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "train/batch.h"
+#include "train/byte_tokenizer.h"
+
+namespace fsdp::train {
+
+HeldoutLoss evaluate(ShardedModel& model, const World& world, const PackedSplit& split, int64_t batch_sequences,
+                     int64_t num_batches) {
+  const ForwardOnly scope(model.root);
+  const int64_t limit = num_batches > 0 ? num_batches * batch_sequences : split.num_sequences();
+  const int64_t num_sequences = std::min(limit, split.num_sequences());
+  at::Tensor sums = at::zeros({3}, at::kDouble);
+  double* sum = sums.mutable_data_ptr<double>();
+  for (int64_t first = 0; first < num_sequences; first += batch_sequences) {
+    const int64_t count = std::min(batch_sequences, num_sequences - first);
+    const Part part = part_of(count, world.rank, world.size);
+    std::vector<int64_t> sequences(static_cast<size_t>(part.end - part.begin));
+    std::iota(sequences.begin(), sequences.end(), first + part.begin);
+    const Batch batch = make_batch(split, sequences);
+    sum[0] += summed_loss(model.decoder, batch).item<double>();
+    const at::Tensor& targets = batch.targets_N;
+    sum[1] += targets.ne(kNoTarget).sum().item<double>();
+    sum[2] += at::logical_and(targets.ge(0), targets.lt(byte_tokenizer::kBegin)).sum().item<double>();
+  }
+  sums = sum_over_ranks(world, sums);
+  const double* total = sums.const_data_ptr<double>();
+  return {total[0], static_cast<int64_t>(total[1]), static_cast<int64_t>(total[2])};
+}
+
+}  // namespace fsdp::train

@@ -1,0 +1,293 @@
+#include "train/option_table.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <numeric>
+#include <sstream>
+#include <stdexcept>
+
+#include "fsdp/strategy/strategy.h"
+
+namespace fsdp::train {
+namespace {
+
+Rule any() { return {}; }
+Rule at_least(double least) { return {.least = least, .most = {}, .choices = {}, .accepts = {}}; }
+Rule between(double least, double most) { return {.least = least, .most = most, .choices = {}, .accepts = {}}; }
+Rule one_of(std::vector<std::string> choices, std::function<bool(const std::string&)> accepts = {}) {
+  return {.least = {}, .most = {}, .choices = std::move(choices), .accepts = std::move(accepts)};
+}
+
+bool is_strategy(const std::string& text) {
+  try {
+    parse_strategy(text);
+    return true;
+  } catch (const std::invalid_argument&) {
+    return false;
+  }
+}
+
+// The shortest text that reads back as the same number.
+std::string shortest(double value) {
+  char text[64];
+  const auto end = std::to_chars(text, text + sizeof(text), value).ptr;
+  return std::string(text, end);
+}
+
+// As `shortest`, but always a TOML float ("1.0", not "1").
+std::string toml_number(double value) {
+  std::string text = shortest(value);
+  return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
+}
+
+std::string toml_text(const std::string& value) {
+  std::string quoted = "\"";
+  for (const char c : value) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      quoted += '\\';
+      quoted += c;
+    } else if (byte < 0x20 || byte == 0x7f) {
+      char escape[8];
+      std::snprintf(escape, sizeof(escape), "\\u%04X", byte);
+      quoted += escape;
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + '"';
+}
+
+#define FSDP_SLOT(member) [](Config& config) -> Slot { return &config.member; }
+
+std::vector<Option> model_options() {
+  return {
+      {"model.path", FSDP_SLOT(model.path), any(),
+       "Hugging Face folder, or a config.json; empty: the model is made from the keys below"},
+      {"model.weights", FSDP_SLOT(model.weights), one_of({"auto", "load", "random"}),
+       "load: from model.path; random: drawn from train.seed; auto: load where model.path has weights"},
+      {"model.family", FSDP_SLOT(model.family), one_of({"smollm3", "llama"}), "architecture of a model made here"},
+      {"model.vocab_size", FSDP_SLOT(model.vocab_size), at_least(0), "0: what the data set needs"},
+      {"model.hidden_size", FSDP_SLOT(model.hidden_size), at_least(2), "width of the residual stream"},
+      {"model.layers", FSDP_SLOT(model.layers), at_least(1), "decoder blocks"},
+      {"model.heads", FSDP_SLOT(model.heads), at_least(1), "attention heads; hidden_size / heads is even"},
+      {"model.kv_heads", FSDP_SLOT(model.kv_heads), at_least(1), "heads of keys and values; divides heads"},
+      {"model.ffn_size", FSDP_SLOT(model.ffn_size), at_least(1), "inner width of the gated MLP"},
+      {"model.tie_embeddings", FSDP_SLOT(model.tie_embeddings), any(), "one matrix for input and output embedding"},
+      {"model.nope_interval", FSDP_SLOT(model.nope_interval), at_least(0),
+       "smollm3: every n-th layer has no rotary embedding; 0: all have it"},
+      {"model.rope_theta", FSDP_SLOT(model.rope_theta), at_least(1), "base of the rotary frequencies"},
+      {"model.norm_eps", FSDP_SLOT(model.norm_eps), at_least(0), "epsilon of the RMS norms"},
+      {"model.init_std", FSDP_SLOT(model.init_std), at_least(0), "standard deviation of random initial matrices"},
+  };
+}
+
+std::vector<Option> data_options() {
+  return {
+      {"data.path", FSDP_SLOT(data.path), any(), "data set folder, made by `fsdp prepare`"},
+      {"data.sequence_length", FSDP_SLOT(data.sequence_length), at_least(2),
+       "tokens per sequence; documents are packed into sequences, attention stays inside a document"},
+      {"data.train_split", FSDP_SLOT(data.train_split), any(), "split that is trained on"},
+      {"data.heldout_split", FSDP_SLOT(data.heldout_split), any(), "split that is evaluated on; empty: none"},
+  };
+}
+
+std::vector<Option> train_options() {
+  return {
+      {"train.steps", FSDP_SLOT(train.steps), at_least(1), "optimizer steps; the learning rate decays over all of them"},
+      {"train.fit_minutes", FSDP_SLOT(train.fit_minutes), at_least(0),
+       "once, at the end of the warm-up, lower train.steps so that training takes this long; 0: never. The steps chosen "
+       "are printed and stored, and repeat the run when given as train.steps"},
+      {"train.max_minutes", FSDP_SLOT(train.max_minutes), at_least(0),
+       "stop after the step in which this is reached, wherever the learning rate is then; 0: no limit"},
+      {"train.batch_sequences", FSDP_SLOT(train.batch_sequences), at_least(1),
+       "sequences per step, over all ranks; a multiple of ranks x microbatch_sequences"},
+      {"train.microbatch_sequences", FSDP_SLOT(train.microbatch_sequences), at_least(0),
+       "sequences per forward and backward of one rank; 0: all that a rank has in a step"},
+      {"train.seed", FSDP_SLOT(train.seed), at_least(0), "of random initial weights and of the order of the data"},
+      {"train.lr", FSDP_SLOT(train.lr), at_least(0), "learning rate at the end of the warm-up"},
+      {"train.min_lr_ratio", FSDP_SLOT(train.min_lr_ratio), between(0, 1), "the last step's learning rate / lr"},
+      {"train.warmup_steps", FSDP_SLOT(train.warmup_steps), at_least(0), "steps of linear warm-up; a cosine follows"},
+      {"train.clip", FSDP_SLOT(train.clip), at_least(0), "largest 2-norm of all gradients; 0: no clipping"},
+      {"train.beta1", FSDP_SLOT(train.beta1), between(0, 1), "AdamW: decay of the first moment"},
+      {"train.beta2", FSDP_SLOT(train.beta2), between(0, 1), "AdamW: decay of the second moment"},
+      {"train.eps", FSDP_SLOT(train.eps), at_least(0), "AdamW: epsilon"},
+      {"train.weight_decay", FSDP_SLOT(train.weight_decay), at_least(0),
+       "AdamW: decoupled, on parameters with at least 2 dims"},
+      {"train.log_every", FSDP_SLOT(train.log_every), at_least(1), "steps between two lines of log and metrics.jsonl"},
+      {"train.eval_every", FSDP_SLOT(train.eval_every), at_least(0),
+       "steps between two evaluations on the held-out split; 0: only at the end"},
+      {"train.eval_batches", FSDP_SLOT(train.eval_batches), at_least(0),
+       "batches of batch_sequences per evaluation during training; 0: the whole split"},
+      {"train.final_eval_batches", FSDP_SLOT(train.final_eval_batches), at_least(0),
+       "the same for the evaluation at the end; 0: the whole split"},
+  };
+}
+
+std::vector<Option> shard_options() {
+  return {
+      {"shard.strategy", FSDP_SLOT(shard.strategy),
+       one_of({"no_shard", "optim", "optim_grads", "optim_grads_params"}, is_strategy),
+       "what is cut over the ranks: nothing, optimizer state, also gradients, also weights; ZeRO-0 .. ZeRO-3, DDP, "
+       "SHARD_GRAD_OP and FULL_SHARD are understood too"},
+      {"shard.precision", FSDP_SLOT(shard.precision), one_of({"fp32", "bf16"}),
+       "bf16: compute and gather in bf16; main weights and gradient sums in fp32"},
+      {"shard.reshard_after_forward", FSDP_SLOT(shard.reshard_after_forward), one_of({"auto", "true", "false"}),
+       "free gathered weights between forward and backward; auto: as the strategy says"},
+      {"shard.prefetch_depth", FSDP_SLOT(shard.prefetch_depth), between(0, 16),
+       "units gathered ahead of the one that computes"},
+  };
+}
+
+std::vector<Option> output_options() {
+  return {
+      {"output.folder", FSDP_SLOT(output.folder), any(), "folder of config.toml, metrics.jsonl and model/"},
+      {"output.overwrite", FSDP_SLOT(output.overwrite), one_of({"refuse", "replace"}),
+       "what to do with the files of an earlier run in output.folder"},
+  };
+}
+
+#undef FSDP_SLOT
+
+size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+    }
+  }
+  return row[b.size()];
+}
+
+std::string last_part(const std::string& name) { return name.substr(name.rfind('.') + 1); }
+
+}  // namespace
+
+std::string Rule::describe() const {
+  if (!choices.empty()) {
+    std::string text = "one of: ";
+    for (size_t i = 0; i < choices.size(); ++i) {
+      text += (i == 0 ? "" : ", ") + choices[i];
+    }
+    return text;
+  }
+  if (least && most) {
+    return "from " + shortest(*least) + " to " + shortest(*most);
+  }
+  return least ? "at least " + shortest(*least) : "";
+}
+
+std::string Option::section() const { return name.substr(0, name.find('.')); }
+
+std::string Option::type_name() const {
+  Config defaults;
+  static const char* const kNames[] = {"boolean", "integer", "number", "text"};
+  return kNames[slot(defaults).index()];
+}
+
+std::string Option::value(const Config& config) const {
+  Config copy = config;
+  const Slot place = slot(copy);
+  if (const auto* boolean = std::get_if<bool*>(&place)) {
+    return **boolean ? "true" : "false";
+  }
+  if (const auto* integer = std::get_if<int64_t*>(&place)) {
+    return std::to_string(**integer);
+  }
+  if (const auto* number = std::get_if<double*>(&place)) {
+    return toml_number(**number);
+  }
+  return toml_text(*std::get<std::string*>(place));
+}
+
+std::string Option::complaint(const Config& config) const {
+  Config copy = config;
+  const Slot place = slot(copy);
+  bool legal = true;
+  if (const auto* text = std::get_if<std::string*>(&place)) {
+    const auto& choices = rule.choices;
+    legal = choices.empty() || std::find(choices.begin(), choices.end(), **text) != choices.end() ||
+            (rule.accepts && rule.accepts(**text));
+  } else if (!std::holds_alternative<bool*>(place)) {
+    const double number = std::holds_alternative<double*>(place) ? *std::get<double*>(place)
+                                                                 : static_cast<double>(*std::get<int64_t*>(place));
+    legal = number - number == 0 && number >= rule.least.value_or(number) && number <= rule.most.value_or(number);
+  }
+  return legal ? "" : (rule.describe().empty() ? "a finite number" : rule.describe());
+}
+
+const std::vector<Option>& option_table() {
+  static const std::vector<Option> table = [] {
+    std::vector<Option> all;
+    for (auto section : {model_options(), data_options(), train_options(), shard_options(), output_options()}) {
+      std::move(section.begin(), section.end(), std::back_inserter(all));
+    }
+    return all;
+  }();
+  return table;
+}
+
+const Option* find_option(const std::string& name) {
+  for (const Option& option : option_table()) {
+    if (option.name == name) {
+      return &option;
+    }
+  }
+  return nullptr;
+}
+
+std::string nearest_option(const std::string& name) {
+  const Option* best = nullptr;
+  size_t best_distance = 0;
+  for (const Option& option : option_table()) {
+    size_t distance = edit_distance(name, option.name);
+    if (last_part(name) == last_part(option.name)) {
+      distance = std::min<size_t>(distance, 1);
+    }
+    if (best == nullptr || distance < best_distance) {
+      best = &option;
+      best_distance = distance;
+    }
+  }
+  return best->name;
+}
+
+std::string option_help() {
+  const Config defaults;
+  std::ostringstream text;
+  std::string section;
+  for (const Option& option : option_table()) {
+    if (option.section() != section) {
+      section = option.section();
+      text << "\n[" << section << "]\n";
+    }
+    text << "  --" << option.name << "=" << option.value(defaults) << "  (" << option.type_name();
+    const std::string legal = option.rule.describe();
+    text << (legal.empty() ? "" : ", ") << legal << ")\n      " << option.help << "\n";
+  }
+  return text.str();
+}
+
+std::string option_markdown() {
+  const Config defaults;
+  std::ostringstream text;
+  std::string section;
+  for (const Option& option : option_table()) {
+    if (option.section() != section) {
+      section = option.section();
+      text << "\n### [" << section << "]\n\n| key | type | default | meaning |\n|---|---|---|---|\n";
+    }
+    const std::string legal = option.rule.describe();
+    text << "| `" << option.name << "` | " << option.type_name() << (legal.empty() ? "" : ", " + legal) << " | `"
+         << option.value(defaults) << "` | " << option.help << " |\n";
+  }
+  return text.str();
+}
+
+}  // namespace fsdp::train

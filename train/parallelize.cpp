@@ -1,0 +1,56 @@
+// The only file that knows both the model and the library.
+#include "train/parallelize.h"
+
+#include <torch/nn/module.h>
+
+namespace fsdp::train {
+namespace {
+
+bool is_block_parameter(const std::string& name) { return name.rfind("model.layers.", 0) == 0; }
+
+// Weights that will be overwritten are made equal on all ranks, unit by unit, so that at no time all of them are in memory.
+// Those of blocks are gone from their old place when the root's turn comes.
+void clear_parameters(const torch::nn::Module& module) {
+  const at::NoGradGuard no_grad;
+  for (const auto& parameter : module.named_parameters()) {
+    if (!is_block_parameter(parameter.key())) {
+      parameter.value().zero_();
+    }
+  }
+}
+
+}  // namespace
+
+ShardOptions shard_options(const ShardConfig& config) {
+  ShardOptions options;
+  options.strategy = parse_strategy(config.strategy);
+  options.precision = parse_precision(config.precision);
+  if (config.reshard_after_forward != "auto") {
+    options.reshard_after_forward = config.reshard_after_forward == "true";
+  }
+  options.schedule.depth = static_cast<int>(config.prefetch_depth);
+  return options;
+}
+
+ShardedModel parallelize(models::Decoder decoder, const World& world, const ShardOptions& options, Weights weights) {
+  const Mesh mesh = Mesh::shard(world);
+  std::vector<Unit> units;
+  std::vector<std::string> prefixes;
+  for (const auto& layer : *decoder->layers()) {
+    if (weights == Weights::kLoadedLater) {
+      clear_parameters(*layer);
+    }
+    prefixes.push_back("model.layers." + std::to_string(units.size()) + ".");
+    units.push_back(fully_shard(*layer, mesh, options));
+  }
+  if (weights == Weights::kLoadedLater) {
+    clear_parameters(*decoder);
+  }
+  Unit root = fully_shard(*decoder, mesh, options);
+  root.set_gradient_divide_factor(1);
+  units.push_back(root);
+  prefixes.emplace_back("");
+  return {std::move(decoder), std::move(units), std::move(prefixes), root};
+}
+
+}  // namespace fsdp::train

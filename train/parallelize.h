@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "fsdp/fsdp.h"
+#include "models/decoder.h"
+#include "train/config.h"
+
+namespace fsdp::train {
+
+// A decoder whose blocks are units. Parameters of `units[i]` are those whose name starts with `prefixes[i]`, except for
+// the root, which is last and has the rest.
+struct ShardedModel {
+  models::Decoder decoder;
+  std::vector<Unit> units;
+  std::vector<std::string> prefixes;
+  Unit root;
+};
+
+// How the initial weights come about.
+enum class Weights { kAsTheyAre, kLoadedLater };
+
+ShardOptions shard_options(const ShardConfig& config);
+
+// COLLECTIVE. Shards a decoder over all ranks: each block is a unit, the embedding, the last norm and the head are the
+// root's. Gradients are summed over the ranks, not averaged: the trainer divides the loss by the number of targets in the
+// global batch, so that the number of ranks does not matter. With kLoadedLater the weights are zero afterwards.
+ShardedModel parallelize(models::Decoder decoder, const World& world, const ShardOptions& options, Weights weights);
+
+}  // namespace fsdp::train

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fsdp/fsdp.h"
+
+namespace fsdp::train {
+
+// Proof that a model computes here what it computes elsewhere: values of another implementation, compared with those of
+// this one, sharded over the ranks of the world. File layouts: docs/file_formats.md, "Expected values".
+struct ParityOptions {
+  std::filesystem::path model;
+  std::optional<std::filesystem::path> expected;  // logits, loss and gradients of one batch
+  std::optional<std::filesystem::path> packed;    // the same of one row that holds several documents
+  std::optional<std::filesystem::path> curve;     // folder: losses, norms and final parameters of some steps
+  Strategy strategy = Strategy::kOptimGradsParams;
+  Precision precision;
+  int64_t microbatches = 1;      // per step of the curve
+  double tolerance_factor = 1;  // multiplies every tolerance
+};
+
+// One quantity. `abs` is the largest absolute difference; `rel` is that divided by the largest expected magnitude.
+struct ParityRow {
+  std::string quantity;
+  double abs = 0;
+  double rel = 0;
+  std::optional<double> abs_tolerance;
+  std::optional<double> rel_tolerance;
+
+  bool passed() const;
+};
+
+struct ParityReport {
+  std::string source;  // the file compared with
+  std::vector<ParityRow> rows;
+
+  bool passed() const;
+};
+
+// COLLECTIVE; every rank returns the same. One report per file asked for. Rows of the batch (documents, when packed) are
+// dealt out to the ranks; a rank without any runs the first one with no targets, which adds zero to every sum. The
+// gradients compared are the reduced ones, each rank's slice with the same slice of the file; reports hold the largest
+// difference over all ranks.
+std::vector<ParityReport> check_parity(const ParityOptions& options, const World& world);
+
+// Tables for people; JSON for machines.
+std::string to_table(const std::vector<ParityReport>& reports);
+std::string to_json(const std::vector<ParityReport>& reports);
+
+}  // namespace fsdp::train

@@ -1,0 +1,280 @@
+#include "train/run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "fsdp/base/units.h"
+#include "io/atomic_file.h"
+#include "train/agreement.h"
+#include "train/config_file.h"
+#include "train/console.h"
+#include "train/evaluation.h"
+#include "train/format.h"
+#include "train/metrics.h"
+#include "train/model_choice.h"
+#include "train/output_folder.h"
+#include "train/process_memory.h"
+#include "train/threads.h"
+#include "train/trainer.h"
+#include "train/weights.h"
+
+namespace fsdp::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+// The splits of the data set, opened.
+struct Splits {
+  PackedSplit train;
+  std::optional<PackedSplit> heldout;
+};
+
+Splits open_splits(const DataConfig& config) {
+  if (config.path.empty()) {
+    throw Error(ErrorCode::kUsage, "[train] data.path is not set. Make a data set with `fsdp prepare`, and name its folder.");
+  }
+  Splits splits{PackedSplit(io::TokenDataset::open(config.path, config.train_split), config.sequence_length), {}};
+  if (!config.heldout_split.empty()) {
+    const auto manifest = io::read_dataset_manifest(config.path);
+    if (manifest.splits.count(config.heldout_split) != 0) {
+      splits.heldout.emplace(io::TokenDataset::open(config.path, config.heldout_split), config.sequence_length);
+    }
+  }
+  return splits;
+}
+
+// Ranks that were started with different settings, or that see different data, would wait for each other or train on
+// something nobody asked for.
+void check_ranks_agree(const World& world, const Config& config, const PackedSplit& data) {
+  const auto counts = gather_strings(world, std::to_string(data.num_sequences() / config.train.batch_sequences));
+  const auto configs = gather_strings(world, config_to_toml(config));
+  for (size_t rank = 1; rank < counts.size(); ++rank) {
+    const std::string name = "[train] rank " + std::to_string(rank);
+    if (counts[rank] != counts[0]) {
+      throw AgreedError(ErrorCode::kData,
+                        name + " has data for " + counts[rank] + " batches per epoch, rank 0 for " + counts[0] +
+                            ". Give all ranks the same data.path with the same content.",
+                        world.rank != 0);
+    }
+    if (configs[rank] != configs[0]) {
+      throw AgreedError(ErrorCode::kUsage,
+                        name + " was started with another configuration than rank 0. Start all alike.", world.rank != 0);
+    }
+  }
+}
+
+ShardedModel build_model(const ModelChoice& choice, const Config& config, const World& world) {
+  models::Decoder decoder(choice.config);
+  const bool load = choice.weights.has_value();
+  if (!load) {
+    decoder->reset_parameters(static_cast<uint64_t>(config.train.seed));
+  }
+  ShardedModel model = parallelize(std::move(decoder), world, shard_options(config.shard),
+                                   load ? Weights::kLoadedLater : Weights::kAsTheyAre);
+  if (load) {
+    on_all_ranks(world, [&] { load_weights(model, *choice.weights); });
+  }
+  return model;
+}
+
+// The run as rank 0 tells about it, and the loop of all ranks.
+class Run {
+ public:
+  Run(const Config& config, const World& world, Splits splits, ModelChoice choice)
+      : config_(config),
+        world_(world),
+        folder_{config.output.folder},
+        console_(Console::detect(stdout, world.rank)),
+        splits_(std::move(splits)),
+        model_(build_model(choice, config, world)),
+        batches_(config.train, world, splits_.train),
+        trainer_(config.train, world, batches_, model_) {
+    on_rank0(world_, [&] {
+      start_output(folder_, config_);
+      metrics_ = std::make_unique<MetricsFile>(folder_.metrics());
+    });
+  }
+
+  void train() {
+    print_banner();
+    model_.root.reset_counters();
+    begin_ = Clock::now();
+    mark_ = begin_;
+    bool done = false;
+    while (!done) {
+      const auto step_begin = Clock::now();
+      const StepResult result = trainer_.step(out_of_time());
+      step_seconds_.push_back(seconds_since(step_begin));
+      fit_steps();
+      done = result.stop || trainer_.steps_done() >= trainer_.schedule().steps;
+      report(result, done);
+      const int64_t every = config_.train.eval_every;
+      if (!done && every > 0 && trainer_.steps_done() % every == 0) {
+        report_heldout(config_.train.eval_batches);
+      }
+    }
+    console_.line("train: " + std::to_string(trainer_.steps_done()) + " steps in " + clock_text(seconds_since(begin_)));
+    report_heldout(config_.train.final_eval_batches);
+    save_model(model_, world_, folder_.model(), splits_.train.dataset().tokenizer());
+    console_.line("train: wrote " + folder_.model().string() + ", " + folder_.metrics().string() + ", " +
+                  folder_.config().string());
+  }
+
+ private:
+  int64_t tokens_per_step() const { return config_.train.batch_sequences * config_.data.sequence_length; }
+
+  double mean_step_seconds() const {
+    const auto window = static_cast<std::ptrdiff_t>(std::min<size_t>(20, step_seconds_.size()));
+    double sum = 0;
+    std::for_each(step_seconds_.end() - window, step_seconds_.end(), [&](double seconds) { sum += seconds; });
+    return window > 0 ? sum / static_cast<double>(window) : 0;
+  }
+
+  bool out_of_time() const {
+    const double limit = 60 * config_.train.max_minutes;
+    return limit > 0 && seconds_since(begin_) + mean_step_seconds() >= limit;
+  }
+
+  // At the end of the warm-up, rank 0 knows how long a step takes.
+  void fit_steps() {
+    const TrainConfig& train = config_.train;
+    if (train.fit_minutes == 0 || trainer_.steps_done() != train.warmup_steps) {
+      return;
+    }
+    std::vector<double> seconds(step_seconds_.begin() + 3, step_seconds_.end());  // the first ones find their memory
+    std::nth_element(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2), seconds.end());
+    const double left = 60 * train.fit_minutes - seconds_since(begin_);
+    const double fitting = std::max(0.0, left) / seconds[seconds.size() / 2];
+    const auto wanted = train.warmup_steps + static_cast<int64_t>(std::min(fitting, 1e15));
+    const int64_t steps = std::stoll(broadcast_string(world_, std::to_string(std::min(wanted, train.steps))));
+    if (steps < trainer_.schedule().steps) {
+      trainer_.set_num_steps(steps);
+      config_.train.steps = steps;
+      config_.train.fit_minutes = 0;  // the stored configuration repeats this run
+      on_rank0(world_, [&] { io::write_file_atomically(folder_.config(), config_to_toml(config_)); });
+      console_.line(format_text("train: %lld steps fit into the time asked for; "
+                                "--train.steps=%lld --train.fit_minutes=0 repeats this run",
+                                static_cast<long long>(steps), static_cast<long long>(steps)));
+    }
+  }
+
+  void print_banner() {
+    const int threads = set_threads(world_.local_size);
+    const RestingBytes rest = model_.root.resting_bytes();
+    const auto& data = splits_.train;
+    console_.line("train: " + model_.decoder->config().model_type + " with " + format_count(model_.root.num_parameters()) +
+                  " parameters in " + std::to_string(model_.root.num_units()) + " units; " + std::to_string(world_.size) +
+                  " rank(s) (" + launcher_name() + ") x " + std::to_string(threads) + " thread(s); " +
+                  config_.shard.strategy + ", " + config_.shard.precision);
+    console_.line("train: " + with_thousands(data.dataset().num_tokens()) + " tokens in " +
+                  with_thousands(data.num_sequences()) + " sequences, " + with_thousands(tokens_per_step()) +
+                  " tokens per step; held out: " +
+                  (splits_.heldout ? with_thousands(splits_.heldout->dataset().num_tokens()) + " tokens" : "nothing"));
+    console_.line("train: at rest each rank holds weights " + format_bytes(rest.main_weight + rest.model_weight) +
+                  ", gradients " + format_bytes(rest.main_weight) + ", optimizer " + format_bytes(2 * rest.main_weight));
+  }
+
+  void report(const StepResult& result, bool done) {
+    const int64_t step = trainer_.steps_done();
+    const bool logged = done || step == 1 || step % config_.train.log_every == 0;
+    if (world_.rank != 0 || (!logged && !console_.updates_in_place())) {
+      return;
+    }
+    const StepMetrics metrics = collect(result);
+    if (logged) {
+      metrics_->append(to_json(metrics));
+      model_.root.reset_counters();
+      mark_ = Clock::now();
+      marked_step_ = step;
+    }
+    console_.status(progress_line(metrics));
+  }
+
+  StepMetrics collect(const StepResult& result) const {
+    const int64_t step = trainer_.steps_done();
+    const auto since = static_cast<double>(step - marked_step_);
+    const ProcessMemory process = process_memory();
+    const RestingBytes rest = model_.root.resting_bytes();
+    const Counters counters = model_.root.counters();
+    StepMetrics metrics;
+    metrics.step = step;
+    metrics.steps = trainer_.schedule().steps;
+    metrics.tokens = step * tokens_per_step();
+    metrics.loss = result.loss;
+    metrics.grad_norm = result.grad_norm;
+    metrics.lr = result.lr;
+    metrics.step_ms = 1e3 * seconds_since(mark_) / since;
+    metrics.tokens_per_s = since * static_cast<double>(tokens_per_step()) / seconds_since(mark_);
+    metrics.num_ranks = world_.size;
+    metrics.eta_s = remaining_seconds();
+    metrics.memory = {process.resident_bytes,     process.peak_bytes,         rest.main_weight + rest.model_weight,
+                      rest.main_grad,             trainer_.optimizer_bytes(), counters.peak_unsharded_bytes +
+                                                                                  counters.peak_reduce_bytes};
+    metrics.comm = {counters.gathers, counters.reduces, counters.gather_bytes + counters.reduce_bytes,
+                    counters.exposed_gather_ms + counters.exposed_reduce_ms};
+    return metrics;
+  }
+
+  double remaining_seconds() const {
+    const auto steps = static_cast<double>(trainer_.schedule().steps - trainer_.steps_done());
+    const double by_steps = steps * mean_step_seconds();
+    const double limit = 60 * config_.train.max_minutes;
+    return limit > 0 ? std::min(by_steps, std::max(0.0, limit - seconds_since(begin_))) : by_steps;
+  }
+
+  // COLLECTIVE.
+  void report_heldout(int64_t num_batches) {
+    if (!splits_.heldout) {
+      return;
+    }
+    const auto eval_begin = Clock::now();
+    const HeldoutLoss loss = evaluate(model_, world_, *splits_.heldout, config_.train.batch_sequences, num_batches);
+    mark_ += Clock::now() - eval_begin;  // not part of the training speed
+    if (world_.rank == 0) {
+      metrics_->append(to_json(trainer_.steps_done(), loss));
+    }
+    console_.line(format_text("train: held out after step %lld: %.4f nats per byte, %.4f bits per byte (%s bytes)",
+                              static_cast<long long>(trainer_.steps_done()), loss.nats_per_byte(), loss.bits_per_byte(),
+                              with_thousands(loss.bytes).c_str()));
+  }
+
+  Config config_;
+  World world_;
+  OutputFolder folder_;
+  Console console_;
+  Splits splits_;
+  ShardedModel model_;
+  PackedBatches batches_;
+  Trainer trainer_;
+  std::unique_ptr<MetricsFile> metrics_;  // rank 0
+  Clock::time_point begin_;               // of the first step
+  Clock::time_point mark_;                // of the last logged step, moved by what is not training
+  int64_t marked_step_ = 0;
+  std::vector<double> step_seconds_;
+};
+
+}  // namespace
+
+void run_training(const Config& config, const World& world) {
+  set_threads(world.local_size);
+  std::optional<Splits> splits;
+  std::optional<ModelChoice> choice;
+  on_all_ranks(world, [&] {
+    splits = open_splits(config.data);
+    const io::TokenDataset& data = splits->train.dataset();
+    check_batch(config.train, world, splits->train);
+    check_output({config.output.folder}, config);
+    choice = choose_model(config.model, data.vocab_size(), data.eos_id());
+  });
+  check_ranks_agree(world, config, splits->train);
+  Run run(config, world, std::move(*splits), std::move(*choice));
+  run.train();
+}
+
+}  // namespace fsdp::train

@@ -1,0 +1,196 @@
+#include "train/weights.h"
+
+#include <ATen/ATen.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <set>
+
+#include "io/atomic_file.h"
+#include "io/error.h"
+#include "train/agreement.h"
+#include "train/byte_tokenizer.h"
+#include "train/stored_tensor.h"
+
+namespace fsdp::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Elements per read: bounds the memory for the stored dtype.
+constexpr int64_t kPiece = int64_t{1} << 22;
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (const int64_t size : shape) {
+    text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  }
+  return text + "]";
+}
+
+// Tensors that real folders hold and that no parameter needs.
+bool is_tolerated(const std::string& name, bool tied) {
+  return (tied && name == "lm_head.weight") || name.find("rotary_emb.inv_freq") != std::string::npos;
+}
+
+using NamedLeaves = std::vector<std::pair<std::string, at::Tensor>>;
+
+void check_names_and_shapes(const NamedLeaves& leaves, const io::ModelFolder& folder, bool tied) {
+  std::string wrong;
+  int count = 0;
+  const auto add = [&](const std::string& text) {
+    if (++count <= 6) {
+      wrong += (count == 1 ? "" : "; ") + text;
+    } else if (count == 7) {
+      wrong += "; ...";
+    }
+  };
+  std::set<std::string> known;
+  for (const auto& [name, leaf] : leaves) {
+    known.insert(name);
+    const auto place = folder.find(name);
+    if (!place) {
+      add(name + " is missing");
+      continue;
+    }
+    weight_type(*place->entry);
+    if (place->entry->shape != logical_sizes(leaf)) {
+      add(name + " is " + shape_text(place->entry->shape) + ", expected " + shape_text(logical_sizes(leaf)));
+    }
+  }
+  for (const std::string& name : folder.names()) {
+    if (known.count(name) == 0 && !is_tolerated(name, tied)) {
+      add(io::in_quotes(name) + " belongs to no parameter");
+    }
+  }
+  if (count > 0) {
+    throw io::Error(io::ErrorKind::kModel, "[load] " + folder.path().string() + ": weights do not fit config.json (" +
+                                               std::to_string(count) + " differences): " + wrong +
+                                               ". Use the config.json and weights of one model.");
+  }
+}
+
+void load_slice(const std::string& name, const at::Tensor& leaf, const io::ModelFolder& folder) {
+  const at::ScalarType stored = weight_type(*folder.find(name)->entry);
+  const LocalRange range = local_range(leaf);
+  at::Tensor target = leaf.detach().view(-1);
+  for (int64_t begin = range.begin; begin < range.end; begin += kPiece) {
+    const int64_t count = std::min(kPiece, range.end - begin);
+    at::Tensor piece = at::empty({count}, stored);
+    folder.read(name, begin, count, piece.mutable_data_ptr());
+    target.narrow(0, begin - range.begin, count).copy_(piece);
+  }
+}
+
+// Reads or writes nothing on ranks other than 0.
+class ModelWriter {
+ public:
+  ModelWriter(const ShardedModel& model, const fs::path& folder) {
+    std::vector<io::TensorDeclaration> tensors;
+    for (const auto& [name, leaf] : named_parameters(*model.decoder)) {
+      tensors.push_back({name, io::DType::F32, logical_sizes(leaf)});
+    }
+    writer_ = std::make_unique<io::SafetensorsWriter>(folder / "model.safetensors", std::move(tensors),
+                                                      std::map<std::string, std::string>{{"format", "pt"}});
+  }
+  void write(const std::string& name, int64_t first, const at::Tensor& values) {
+    const at::Tensor flat = values.detach().to(at::kFloat).contiguous();
+    writer_->write(name, first, flat.numel(), flat.const_data_ptr());
+  }
+  void commit() { writer_->commit(); }
+
+ private:
+  std::unique_ptr<io::SafetensorsWriter> writer_;
+};
+
+// What is gathered for the forward is the main weight only if nothing is cast.
+bool gathers_main_weights(const ShardedModel& model, const NamedLeaves& leaves) {
+  const auto parameters = model.decoder->named_parameters();
+  return std::all_of(leaves.begin(), leaves.end(), [&](const auto& leaf) {
+    return parameters[leaf.first].scalar_type() == leaf.second.scalar_type();
+  });
+}
+
+bool belongs(const std::string& name, const ShardedModel& model, size_t unit) {
+  const bool is_root = unit + 1 == model.units.size();
+  return is_root ? name.rfind("model.layers.", 0) != 0 : name.rfind(model.prefixes[unit], 0) == 0;
+}
+
+void write_gathered_units(const ShardedModel& model, const World& world, ModelWriter* writer, const NamedLeaves& leaves) {
+  const auto parameters = model.decoder->named_parameters();
+  for (size_t unit = 0; unit < model.units.size(); ++unit) {
+    const FullParameters readable(model.units[unit]);
+    on_rank0(world, [&] {
+      for (const auto& [name, leaf] : leaves) {
+        if (belongs(name, model, unit)) {
+          writer->write(name, 0, parameters[name]);
+        }
+      }
+    });
+  }
+}
+
+// In pieces: a rank that has part of a piece adds it to zeros. The ranges of the ranks do not overlap.
+void write_summed_slices(const World& world, ModelWriter* writer, const NamedLeaves& leaves) {
+  for (const auto& [name, leaf] : leaves) {
+    int64_t numel = 1;
+    for (const int64_t size : logical_sizes(leaf)) {
+      numel *= size;
+    }
+    const LocalRange range = local_range(leaf);
+    const at::Tensor lengths = sum_over_ranks(world, at::full({1}, range.end - range.begin, at::kLong));
+    const bool replicated = lengths.item<int64_t>() > numel;
+    for (int64_t begin = 0; begin < numel; begin += kPiece) {
+      const int64_t end = std::min(numel, begin + kPiece);
+      at::Tensor piece = at::zeros({end - begin}, at::kFloat);
+      const int64_t first = std::max(begin, range.begin);
+      const int64_t last = std::min(end, range.end);
+      if (first < last && (!replicated || world.rank == 0)) {
+        piece.narrow(0, first - begin, last - first).copy_(leaf.detach().narrow(0, first - range.begin, last - first));
+      }
+      piece = sum_over_ranks(world, piece);
+      on_rank0(world, [&] { writer->write(name, begin, piece); });
+    }
+  }
+}
+
+}  // namespace
+
+void load_weights(const ShardedModel& model, const io::ModelFolder& folder) {
+  const at::NoGradGuard no_grad;
+  const NamedLeaves leaves = named_parameters(*model.decoder);
+  check_names_and_shapes(leaves, folder, model.decoder->config().tie_word_embeddings);
+  for (const auto& [name, leaf] : leaves) {
+    load_slice(name, leaf, folder);
+  }
+}
+
+void save_model(const ShardedModel& model, const World& world, const fs::path& folder, const std::string& tokenizer) {
+  const at::NoGradGuard no_grad;
+  const NamedLeaves leaves = named_parameters(*model.decoder);
+  const fs::path staging = folder.parent_path() / ("." + folder.filename().string() + ".tmp-" + std::to_string(getpid()));
+  std::unique_ptr<ModelWriter> writer;
+  on_rank0(world, [&] {
+    fs::remove_all(staging);
+    fs::create_directories(staging);
+    writer = std::make_unique<ModelWriter>(model, staging);
+  });
+  if (gathers_main_weights(model, leaves)) {
+    write_gathered_units(model, world, writer.get(), leaves);
+  } else {
+    write_summed_slices(world, writer.get(), leaves);
+  }
+  on_rank0(world, [&] {
+    writer->commit();
+    io::write_file_atomically(staging / "config.json", models::to_hugging_face(model.decoder->config()).dump(2) + "\n");
+    if (tokenizer == byte_tokenizer::kName) {
+      io::write_file_atomically(staging / byte_tokenizer::kMarkerFile, byte_tokenizer::marker_json());
+    }
+    fs::remove_all(folder);
+    fs::rename(staging, folder);
+    io::sync_folder(folder.parent_path());
+  });
+}
+
+}  // namespace fsdp::train
