@@ -41,7 +41,8 @@ int run_generate(const Arguments& arguments) {
   parser.add_option("MODEL", folder, "model folder, such as runs/train/model")->required();
   parser.add_option("--prompt", prompt, "text to continue; default: the start of a document");
   parser.add_option("--max-tokens", options.max_tokens, "default 256")->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
-  parser.add_option("--temperature", options.temperature, "0: the most likely token; default 1")->check(CLI::Range(0.0, 100.0));
+  parser.add_option("--temperature", options.temperature, "0: the most likely token; default 1")
+      ->check(CLI::Range(0.0, 100.0));
   parser.add_option("--top-k", options.top_k, "draw from this many likely tokens; 0: all")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 30));
   parser.add_option("--seed", options.seed, "default 1");

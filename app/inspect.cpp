@@ -69,7 +69,8 @@ int run_inspect(const Arguments& arguments) {
   } else if (std::filesystem::exists(folder / "config.json")) {
     inspect_model(folder);
   } else {
-    throw Error(ErrorCode::kUsage, "[inspect] " + path + ": has neither dataset.json nor config.json. Pass the folder of one.");
+    throw Error(ErrorCode::kUsage,
+                "[inspect] " + path + ": has neither dataset.json nor config.json. Pass the folder of one.");
   }
   return 0;
 }

@@ -12,7 +12,8 @@ namespace {
 
 constexpr const char* kHelp =
     "Usage: fsdp launch --nproc N [--grace SECONDS] [--no-prefix] [--] VERB [ARGUMENTS]\n\n"
-    "Starts VERB (of fsdp, or any other program by its path) as N ranks on this host. Each line they print starts with\n"
+    "Starts VERB (of fsdp, or any other program by its path) as N ranks on this host. Each line they print starts "
+    "with\n"
     "[rank]. When one fails, it is named, the others are stopped, and its exit code is returned.\n\n"
     "  --nproc N         number of ranks\n"
     "  --grace SECONDS   between asking ranks to stop (TERM) and killing them (KILL); default 10\n"
@@ -67,7 +68,8 @@ LaunchLine parse_line(const Arguments& arguments) {
       }
       line.options.nproc = static_cast<int>(nproc);
     } else if (is(word, "--grace")) {
-      line.options.grace = std::chrono::milliseconds(std::llround(1e3 * parse_number("--grace", value_of(word, "--grace"))));
+      line.options.grace =
+          std::chrono::milliseconds(std::llround(1e3 * parse_number("--grace", value_of(word, "--grace"))));
     } else if (word == "--no-prefix") {
       line.options.prefix = false;
     } else if (word == "--help" || word == "-h") {

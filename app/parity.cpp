@@ -41,9 +41,10 @@ int run_parity(const Arguments& arguments) {
   std::string strategy = "optim_grads_params";
   bool json = false;
   train::ParityOptions options;
-  CLI::App parser("Compares a model, sharded over the ranks it is launched with, with values computed elsewhere.\n"
-                  "Exit code 1: something is above its tolerance.",
-                  "fsdp parity");
+  CLI::App parser(
+      "Compares a model, sharded over the ranks it is launched with, with values computed elsewhere.\n"
+      "Exit code 1: something is above its tolerance.",
+      "fsdp parity");
   parser.add_option("MODEL", model, "Hugging Face folder")->required();
   parser.add_option("--expected", expected, "safetensors file: input_ids, labels, logits, loss, grad.<parameter>");
   parser.add_option("--packed", packed, "the same for one row of several documents, with cu_seqlens");

@@ -52,7 +52,8 @@ int run_prepare(const Arguments& arguments) {
   parser.add_option("INPUT", inputs, "text files, and folders that are searched recursively")->required();
   parser.add_option("-o,--output", output, "data set folder to write")->required();
   parser.add_option("--include", include, "in folders, take only these extensions: .h,.cpp (an empty item: none)");
-  parser.add_option("--holdout", holdout, "share of the files, last in the sorted list, for the split `heldout`; default 5%");
+  parser.add_option("--holdout", holdout,
+                    "share of the files, last in the sorted list, for the split `heldout`; default 5%");
   parser.add_option("--threads", options.threads, "default: one per core")->check(CLI::Range(0, 1024));
   parser.add_option("--max-document-bytes", options.max_document_bytes, "a longer file becomes several documents")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "kernels/simd.h"
@@ -44,6 +45,21 @@ FSDP_SIMD_CLONES void update(float* __restrict__ w, const float* __restrict__ g,
   }
 }
 
+// An element's result must not depend on where a shard boundary lies, and scalar code may round otherwise than vector
+// code. So the tail of a range goes through the vector loop too, in a padded copy.
+void update_tail(float* w, const float* g, float* m, float* v, int64_t n, const Factors& factors) {
+  constexpr auto kSize = static_cast<size_t>(simd::kLanes);
+  std::array<float, kSize> padded_w{}, padded_g{}, padded_m{}, padded_v{};
+  std::copy_n(w, n, padded_w.data());
+  std::copy_n(g, n, padded_g.data());
+  std::copy_n(m, n, padded_m.data());
+  std::copy_n(v, n, padded_v.data());
+  update(padded_w.data(), padded_g.data(), padded_m.data(), padded_v.data(), simd::kLanes, factors);
+  std::copy_n(padded_w.data(), n, w);
+  std::copy_n(padded_m.data(), n, m);
+  std::copy_n(padded_v.data(), n, v);
+}
+
 FSDP_SIMD_CLONES void round_weights(c10::BFloat16* __restrict__ copy, const float* __restrict__ w, int64_t n) {
   int64_t i = 0;
   for (; i + simd::kLanes <= n; i += simd::kLanes) simd::store(copy + i, simd::load(w + i));
@@ -64,7 +80,10 @@ void adamw_step(const at::Tensor& weight, const at::Tensor& gradient, const at::
   constexpr int64_t kBlock = 4096;
   for (int64_t begin = 0; begin < weight.numel(); begin += kBlock) {
     const int64_t n = std::min(kBlock, weight.numel() - begin);
-    update(w + begin, g + begin, first + begin, second + begin, n, factors);
+    const int64_t whole = n - n % simd::kLanes;
+    update(w + begin, g + begin, first + begin, second + begin, whole, factors);
+    const int64_t tail = begin + whole;
+    if (whole < n) update_tail(w + tail, g + tail, first + tail, second + tail, n - whole, factors);
     if (rounded != nullptr) round_weights(rounded + begin, w + begin, n);
   }
 }

@@ -26,9 +26,7 @@ using simd::kLanes;
 
 constexpr int64_t kQueryBlock = 64;
 
-int64_t round_up(int64_t value) {
-  return (value + kLanes - 1) / kLanes * kLanes;
-}
+int64_t round_up(int64_t value) { return (value + kLanes - 1) / kLanes * kLanes; }
 
 // One document and one key head: what a thread works on.
 struct Task {
@@ -232,8 +230,8 @@ void backward_task(const Task& task, const Sizes& sizes, const BackwardTensors<T
 void check_inputs(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   TORCH_CHECK(q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(0) == k.size(0) &&
                   q.size(1) == k.size(1) && q.size(3) == k.size(3) && k.size(2) > 0 && q.size(2) % k.size(2) == 0,
-              "[causal_attention] q [B, T, H, D], k and v [B, T, K, D] needed, H a multiple of K: got ", q.sizes(), ", ",
-              k.sizes(), ", ", v.sizes());
+              "[causal_attention] q [B, T, H, D], k and v [B, T, K, D] needed, H a multiple of K: got ", q.sizes(),
+              ", ", k.sizes(), ", ", v.sizes());
   TORCH_CHECK(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(), "[causal_attention] q is ",
               q.scalar_type(), ", k ", k.scalar_type(), ", v ", v.scalar_type(), ": cast them to one dtype");
 }
@@ -293,11 +291,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_cpu(const at::Tensor& gr
              grad_v = at::empty(v.sizes(), v.options());
   dispatch_dtype("causal_attention_backward", q, [&](auto zero) {
     using T = decltype(zero);
-    const BackwardTensors<T> tensors = {grad.const_data_ptr<T>(),          q.const_data_ptr<T>(),
-                                        k.const_data_ptr<T>(),             v.const_data_ptr<T>(),
-                                        y.const_data_ptr<T>(),             log_sum_exp.const_data_ptr<float>(),
-                                        grad_q.mutable_data_ptr<T>(),      grad_k.mutable_data_ptr<T>(),
-                                        grad_v.mutable_data_ptr<T>()};
+    const BackwardTensors<T> tensors = {
+        grad.const_data_ptr<T>(),     q.const_data_ptr<T>(),        k.const_data_ptr<T>(),
+        v.const_data_ptr<T>(),        y.const_data_ptr<T>(),        log_sum_exp.const_data_ptr<float>(),
+        grad_q.mutable_data_ptr<T>(), grad_k.mutable_data_ptr<T>(), grad_v.mutable_data_ptr<T>()};
     at::parallel_for(0, static_cast<int64_t>(tasks.size()), 1, [&](int64_t begin, int64_t end) {
       const auto memory = allocate(sizes.padded() * (8 * sizes.width() + 1 + 2 * kQueryBlock));
       for (int64_t i = begin; i < end; ++i)
@@ -321,8 +318,8 @@ struct CausalAttention : torch::autograd::Function<CausalAttention> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list grads) {
     static const auto op = find_operator<std::tuple<at::Tensor, at::Tensor, at::Tensor>(
-        const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-        at::IntArrayRef)>("fsdp::causal_attention_backward");
+        const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+        const at::Tensor&, at::IntArrayRef)>("fsdp::causal_attention_backward");
     const auto saved = context->get_saved_variables();
     const auto lengths = context->saved_data["lengths"].toIntVector();
     auto [grad_q, grad_k, grad_v] = op.call(grads[0], saved[0], saved[1], saved[2], saved[3], saved[4], lengths);
@@ -340,7 +337,8 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
 TORCH_LIBRARY_FRAGMENT(fsdp, library) {
   library.def("causal_attention_forward(Tensor q, Tensor k, Tensor v, int[] lengths) -> (Tensor, Tensor)");
   library.def(
-      "causal_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor y, Tensor log_sum_exp, int[] lengths) "
+      "causal_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor y, Tensor log_sum_exp, int[] "
+      "lengths) "
       "-> (Tensor, Tensor, Tensor)");
 }
 

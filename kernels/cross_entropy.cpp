@@ -49,13 +49,9 @@ FSDP_ALWAYS_INLINE void gradient_row_of(const T* logits, float log_sum_exp, int6
   grad[target] = static_cast<T>((std::exp(static_cast<float>(logits[target]) - log_sum_exp) - 1.0f) * scale);
 }
 
-FSDP_SIMD_CLONES float log_sum_exp(const float* logits, int64_t vocab) {
-  return log_sum_exp_of(logits, vocab);
-}
+FSDP_SIMD_CLONES float log_sum_exp(const float* logits, int64_t vocab) { return log_sum_exp_of(logits, vocab); }
 
-FSDP_SIMD_CLONES float log_sum_exp(const at::BFloat16* logits, int64_t vocab) {
-  return log_sum_exp_of(logits, vocab);
-}
+FSDP_SIMD_CLONES float log_sum_exp(const at::BFloat16* logits, int64_t vocab) { return log_sum_exp_of(logits, vocab); }
 
 FSDP_SIMD_CLONES void gradient_row(const float* logits, float log_sum_exp, int64_t target, float scale, float* grad,
                                    int64_t vocab) {
@@ -67,9 +63,7 @@ FSDP_SIMD_CLONES void gradient_row(const at::BFloat16* logits, float log_sum_exp
   gradient_row_of(logits, log_sum_exp, target, scale, grad, vocab);
 }
 
-int64_t rows_per_task(int64_t vocab) {
-  return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, vocab));
-}
+int64_t rows_per_task(int64_t vocab) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, vocab)); }
 
 void check_inputs(const at::Tensor& logits, const at::Tensor& targets) {
   TORCH_CHECK(logits.dim() == 2 && targets.dim() == 1 && logits.size(0) == targets.size(0),
@@ -143,8 +137,9 @@ at::Tensor backward_cpu(const at::Tensor& grad_loss, const at::Tensor& logits_NV
 struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& logits_NV,
                             const at::Tensor& targets_N, bool mean) {
-    static const auto op = find_operator<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, bool)>(
-        "fsdp::cross_entropy_forward");
+    static const auto op =
+        find_operator<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, bool)>(
+            "fsdp::cross_entropy_forward");
     auto [loss, normaliser] = op.call(logits_NV, targets_N, mean);
     context->save_for_backward({logits_NV, targets_N, normaliser});
     context->saved_data["mean"] = mean;
@@ -153,8 +148,9 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list grads) {
-    static const auto op = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                                    const at::Tensor&, bool)>("fsdp::cross_entropy_backward");
+    static const auto op =
+        find_operator<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>(
+            "fsdp::cross_entropy_backward");
     const auto saved = context->get_saved_variables();
     const bool mean = context->saved_data["mean"].toBool();
     return {op.call(grads[0], saved[0], saved[1], saved[2], mean), at::Tensor(), at::Tensor()};

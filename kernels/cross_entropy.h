@@ -14,10 +14,10 @@ enum class Reduction { kSum, kMean };  // over the targets that are not kIgnoreI
 // -log_softmax(logits)[target], summed or averaged over the valid targets, differentiable in the logits.
 //   logits_NV fp32 or bf16, targets_N int64, on the CPU; result: fp32 scalar. Maths in fp32, the sum over rows in fp64.
 // With no valid target the result is 0 and so is the gradient (torch gives NaN for the mean).
-// Saves logits, targets and one fp32 number per row; the backward writes the gradient, in the logits' dtype, in one pass.
-// Targets are taken as they are: a causal model's labels must already be shifted.
-// Operators: fsdp::cross_entropy_forward, fsdp::cross_entropy_backward.
-// Throws c10::Error if a target is neither kIgnoreIndex nor in [0, V), naming its value, or if shapes do not fit.
+// Saves logits, targets and one fp32 number per row; the backward writes the gradient, in the logits' dtype, in one
+// pass. Targets are taken as they are: a causal model's labels must already be shifted. Operators:
+// fsdp::cross_entropy_forward, fsdp::cross_entropy_backward. Throws c10::Error if a target is neither kIgnoreIndex nor
+// in [0, V), naming its value, or if shapes do not fit.
 at::Tensor cross_entropy(const at::Tensor& logits_NV, const at::Tensor& targets_N,
                          Reduction reduction = Reduction::kMean);
 

@@ -52,8 +52,9 @@ struct Linear : torch::autograd::Function<Linear> {
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight) {
-  const bool suits = x.is_cpu() && x.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat && x.dim() >= 2 &&
-                     x.numel() > 0 && weight.numel() > 0 && find_onednn().has_value();
+  const bool fp32 = x.is_cpu() && x.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat;
+  const bool fits = x.dim() >= 2 && weight.dim() == 2 && x.size(-1) == weight.size(1);  // if not, at::linear tells
+  const bool suits = fp32 && fits && x.numel() > 0 && weight.numel() > 0 && find_onednn().has_value();
   return suits ? Linear::apply(x, weight) : at::linear(x, weight);
 }
 

@@ -98,9 +98,7 @@ void check_inputs(const at::Tensor& x, const at::Tensor& weight) {
               weight.scalar_type(), ": cast one of them");
 }
 
-int64_t rows_per_task(int64_t width) {
-  return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, width));
-}
+int64_t rows_per_task(int64_t width) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, width)); }
 
 std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& x, const at::Tensor& weight, double eps) {
   check_inputs(x, weight);
@@ -147,8 +145,9 @@ std::tuple<at::Tensor, at::Tensor> backward_cpu(const at::Tensor& grad_y, const 
 struct RmsNorm : torch::autograd::Function<RmsNorm> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             double eps) {
-    static const auto op = find_operator<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, double)>(
-        "fsdp::rms_norm_forward");
+    static const auto op =
+        find_operator<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, double)>(
+            "fsdp::rms_norm_forward");
     auto [y, rstd] = op.call(x, weight, eps);
     context->save_for_backward({x, weight, rstd});
     return y;

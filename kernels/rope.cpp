@@ -146,8 +146,6 @@ TORCH_LIBRARY_FRAGMENT(fsdp, library) {
   library.def("rope(Tensor q, Tensor k, Tensor cos, Tensor sin, bool inverse) -> (Tensor, Tensor)");
 }
 
-TORCH_LIBRARY_IMPL(fsdp, CPU, library) {
-  library.impl("rope", rope_cpu);
-}
+TORCH_LIBRARY_IMPL(fsdp, CPU, library) { library.impl("rope", rope_cpu); }
 
 }  // namespace fsdp::kernels

@@ -2,6 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <array>
+
 #include "kernels/simd.h"
 
 namespace fsdp::kernels {
@@ -28,6 +31,27 @@ FSDP_SIMD_CLONES void update_with_momentum(float* __restrict__ w, const float* _
   }
 }
 
+void update(float* w, const float* g, float* buffer, int64_t n, const Factors& factors, bool nesterov) {
+  if (buffer == nullptr) {
+    update_plain(w, g, n, factors);
+  } else {
+    update_with_momentum(w, g, buffer, n, factors, nesterov);
+  }
+}
+
+// See adamw.cpp: an element's result must not depend on where a shard boundary lies.
+void update_tail(float* w, const float* g, float* buffer, int64_t n, const Factors& factors, bool nesterov) {
+  constexpr auto kSize = static_cast<size_t>(simd::kLanes);
+  std::array<float, kSize> padded_w{}, padded_g{}, padded_buffer{};
+  std::copy_n(w, n, padded_w.data());
+  std::copy_n(g, n, padded_g.data());
+  if (buffer != nullptr) std::copy_n(buffer, n, padded_buffer.data());
+  update(padded_w.data(), padded_g.data(), buffer != nullptr ? padded_buffer.data() : nullptr, simd::kLanes, factors,
+         nesterov);
+  std::copy_n(padded_w.data(), n, w);
+  if (buffer != nullptr) std::copy_n(padded_buffer.data(), n, buffer);
+}
+
 }  // namespace
 
 void sgd_step(const at::Tensor& weight, const at::Tensor& gradient, const at::Tensor& buffer, const at::Tensor& copy,
@@ -39,11 +63,11 @@ void sgd_step(const at::Tensor& weight, const at::Tensor& gradient, const at::Te
                         momentum};
   float* w = weight.mutable_data_ptr<float>();
   const float* g = gradient.const_data_ptr<float>();
-  if (step.state == MomentumState::kNone) {
-    update_plain(w, g, weight.numel(), factors);
-  } else {
-    update_with_momentum(w, g, buffer.mutable_data_ptr<float>(), weight.numel(), factors, step.nesterov);
-  }
+  float* state = step.state == MomentumState::kNone ? nullptr : buffer.mutable_data_ptr<float>();
+  const int64_t whole = weight.numel() - weight.numel() % simd::kLanes;
+  update(w, g, state, whole, factors, step.nesterov);
+  update_tail(w + whole, g + whole, state == nullptr ? nullptr : state + whole, weight.numel() - whole, factors,
+              step.nesterov);
   if (copy.defined()) at::Tensor(copy).copy_(weight);
 }
 

@@ -1,7 +1,7 @@
-// Sixteen-lane vectors for the CPU kernels, written with the compiler's vector extension so that one source serves every
-// instruction set: a function marked FSDP_SIMD_CLONES is compiled for AVX-512, AVX2 and the baseline, and the loader
-// picks. Everything here is always_inline, so it takes the instruction set of the function that uses it; a lambda does
-// not, which is why loops stand in plain functions. Sums have the same order on every instruction set.
+// Sixteen-lane vectors for the CPU kernels, written with the compiler's vector extension so that one source serves
+// every instruction set: a function marked FSDP_SIMD_CLONES is compiled for AVX-512, AVX2 and the baseline, and the
+// loader picks. Everything here is always_inline, so it takes the instruction set of the function that uses it; a
+// lambda does not, which is why loops stand in plain functions. Sums have the same order on every instruction set.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -24,9 +24,7 @@ typedef int32_t Int __attribute__((vector_size(64)));
 typedef uint32_t UInt __attribute__((vector_size(64)));
 typedef uint16_t UShort __attribute__((vector_size(32)));
 
-FSDP_ALWAYS_INLINE Float broadcast(float value) {
-  return Float{} + value;
-}
+FSDP_ALWAYS_INLINE Float broadcast(float value) { return Float{} + value; }
 
 FSDP_ALWAYS_INLINE Float load(const float* from) {
   Float value;
@@ -48,9 +46,7 @@ FSDP_ALWAYS_INLINE UInt round_to_bf16_bits(Float value) {
   return ((rounded & ~is_nan) | (0x7FC00000u & is_nan)) & 0xFFFF0000u;
 }
 
-FSDP_ALWAYS_INLINE void store(float* to, Float value) {
-  std::memcpy(to, &value, sizeof(value));
-}
+FSDP_ALWAYS_INLINE void store(float* to, Float value) { std::memcpy(to, &value, sizeof(value)); }
 
 FSDP_ALWAYS_INLINE void store(c10::BFloat16* to, Float value) {
   const UShort bits = __builtin_convertvector(round_to_bf16_bits(value) >> 16, UShort);
@@ -85,13 +81,9 @@ FSDP_ALWAYS_INLINE float sum(Float value) {
   return value[0];
 }
 
-FSDP_ALWAYS_INLINE Float max(Float a, Float b) {
-  return a > b ? a : b;
-}
+FSDP_ALWAYS_INLINE Float max(Float a, Float b) { return a > b ? a : b; }
 
-FSDP_ALWAYS_INLINE Float min(Float a, Float b) {
-  return a < b ? a : b;
-}
+FSDP_ALWAYS_INLINE Float min(Float a, Float b) { return a < b ? a : b; }
 
 FSDP_ALWAYS_INLINE float max(Float value) {
   float best = value[0];

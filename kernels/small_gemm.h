@@ -13,8 +13,8 @@ struct LeftOperand {
   int64_t column_stride;
 };
 
-// C [m, n] = A [m, k] B [k, n], added to C if `add`. B and C are row-major with the given strides; n is a multiple of 16.
-// Single-threaded, allocates nothing. Register tiles of 4 x 64 after BLIS.
+// C [m, n] = A [m, k] B [k, n], added to C if `add`. B and C are row-major with the given strides; n is a multiple
+// of 16. Single-threaded, allocates nothing. Register tiles of 4 x 64 after BLIS.
 void small_gemm(int64_t m, int64_t n, int64_t k, LeftOperand a, const float* b, int64_t b_stride, float* c,
                 int64_t c_stride, bool add);
 

@@ -18,9 +18,7 @@ using simd::kLanes;
 
 constexpr int64_t kGrain = 8192;
 
-FSDP_ALWAYS_INLINE Float sigmoid(Float x) {
-  return 1.0f / (1.0f + simd::exp(-x));
-}
+FSDP_ALWAYS_INLINE Float sigmoid(Float x) { return 1.0f / (1.0f + simd::exp(-x)); }
 
 template <class T>
 FSDP_ALWAYS_INLINE void forward_range_of(const T* gate, const T* up, T* y, int64_t count) {
@@ -78,7 +76,8 @@ FSDP_SIMD_CLONES void backward_range(const at::BFloat16* grad_y, const at::BFloa
 }
 
 void check_inputs(const at::Tensor& gate, const at::Tensor& up) {
-  TORCH_CHECK(gate.sizes() == up.sizes(), "[swiglu] gate and up need one shape: got ", gate.sizes(), " and ", up.sizes());
+  TORCH_CHECK(gate.sizes() == up.sizes(), "[swiglu] gate and up need one shape: got ", gate.sizes(), " and ",
+              up.sizes());
   TORCH_CHECK(gate.scalar_type() == up.scalar_type(), "[swiglu] gate is ", gate.scalar_type(), " and up is ",
               up.scalar_type(), ": cast one of them");
 }
@@ -121,8 +120,9 @@ struct SwiGlu : torch::autograd::Function<SwiGlu> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list grads) {
-    static const auto op = find_operator<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&,
-                                                                            const at::Tensor&)>("fsdp::swiglu_backward");
+    static const auto op =
+        find_operator<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, const at::Tensor&)>(
+            "fsdp::swiglu_backward");
     const auto saved = context->get_saved_variables();
     auto [grad_gate, grad_up] = op.call(grads[0], saved[0], saved[1]);
     return {grad_gate, grad_up};
@@ -131,9 +131,7 @@ struct SwiGlu : torch::autograd::Function<SwiGlu> {
 
 }  // namespace
 
-at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
-  return SwiGlu::apply(gate, up);
-}
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) { return SwiGlu::apply(gate, up); }
 
 TORCH_LIBRARY_FRAGMENT(fsdp, library) {
   library.def("swiglu_forward(Tensor gate, Tensor up) -> Tensor");

@@ -68,7 +68,9 @@ AttentionImpl::AttentionImpl(const DecoderConfig& config, int64_t layer, const a
 
 at::Tensor AttentionImpl::forward(const at::Tensor& x_BTE, const AttentionInputs& inputs) {
   const int64_t rows = x_BTE.size(0), length = x_BTE.size(1);
-  const auto split_heads = [&](const at::Tensor& x) { return x.view({rows, length, x.size(2) / head_dim_, head_dim_}); };
+  const auto split_heads = [&](const at::Tensor& x) {
+    return x.view({rows, length, x.size(2) / head_dim_, head_dim_});
+  };
   at::Tensor q_BTHD = split_heads(q_proj_(x_BTE)), k_BTKD = split_heads(k_proj_(x_BTE));
   at::Tensor v_BTKD = split_heads(v_proj_(x_BTE));
   if (has_rope_) std::tie(q_BTHD, k_BTKD) = kernels::apply_rope(q_BTHD, k_BTKD, inputs.cos, inputs.sin);

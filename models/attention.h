@@ -22,8 +22,8 @@ struct LayerCache {
 
 // What all layers of one forward share.
 struct AttentionInputs {
-  at::Tensor cos, sin;                     // [T, D] or [B, T, D], dtype of the activations
-  std::vector<int64_t> document_lengths;   // of the B * T tokens in order; empty: each row is one document
+  at::Tensor cos, sin;                       // [T, D] or [B, T, D], dtype of the activations
+  std::vector<int64_t> document_lengths;     // of the B * T tokens in order; empty: each row is one document
   std::vector<LayerCache>* cache = nullptr;  // one per layer
   int64_t cached_tokens = 0;
 };

@@ -93,9 +93,8 @@ void ConfigReader::finish(const std::string& origin) const {
   if (objections_.empty()) return;
   std::vector<std::array<std::string, 3>> rows = {{"key", "found", "supported"}};
   rows.insert(rows.end(), objections_.begin(), objections_.end());
-  throw io::Error(io::ErrorKind::kModel, "[read_decoder_config] " + origin + ": " +
-                                             std::to_string(objections_.size()) + " setting(s) not supported" +
-                                             text_table(rows));
+  throw io::Error(io::ErrorKind::kModel, "[read_decoder_config] " + origin + ": " + std::to_string(objections_.size()) +
+                                             " setting(s) not supported" + text_table(rows));
 }
 
 }  // namespace fsdp::models

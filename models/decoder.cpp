@@ -93,8 +93,8 @@ AttentionInputs DecoderImpl::make_inputs(const at::Tensor& input_ids_BT, const S
   }
   TORCH_CHECK(!positions.defined() || positions.sizes() == input_ids_BT.sizes(), "[decoder] position_ids: got ",
               positions.sizes(), ", expected ", input_ids_BT.sizes());
-  std::tie(inputs.cos, inputs.sin) = positions.defined() ? rotary_.rows(positions, options)
-                                                         : rotary_.rows(0, length, options);
+  std::tie(inputs.cos, inputs.sin) =
+      positions.defined() ? rotary_.rows(positions, options) : rotary_.rows(0, length, options);
   return inputs;
 }
 
@@ -111,8 +111,8 @@ at::Tensor DecoderImpl::forward_cached(const at::Tensor& input_ids_BT, DecoderCa
   TORCH_CHECK(input_ids_BT.dim() == 2, "[decoder] input_ids [B, T] int64 needed: got ", input_ids_BT.sizes());
   cache.layers.resize(static_cast<size_t>(config_.num_hidden_layers));
   AttentionInputs inputs;
-  std::tie(inputs.cos, inputs.sin) = rotary_.rows(cache.num_tokens, input_ids_BT.size(1),
-                                                  body_->embedding().options().requires_grad(false));
+  std::tie(inputs.cos, inputs.sin) =
+      rotary_.rows(cache.num_tokens, input_ids_BT.size(1), body_->embedding().options().requires_grad(false));
   inputs.cache = &cache.layers;
   inputs.cached_tokens = cache.num_tokens;
   const at::Tensor logits_BTV = compute_logits(body_->forward(input_ids_BT, inputs, /*run_block=*/{}));

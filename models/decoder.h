@@ -68,8 +68,8 @@ class DecoderImpl : public torch::nn::Module {
   // over everything at once, for the new tokens. Runs without gradients.
   at::Tensor forward_cached(const at::Tensor& input_ids_BT, DecoderCache& cache);
 
-  // Matrices ~ normal(0, initializer_range), norms 1. Each parameter's values depend on `seed` and its name only: not on
-  // the number of ranks, the dtype (but for rounding) or the global generators. Writes the parameters in place.
+  // Matrices ~ normal(0, initializer_range), norms 1. Each parameter's values depend on `seed` and its name only: not
+  // on the number of ranks, the dtype (but for rounding) or the global generators. Writes the parameters in place.
   void reset_parameters(uint64_t seed);
 
   const DecoderConfig& config() const { return config_; }
@@ -90,8 +90,8 @@ class DecoderImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Decoder);
 
-// Targets for causal language modelling: result[b, t] = labels[b, t + 1], and kernels::kIgnoreIndex at the last place, so
-// that logits need not be cut. labels, result [B, T] int64.
+// Targets for causal language modelling: result[b, t] = labels[b, t + 1], and kernels::kIgnoreIndex at the last place,
+// so that logits need not be cut. labels, result [B, T] int64.
 at::Tensor shift_labels(const at::Tensor& labels_BT);
 
 // Fills `parameter` with normal(0, stddev) from a generator of its own, seeded by `seed` and `name`.

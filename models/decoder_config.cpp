@@ -25,24 +25,61 @@ constexpr Family kFamilies[] = {{"llama", "LlamaForCausalLM", false, 1e4, 0, 204
                                 {"smollm3", "SmolLM3ForCausalLM", true, 2e6, 4, 32768}};
 
 // Read or checked below.
-constexpr std::string_view kKnownKeys[] = {
-    "architectures",        "attention_bias",     "attention_dropout",  "bos_token_id",
-    "eos_token_id",         "head_dim",           "hidden_act",         "hidden_size",
-    "initializer_range",    "intermediate_size",  "layer_types",        "max_position_embeddings",
-    "mlp_bias",             "model_type",         "no_rope_layers",     "no_rope_layer_interval",
-    "num_attention_heads",  "num_hidden_layers",  "num_key_value_heads", "pad_token_id",
-    "rms_norm_eps",         "rope_parameters",    "rope_scaling",       "rope_theta",
-    "sliding_window",       "tie_word_embeddings", "use_sliding_window", "vocab_size"};
+constexpr std::string_view kKnownKeys[] = {"architectures",
+                                           "attention_bias",
+                                           "attention_dropout",
+                                           "bos_token_id",
+                                           "eos_token_id",
+                                           "head_dim",
+                                           "hidden_act",
+                                           "hidden_size",
+                                           "initializer_range",
+                                           "intermediate_size",
+                                           "layer_types",
+                                           "max_position_embeddings",
+                                           "mlp_bias",
+                                           "model_type",
+                                           "no_rope_layers",
+                                           "no_rope_layer_interval",
+                                           "num_attention_heads",
+                                           "num_hidden_layers",
+                                           "num_key_value_heads",
+                                           "pad_token_id",
+                                           "rms_norm_eps",
+                                           "rope_parameters",
+                                           "rope_scaling",
+                                           "rope_theta",
+                                           "sliding_window",
+                                           "tie_word_embeddings",
+                                           "use_sliding_window",
+                                           "vocab_size"};
 
 // Of no effect on what the model computes.
-constexpr std::string_view kHarmlessKeys[] = {
-    "_attn_implementation", "_attn_implementation_autoset", "_name_or_path",       "chunk_size_feed_forward",
-    "dtype",                "id2label",                     "is_decoder",          "is_llama_config",
-    "label2id",             "max_window_layers",            "name_or_path",        "output_attentions",
-    "output_hidden_states", "pretraining_tp",               "problem_type",        "return_dict",
-    "sep_token_id",         "task_specific_params",         "torch_dtype",         "torchscript",
-    "transformers.js_config", "transformers_version",       "unsloth_fixed",       "unsloth_version",
-    "use_cache"};
+constexpr std::string_view kHarmlessKeys[] = {"_attn_implementation",
+                                              "_attn_implementation_autoset",
+                                              "_name_or_path",
+                                              "chunk_size_feed_forward",
+                                              "dtype",
+                                              "id2label",
+                                              "is_decoder",
+                                              "is_llama_config",
+                                              "label2id",
+                                              "max_window_layers",
+                                              "name_or_path",
+                                              "output_attentions",
+                                              "output_hidden_states",
+                                              "pretraining_tp",
+                                              "problem_type",
+                                              "return_dict",
+                                              "sep_token_id",
+                                              "task_specific_params",
+                                              "torch_dtype",
+                                              "torchscript",
+                                              "transformers.js_config",
+                                              "transformers_version",
+                                              "unsloth_fixed",
+                                              "unsloth_version",
+                                              "use_cache"};
 
 // Settings of related families that change the maths: only the neutral value is accepted.
 struct NeutralKey {
@@ -130,8 +167,8 @@ void read_scaling(ConfigReader& reader, ConfigReader& source, RopeConfig& rope) 
   reader.absorb(source);
 }
 
-// As transformers 5 does: rope_scaling wins over rope_parameters if it is not empty; the top-level rope_theta counts where
-// that object has none.
+// As transformers 5 does: rope_scaling wins over rope_parameters if it is not empty; the top-level rope_theta counts
+// where that object has none.
 RopeConfig read_rope(ConfigReader& reader, const Family& family) {
   RopeConfig rope;
   rope.theta = reader.number("rope_theta", 1, 1e12, family.rope_theta);
@@ -184,8 +221,8 @@ void read_sizes(ConfigReader& reader, const Family& family, DecoderConfig& confi
   const int64_t default_kv = family.num_key_value_heads != 0 ? family.num_key_value_heads : config.num_attention_heads;
   config.num_key_value_heads = reader.integer("num_key_value_heads", 1, 4096, default_kv);
   if (config.num_attention_heads % config.num_key_value_heads != 0)
-    reader.object_to("num_key_value_heads", "a divisor of num_attention_heads (" +
-                                                std::to_string(config.num_attention_heads) + ")");
+    reader.object_to("num_key_value_heads",
+                     "a divisor of num_attention_heads (" + std::to_string(config.num_attention_heads) + ")");
   if (reader.find("head_dim") == nullptr && config.hidden_size % config.num_attention_heads != 0)
     reader.object_to("num_attention_heads", "a divisor of hidden_size, or head_dim given");
   config.head_dim = reader.integer("head_dim", 1, 4096, config.hidden_size / config.num_attention_heads);
@@ -231,7 +268,8 @@ json rope_to_json(const RopeConfig& rope) {
 
 // Of the seven matrices of one layer.
 int64_t matrix_parameters_per_layer(const DecoderConfig& config) {
-  const int64_t query = config.num_attention_heads * config.head_dim, key = config.num_key_value_heads * config.head_dim;
+  const int64_t query = config.num_attention_heads * config.head_dim,
+                key = config.num_key_value_heads * config.head_dim;
   return config.hidden_size * (2 * query + 2 * key + 3 * config.intermediate_size);
 }
 
@@ -243,8 +281,8 @@ bool DecoderConfig::has_rope(int64_t layer) const {
 
 DecoderConfig parse_decoder_config(const json& object, const std::string& origin) {
   if (!object.is_object())
-    throw io::Error(io::ErrorKind::kModel, "[read_decoder_config] " + origin + ": got a " + object.type_name() +
-                                               ", expected a JSON object");
+    throw io::Error(io::ErrorKind::kModel,
+                    "[read_decoder_config] " + origin + ": got a " + object.type_name() + ", expected a JSON object");
   ConfigReader reader(object);
   const Family& family = read_family(reader);
   check_maths(reader, family);

@@ -51,8 +51,8 @@ struct DecoderConfig {
 };
 
 // Reads `path`, a config.json or the folder that holds one, in the layout of transformers 4 or 5.
-// Throws io::Error(kModel) with ONE table of everything that is missing, out of range or not supported: key, value found,
-// what is supported. A setting that would change the maths is never ignored.
+// Throws io::Error(kModel) with ONE table of everything that is missing, out of range or not supported: key, value
+// found, what is supported. A setting that would change the maths is never ignored.
 DecoderConfig read_decoder_config(const std::filesystem::path& path);
 
 // The same from parsed JSON; `origin` names it in messages.

@@ -18,11 +18,16 @@ using Mismatch = std::array<std::string, 3>;  // name, in file, in model
 
 std::optional<at::ScalarType> scalar_type_of(io::DType dtype) {
   switch (dtype) {
-    case io::DType::F16: return at::kHalf;
-    case io::DType::BF16: return at::kBFloat16;
-    case io::DType::F32: return at::kFloat;
-    case io::DType::F64: return at::kDouble;
-    default: return std::nullopt;
+    case io::DType::F16:
+      return at::kHalf;
+    case io::DType::BF16:
+      return at::kBFloat16;
+    case io::DType::F32:
+      return at::kFloat;
+    case io::DType::F64:
+      return at::kDouble;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -35,9 +40,8 @@ std::string describe(at::IntArrayRef shape) {
 // In the file but not needed: a tied head written twice, and frequencies that old versions saved.
 bool is_tolerated(const std::string& name) {
   constexpr std::string_view kFrequencies = "rotary_emb.inv_freq";
-  return name == "lm_head.weight" ||
-         (name.size() >= kFrequencies.size() &&
-          std::string_view(name).substr(name.size() - kFrequencies.size()) == kFrequencies);
+  return name == "lm_head.weight" || (name.size() >= kFrequencies.size() &&
+                                      std::string_view(name).substr(name.size() - kFrequencies.size()) == kFrequencies);
 }
 
 std::vector<Mismatch> find_mismatches(const torch::OrderedDict<std::string, at::Tensor>& parameters,

@@ -45,8 +45,10 @@ std::pair<at::Tensor, at::Tensor> RotaryTable::rows(int64_t first, int64_t num_p
 std::pair<at::Tensor, at::Tensor> RotaryTable::rows(const at::Tensor& positions, const at::TensorOptions& options) {
   TORCH_CHECK(positions.scalar_type() == at::kLong, "[decoder] position_ids: got ", positions.scalar_type(),
               ", expected int64");
-  if (positions.numel() > 0) grow(positions.max().item<int64_t>() + 1, options);
-  else grow(1, options);
+  if (positions.numel() > 0)
+    grow(positions.max().item<int64_t>() + 1, options);
+  else
+    grow(1, options);
   std::vector<int64_t> shape = positions.sizes().vec();
   shape.push_back(head_dim_);
   const at::Tensor flat = positions.flatten().to(options.device());

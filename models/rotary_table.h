@@ -9,8 +9,8 @@
 
 namespace fsdp::models {
 
-// Angles, cosines and sines are computed in fp32 from fp32 frequencies and then cast, as Hugging Face does. Kept for all
-// positions seen so far and grown on demand. Plain tensors: no parameter, no buffer, not in any checkpoint.
+// Angles, cosines and sines are computed in fp32 from fp32 frequencies and then cast, as Hugging Face does. Kept for
+// all positions seen so far and grown on demand. Plain tensors: no parameter, no buffer, not in any checkpoint.
 class RotaryTable {
  public:
   RotaryTable(const RopeConfig& config, int64_t head_dim) : config_(config), head_dim_(head_dim) {}

@@ -25,7 +25,7 @@ ALLOWED = {
     "io": set(),
     "kernels": set(),
     "mesh": {"base"},
-    "comm": {"base", "mesh"},
+    "comm": {"base", "mesh", "kernels"},
     "precision": {"base"},
     "buffer": BUFFER,
     "group": GROUP,

@@ -10,20 +10,18 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 scripts/setup.sh
 
-# The folders c++/NN among those that the compiler searches.
+# The first folder c++/NN that the compiler searches.
 compiler="${CXX:-c++}"
-mapfile -t headers < <(echo | "$compiler" -E -v -x c++ - 2>&1 >/dev/null |
-  sed -n '/#include <...> search starts here/,/End of search list/p' | sed 's/^ *//' | grep -E '/c\+\+/[0-9.]+$' |
-  while read -r folder; do realpath "$folder"; done | sort -u)
-if [ "${#headers[@]}" -eq 0 ]; then
+headers=$(echo | "$compiler" -E -v -x c++ - 2>&1 >/dev/null | sed -n 's/^ \(.*\/c++\/[0-9.]*\)$/\1/p' | sed -n 1p)
+if [ ! -d "$headers" ]; then
   echo "quickstart: $compiler names no folder c++/NN with standard library headers. Set CXX to a compiler that has one." >&2
   exit 3
 fi
 
 run=runs/quickstart
 mkdir -p "$run"
-echo "== prepare: ${headers[*]}"
-bin/fsdp prepare "${headers[@]}" --output "$run/data" --holdout 5% --overwrite
+echo "== prepare: $headers"
+bin/fsdp prepare "$headers" --output "$run/data" --holdout 5% --overwrite
 echo "== train"
 bin/fsdp launch --nproc 2 -- train configs/quickstart.toml "$@"
 echo "== generate"

@@ -19,12 +19,12 @@ class AgreedError : public Error {
   bool told_elsewhere_;
 };
 
-// COLLECTIVE over the world. Runs `action` on rank 0 only; if it throws there, every rank throws an AgreedError with the same
-// code and text, so that nobody waits for a rank that has given up.
+// COLLECTIVE over the world. Runs `action` on rank 0 only; if it throws there, every rank throws an AgreedError with
+// the same code and text, so that nobody waits for a rank that has given up.
 void on_rank0(const World& world, const std::function<void()>& action);
 
-// COLLECTIVE over the world. Runs `action` on every rank; if it throws on one, every rank throws the error of the lowest
-// rank that failed, which is named where not all failed alike.
+// COLLECTIVE over the world. Runs `action` on every rank; if it throws on one, every rank throws the error of the
+// lowest rank that failed, which is named where not all failed alike.
 void on_all_ranks(const World& world, const std::function<void()>& action);
 
 }  // namespace fsdp::train

@@ -19,8 +19,10 @@ Batch make_batch(const PackedSplit& split, std::span<const int64_t> sequences) {
   std::vector<int32_t> starts;
   for (int64_t row = 0; row < rows; ++row) {
     const Example example = split.read(sequences.empty() ? 0 : sequences[static_cast<size_t>(row)]);
-    std::copy(example.inputs.begin(), example.inputs.end(), batch.input_ids_BT.mutable_data_ptr<int64_t>() + row * length);
-    std::copy(example.targets.begin(), example.targets.end(), batch.targets_N.mutable_data_ptr<int64_t>() + row * length);
+    std::copy(example.inputs.begin(), example.inputs.end(),
+              batch.input_ids_BT.mutable_data_ptr<int64_t>() + row * length);
+    std::copy(example.targets.begin(), example.targets.end(),
+              batch.targets_N.mutable_data_ptr<int64_t>() + row * length);
     for (const int64_t start : example.segment_starts) {
       starts.push_back(static_cast<int32_t>(row * length + start));
     }

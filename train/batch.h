@@ -13,13 +13,13 @@ namespace fsdp::train {
 
 // What one forward and backward of one rank works on.
 struct Batch {
-  at::Tensor input_ids_BT;      // int64
-  at::Tensor targets_N;         // int64 [B * T], kNoTarget where nothing is predicted
-  models::Sequence sequence;    // where documents start
+  at::Tensor input_ids_BT;    // int64
+  at::Tensor targets_N;       // int64 [B * T], kNoTarget where nothing is predicted
+  models::Sequence sequence;  // where documents start
 };
 
-// The sequences of a split as one batch, in this order. Where `sequences` is empty: sequence 0 without targets, so that a
-// rank that has no work still takes part in the collectives.
+// The sequences of a split as one batch, in this order. Where `sequences` is empty: sequence 0 without targets, so that
+// a rank that has no work still takes part in the collectives.
 Batch make_batch(const PackedSplit& split, std::span<const int64_t> sequences);
 
 // The contiguous part of `count` things that belongs to `rank` of `size`: sizes differ by one at most.

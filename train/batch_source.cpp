@@ -13,17 +13,18 @@ void check_batch(const TrainConfig& config, const World& world, const PackedSpli
   const int64_t batch = config.batch_sequences;
   const int64_t unit = world.size * std::max<int64_t>(1, config.microbatch_sequences);
   if (batch % unit != 0) {
-    throw Error(ErrorCode::kUsage, "[train] train.batch_sequences: got " + std::to_string(batch) + ", expected a multiple of " +
-                                  std::to_string(unit) + " (" + std::to_string(world.size) +
-                                  " ranks x microbatch_sequences). Set it to " +
-                                  std::to_string((batch + unit - 1) / unit * unit) + ", or change the number of ranks.");
+    throw Error(ErrorCode::kUsage, "[train] train.batch_sequences: got " + std::to_string(batch) +
+                                       ", expected a multiple of " + std::to_string(unit) + " (" +
+                                       std::to_string(world.size) + " ranks x microbatch_sequences). Set it to " +
+                                       std::to_string((batch + unit - 1) / unit * unit) +
+                                       ", or change the number of ranks.");
   }
   if (data.num_sequences() < batch) {
     throw Error(ErrorCode::kData,
-           "[train] the data has " + std::to_string(data.num_sequences()) + " sequences of " +
-               std::to_string(data.sequence_length()) + " tokens, one batch for " + std::to_string(world.size) +
-               " rank(s) needs " + std::to_string(batch) +
-               ". Lower train.batch_sequences, data.sequence_length or the number of ranks, or add data.");
+                "[train] the data has " + std::to_string(data.num_sequences()) + " sequences of " +
+                    std::to_string(data.sequence_length()) + " tokens, one batch for " + std::to_string(world.size) +
+                    " rank(s) needs " + std::to_string(batch) +
+                    ". Lower train.batch_sequences, data.sequence_length or the number of ranks, or add data.");
   }
 }
 
@@ -43,7 +44,8 @@ int64_t PackedBatches::num_targets(int64_t step) const {
 Batch PackedBatches::microbatch(int64_t step, int64_t micro) const {
   const std::vector<int64_t> global_batch = order_.sequences(step);
   const int64_t first = rank_ * rank_sequences_ + micro * micro_sequences_;
-  return make_batch(data_, std::span(global_batch).subspan(static_cast<size_t>(first), static_cast<size_t>(micro_sequences_)));
+  return make_batch(data_,
+                    std::span(global_batch).subspan(static_cast<size_t>(first), static_cast<size_t>(micro_sequences_)));
 }
 
 }  // namespace fsdp::train

@@ -10,8 +10,9 @@
 
 namespace fsdp::train {
 
-// Where a trainer gets its batches. The global batch of a step does not depend on the number of ranks; each rank is given
-// its part of it, cut into microbatches. Every rank has the same number of microbatches, if need be without targets.
+// Where a trainer gets its batches. The global batch of a step does not depend on the number of ranks; each rank is
+// given its part of it, cut into microbatches. Every rank has the same number of microbatches, if need be without
+// targets.
 class BatchSource {
  public:
   virtual ~BatchSource() = default;

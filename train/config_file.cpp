@@ -79,7 +79,8 @@ void apply_table(const std::string& path, const std::string& prefix, const toml:
       const bool is_section =
           std::any_of(all.begin(), all.end(), [&](const Option& option) { return option.section() == name; });
       if (!is_section && !inner->empty()) {
-        refuse_unknown(position(path, inner->begin()->first.source()), name + "." + std::string(inner->begin()->first.str()));
+        refuse_unknown(position(path, inner->begin()->first.source()),
+                       name + "." + std::string(inner->begin()->first.str()));
       }
       if (!is_section) {
         refuse(where + "unknown section [" + name + "]; sections are model, data, train, shard, output");

@@ -34,7 +34,8 @@ class Collector {
               [](const CorpusFile& a, const CorpusFile& b) { return a.path.native() < b.path.native(); });
     const auto same = [](const CorpusFile& a, const CorpusFile& b) { return a.path == b.path; };
     files.erase(std::unique(files.begin(), files.end(), same), files.end());
-    corpus_.num_empty = static_cast<int64_t>(std::erase_if(files, [](const CorpusFile& f) { return f.num_bytes == 0; }));
+    corpus_.num_empty =
+        static_cast<int64_t>(std::erase_if(files, [](const CorpusFile& f) { return f.num_bytes == 0; }));
     for (const CorpusFile& file : files) {
       corpus_.num_bytes += file.num_bytes;
     }

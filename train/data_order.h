@@ -5,8 +5,8 @@
 
 namespace fsdp::train {
 
-// Which sequences a step trains on. A pure function of seed and step: the same for any number of ranks, and a resumed run
-// goes on where it stopped. Each epoch visits every sequence once, in its own order (Shuffle).
+// Which sequences a step trains on. A pure function of seed and step: the same for any number of ranks, and a resumed
+// run goes on where it stopped. Each epoch visits every sequence once, in its own order (Shuffle).
 class DataOrder {
  public:
   DataOrder(uint64_t seed, int64_t num_sequences, int64_t batch_sequences)

@@ -6,9 +6,9 @@
 
 namespace fsdp::train {
 
-// COLLECTIVE. Loss over the first `num_batches` batches of `batch_sequences` sequences of `split`; 0: all of it. Sequences
-// are dealt out to the ranks; every rank runs as many forwards as the others, so that none waits. The sum is the same for
-// any number of ranks, up to the order of addition.
+// COLLECTIVE. Loss over the first `num_batches` batches of `batch_sequences` sequences of `split`; 0: all of it.
+// Sequences are dealt out to the ranks; every rank runs as many forwards as the others, so that none waits. The sum is
+// the same for any number of ranks, up to the order of addition.
 HeldoutLoss evaluate(ShardedModel& model, const World& world, const PackedSplit& split, int64_t batch_sequences,
                      int64_t num_batches);
 

@@ -32,8 +32,8 @@ Failure failure(ErrorCode code, const std::string& message) { return {static_cas
 Failure torch_failure(const c10::Error& error) {
   const std::string text = error.what_without_backtrace();
   const std::string first_line = text.substr(0, text.find('\n'));
-  const bool memory = text.find("can't allocate memory") != std::string::npos ||
-                      text.find("out of memory") != std::string::npos;
+  const bool memory =
+      text.find("can't allocate memory") != std::string::npos || text.find("out of memory") != std::string::npos;
   return memory ? failure(ErrorCode::kMemory, first_line + ". Use a smaller microbatch, or more ranks.")
                 : failure(ErrorCode::kInternal, first_line);
 }

@@ -15,7 +15,9 @@ int64_t sample(const at::Tensor& logits_V, const GenerationOptions& options, std
   const double* logit = values.const_data_ptr<double>();
   std::vector<int64_t> ids(static_cast<size_t>(values.numel()));
   std::iota(ids.begin(), ids.end(), int64_t{0});
-  const auto likelier = [logit](int64_t a, int64_t b) { return logit[a] > logit[b] || (logit[a] == logit[b] && a < b); };
+  const auto likelier = [logit](int64_t a, int64_t b) {
+    return logit[a] > logit[b] || (logit[a] == logit[b] && a < b);
+  };
   if (options.temperature == 0) {
     return *std::min_element(ids.begin(), ids.end(), likelier);
   }

@@ -56,9 +56,12 @@ std::string to_json(const StepMetrics& m) {
   json["tokens_per_s"] = m.tokens_per_s;
   json["tokens_per_s_per_rank"] = m.tokens_per_s / m.num_ranks;
   json["mfu"] = nullptr;  // the peak of a CPU is not known
-  json["memory"] = {{"resident_bytes", m.memory.resident}, {"peak_bytes", m.memory.peak},
-                    {"params", m.memory.params},           {"grads", m.memory.grads},
-                    {"optimizer", m.memory.optimizer},     {"activations", nullptr},
+  json["memory"] = {{"resident_bytes", m.memory.resident},
+                    {"peak_bytes", m.memory.peak},
+                    {"params", m.memory.params},
+                    {"grads", m.memory.grads},
+                    {"optimizer", m.memory.optimizer},
+                    {"activations", nullptr},
                     {"comm", m.memory.comm}};
   json["comm"] = {{"gathers", m.comm.gathers},
                   {"reduces", m.comm.reduces},
@@ -80,8 +83,8 @@ std::string to_json(int64_t step, const HeldoutLoss& loss) {
 MetricsFile::MetricsFile(const std::filesystem::path& path)
     : path_(path), descriptor_(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644)) {
   if (descriptor_ < 0) {
-    throw Error(ErrorCode::kFileSystem,
-                "[train] " + path.string() + ": cannot be written: " + std::strerror(errno) + ". Choose another output.folder.");
+    throw Error(ErrorCode::kFileSystem, "[train] " + path.string() + ": cannot be written: " + std::strerror(errno) +
+                                            ". Choose another output.folder.");
   }
 }
 
@@ -90,8 +93,8 @@ MetricsFile::~MetricsFile() { close(descriptor_); }
 void MetricsFile::append(const std::string& json) {
   const std::string line = json + "\n";
   if (write(descriptor_, line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
-    throw Error(ErrorCode::kFileSystem, "[train] " + path_.string() + ": " + std::strerror(errno) +
-                                            ". Free some space, and start again.");
+    throw Error(ErrorCode::kFileSystem,
+                "[train] " + path_.string() + ": " + std::strerror(errno) + ". Free some space, and start again.");
   }
 }
 

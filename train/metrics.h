@@ -12,14 +12,14 @@ struct MemoryBytes {
   int64_t params = 0;    // main and model weights of this rank
   int64_t grads = 0;
   int64_t optimizer = 0;
-  int64_t comm = 0;      // gathered units and reduce buffers, at most, since the line before
+  int64_t comm = 0;  // gathered units and reduce buffers, at most, since the line before
 };
 
 struct CommunicationCounts {
   int64_t gathers = 0;
   int64_t reduces = 0;
-  int64_t bytes = 0;        // received by this rank
-  double exposed_ms = 0;    // waited for, not hidden behind compute
+  int64_t bytes = 0;      // received by this rank
+  double exposed_ms = 0;  // waited for, not hidden behind compute
 };
 
 // One logged step. Counts and memory are rank 0's, and cover the steps since the line before.

@@ -52,10 +52,10 @@ ModelChoice choose_model(const ModelConfig& config, int64_t data_vocab_size, int
     }
   }
   if (choice.config.vocab_size < data_vocab_size) {
-    throw Error(ErrorCode::kUsage,
-                "[train] vocabulary: the data set has " + std::to_string(data_vocab_size) + " tokens, the model only " +
-                    std::to_string(choice.config.vocab_size) + ". Use a data set of the model's tokenizer" +
-                    (config.path.empty() ? ", or model.vocab_size = 0." : "."));
+    throw Error(ErrorCode::kUsage, "[train] vocabulary: the data set has " + std::to_string(data_vocab_size) +
+                                       " tokens, the model only " + std::to_string(choice.config.vocab_size) +
+                                       ". Use a data set of the model's tokenizer" +
+                                       (config.path.empty() ? ", or model.vocab_size = 0." : "."));
   }
   return choice;
 }

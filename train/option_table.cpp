@@ -95,9 +95,11 @@ std::vector<Option> data_options() {
 
 std::vector<Option> train_options() {
   return {
-      {"train.steps", FSDP_SLOT(train.steps), at_least(1), "optimizer steps; the learning rate decays over all of them"},
+      {"train.steps", FSDP_SLOT(train.steps), at_least(1),
+       "optimizer steps; the learning rate decays over all of them"},
       {"train.fit_minutes", FSDP_SLOT(train.fit_minutes), at_least(0),
-       "once, at the end of the warm-up, lower train.steps so that training takes this long; 0: never. The steps chosen "
+       "once, at the end of the warm-up, lower train.steps so that training takes this long; 0: never. The steps "
+       "chosen "
        "are printed and stored, and repeat the run when given as train.steps"},
       {"train.max_minutes", FSDP_SLOT(train.max_minutes), at_least(0),
        "stop after the step in which this is reached, wherever the learning rate is then; 0: no limit"},
@@ -246,9 +248,13 @@ std::string nearest_option(const std::string& name) {
   const Option* best = nullptr;
   size_t best_distance = 0;
   for (const Option& option : option_table()) {
-    size_t distance = edit_distance(name, option.name);
-    if (last_part(name) == last_part(option.name)) {
+    size_t distance = 2 * edit_distance(name, option.name);
+    const std::string given = last_part(name);
+    const std::string known = last_part(option.name);
+    if (given == known) {
       distance = std::min<size_t>(distance, 1);
+    } else if (given.size() > 2 && (known.find(given) != std::string::npos || given.find(known) == 0)) {
+      distance = std::min<size_t>(distance, 3);  // "warmup" for warmup_steps
     }
     if (best == nullptr || distance < best_distance) {
       best = &option;

@@ -16,9 +16,9 @@ using Slot = std::variant<bool*, int64_t*, double*, std::string*>;
 
 // Which values an option may have.
 struct Rule {
-  std::optional<double> least;       // numbers
-  std::optional<double> most;        // numbers
-  std::vector<std::string> choices;  // text; empty: any
+  std::optional<double> least;                      // numbers
+  std::optional<double> most;                       // numbers
+  std::vector<std::string> choices;                 // text; empty: any
   std::function<bool(const std::string&)> accepts;  // text: legal besides the choices
   // "at least 1", "one of: a, b", "" where anything goes.
   std::string describe() const;

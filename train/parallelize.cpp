@@ -8,8 +8,8 @@ namespace {
 
 bool is_block_parameter(const std::string& name) { return name.rfind("model.layers.", 0) == 0; }
 
-// Weights that will be overwritten are made equal on all ranks, unit by unit, so that at no time all of them are in memory.
-// Those of blocks are gone from their old place when the root's turn comes.
+// Weights that will be overwritten are made equal on all ranks, unit by unit, so that at no time all of them are in
+// memory. Those of blocks are gone from their old place when the root's turn comes.
 void clear_parameters(const torch::nn::Module& module) {
   const at::NoGradGuard no_grad;
   for (const auto& parameter : module.named_parameters()) {

@@ -24,8 +24,8 @@ enum class Weights { kAsTheyAre, kLoadedLater };
 ShardOptions shard_options(const ShardConfig& config);
 
 // COLLECTIVE. Shards a decoder over all ranks: each block is a unit, the embedding, the last norm and the head are the
-// root's. Gradients are summed over the ranks, not averaged: the trainer divides the loss by the number of targets in the
-// global batch, so that the number of ranks does not matter. With kLoadedLater the weights are zero afterwards.
+// root's. Gradients are summed over the ranks, not averaged: the trainer divides the loss by the number of targets in
+// the global batch, so that the number of ranks does not matter. With kLoadedLater the weights are zero afterwards.
 ShardedModel parallelize(models::Decoder decoder, const World& world, const ShardOptions& options, Weights weights);
 
 }  // namespace fsdp::train

@@ -87,9 +87,9 @@ std::string to_table(const std::vector<ParityReport>& reports) {
     text += format_text("  %-*s  %9s  %9s  %9s  %9s\n", static_cast<int>(width), "quantity", "max abs", "max rel",
                         "tol abs", "tol rel");
     for (const ParityRow& row : report.rows) {
-      text += format_text("  %-*s  %9.1e  %9.1e  %9s  %9s  %s\n", static_cast<int>(width), row.quantity.c_str(), row.abs,
-                          row.rel, tolerance_text(row.abs_tolerance).c_str(), tolerance_text(row.rel_tolerance).c_str(),
-                          row.passed() ? "ok" : "ABOVE");
+      text += format_text("  %-*s  %9.1e  %9.1e  %9s  %9s  %s\n", static_cast<int>(width), row.quantity.c_str(),
+                          row.abs, row.rel, tolerance_text(row.abs_tolerance).c_str(),
+                          tolerance_text(row.rel_tolerance).c_str(), row.passed() ? "ok" : "ABOVE");
     }
     text += report.passed() ? "  all within tolerance\n" : "  NOT within tolerance\n";
   }

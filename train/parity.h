@@ -10,7 +10,7 @@
 namespace fsdp::train {
 
 // Proof that a model computes here what it computes elsewhere: values of another implementation, compared with those of
-// this one, sharded over the ranks of the world. File layouts: docs/file_formats.md, "Expected values".
+// this one, sharded over the ranks of the world. File layouts and tolerances: docs/parity.md.
 struct ParityOptions {
   std::filesystem::path model;
   std::optional<std::filesystem::path> expected;  // logits, loss and gradients of one batch
@@ -18,7 +18,7 @@ struct ParityOptions {
   std::optional<std::filesystem::path> curve;     // folder: losses, norms and final parameters of some steps
   Strategy strategy = Strategy::kOptimGradsParams;
   Precision precision;
-  int64_t microbatches = 1;      // per step of the curve
+  int64_t microbatches = 1;     // per step of the curve
   double tolerance_factor = 1;  // multiplies every tolerance
 };
 
@@ -40,8 +40,8 @@ struct ParityReport {
   bool passed() const;
 };
 
-// COLLECTIVE; every rank returns the same. One report per file asked for. Rows of the batch (documents, when packed) are
-// dealt out to the ranks; a rank without any runs the first one with no targets, which adds zero to every sum. The
+// COLLECTIVE; every rank returns the same. One report per file asked for. Rows of the batch (documents, when packed)
+// are dealt out to the ranks; a rank without any runs the first one with no targets, which adds zero to every sum. The
 // gradients compared are the reduced ones, each rank's slice with the same slice of the file; reports hold the largest
 // difference over all ranks.
 std::vector<ParityReport> check_parity(const ParityOptions& options, const World& world);

@@ -63,9 +63,10 @@ int64_t count_targets(const io::SafetensorsFile& file) {
 void check_fit(const io::SafetensorsFile& file, const models::DecoderConfig& config) {
   const io::TensorEntry* logits = file.find("logits");
   if (logits == nullptr || logits->shape.size() != 3 || logits->shape[2] != config.vocab_size) {
-    throw io::Error(io::ErrorKind::kModel, "[parity] " + file.path().string() + ": expected logits [B, T, " +
-                                               std::to_string(config.vocab_size) +
-                                               "]. The file belongs to another model, or is no file of expected values.");
+    throw io::Error(io::ErrorKind::kModel,
+                    "[parity] " + file.path().string() + ": expected logits [B, T, " +
+                        std::to_string(config.vocab_size) +
+                        "]. The file belongs to another model, or is no file of expected values.");
   }
 }
 
@@ -118,7 +119,8 @@ std::vector<ParityRow> compare_gradients(const io::SafetensorsFile& file, const 
       throw Error(ErrorCode::kInternal, "[parity] " + names[i] + ": only " + std::to_string(differences[i].compared) +
                                             " elements are on any rank");
     }
-    rows.push_back({names[i], differences[i].max_abs, differences[i].relative(), tolerances.grad_abs, tolerances.grad_rel});
+    rows.push_back(
+        {names[i], differences[i].max_abs, differences[i].relative(), tolerances.grad_abs, tolerances.grad_rel});
   }
   const auto expected = std::count_if(file.tensors().begin(), file.tensors().end(),
                                       [](const io::TensorEntry& entry) { return entry.name.rfind("grad.", 0) == 0; });
@@ -130,7 +132,8 @@ std::vector<ParityRow> compare_gradients(const io::SafetensorsFile& file, const 
   return rows;
 }
 
-ParityReport check_file(const std::filesystem::path& path, RankPart (*part_of_rank)(const io::SafetensorsFile&, const World&),
+ParityReport check_file(const std::filesystem::path& path,
+                        RankPart (*part_of_rank)(const io::SafetensorsFile&, const World&),
                         const ParityOptions& options, const World& world, ShardedModel& model) {
   const io::SafetensorsFile file = io::SafetensorsFile::open(path);
   check_fit(file, model.decoder->config());

@@ -47,8 +47,8 @@ Curve read_curve(const std::filesystem::path& path, const std::string& name) {
     const auto steps = static_cast<size_t>(curve.config.steps);
     if (curve.loss.size() != steps || curve.grad_norm.size() != steps || curve.lr.size() != steps ||
         hyper.at("decay_min_ndim") != 2) {
-      throw io::Error(io::ErrorKind::kData, "[parity] " + path.string() +
-                                                ": expected one loss, norm and lr per step, and decay_min_ndim 2.");
+      throw io::Error(io::ErrorKind::kData,
+                      "[parity] " + path.string() + ": expected one loss, norm and lr per step, and decay_min_ndim 2.");
     }
     return curve;
   } catch (const nlohmann::json::exception& error) {
@@ -162,8 +162,10 @@ ParityReport check_curve(const ParityOptions& options, const World& world, Shard
   if (fp32) {  // the file has the final parameters of this curve only
     const Difference parameters = compare_parameters(final_file, model, world);
     const double norm = std::sqrt(parameters.sum_squares / parameters.sum_squares_expected);
-    report.rows.push_back({"final parameters, any entry", parameters.max_abs, parameters.relative(), tolerances.final_abs, {}});
-    report.rows.push_back({"final parameters, 2-norm", std::sqrt(parameters.sum_squares), norm, {}, tolerances.final_norm_rel});
+    report.rows.push_back(
+        {"final parameters, any entry", parameters.max_abs, parameters.relative(), tolerances.final_abs, {}});
+    report.rows.push_back(
+        {"final parameters, 2-norm", std::sqrt(parameters.sum_squares), norm, {}, tolerances.final_norm_rel});
   }
   return report;
 }

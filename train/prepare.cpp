@@ -35,7 +35,8 @@ struct ShardPlan {
 };
 
 // Cuts [first, last) of the corpus into shards of about 1/64 of the corpus, but not below 1 MiB nor above 1 GiB.
-void plan_split(const Corpus& corpus, const std::string& split, size_t first, size_t last, std::vector<ShardPlan>& plans) {
+void plan_split(const Corpus& corpus, const std::string& split, size_t first, size_t last,
+                std::vector<ShardPlan>& plans) {
   const int64_t target = std::clamp(corpus.num_bytes / 64, kMiB, kGiB);
   int number = 0;
   while (first < last) {
@@ -58,9 +59,10 @@ std::string read_whole(const CorpusFile& file) {
   std::string bytes(static_cast<size_t>(file.num_bytes), '\0');
   stream.read(bytes.data(), file.num_bytes);
   if (!stream.is_open() || stream.gcount() != file.num_bytes) {
-    throw Error(ErrorCode::kFileSystem, "[prepare] " + file.path.string() +
-                                            (stream.is_open() ? ": became shorter while it was read. Run again."
-                                                              : ": cannot be read. Make it readable, or leave it out."));
+    throw Error(ErrorCode::kFileSystem,
+                "[prepare] " + file.path.string() +
+                    (stream.is_open() ? ": became shorter while it was read. Run again."
+                                      : ": cannot be read. Make it readable, or leave it out."));
   }
   return bytes;
 }
@@ -112,7 +114,8 @@ class Workers {
  public:
   Workers(const Corpus& corpus, std::vector<ShardPlan>& plans, const PrepareOptions& options, fs::path folder)
       : corpus_(corpus), plans_(plans), max_document_bytes_(options.max_document_bytes), folder_(std::move(folder)) {
-    const unsigned wanted = options.threads > 0 ? static_cast<unsigned>(options.threads) : std::thread::hardware_concurrency();
+    const unsigned wanted =
+        options.threads > 0 ? static_cast<unsigned>(options.threads) : std::thread::hardware_concurrency();
     running_ = static_cast<int>(std::clamp<size_t>(wanted, 1, plans_.size()));
     for (int thread = running_; thread > 0; --thread) {
       threads_.emplace_back([this] { work(); });

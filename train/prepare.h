@@ -29,8 +29,8 @@ struct PrepareResult {
 };
 
 // Turns text into a data set of byte tokens (docs/data_format.md) with the splits "train" and, if anything is held out,
-// "heldout". Any bytes are legal. The result depends on the files alone, not on the number of threads. The folder appears
-// complete or not at all. Throws Error(kUsage | kData | kFileSystem) or io::Error.
+// "heldout". Any bytes are legal. The result depends on the files alone, not on the number of threads. The folder
+// appears complete or not at all. Throws Error(kUsage | kData | kFileSystem) or io::Error.
 PrepareResult prepare(const PrepareOptions& options, Console& console);
 
 }  // namespace fsdp::train

@@ -37,7 +37,8 @@ struct Splits {
 
 Splits open_splits(const DataConfig& config) {
   if (config.path.empty()) {
-    throw Error(ErrorCode::kUsage, "[train] data.path is not set. Make a data set with `fsdp prepare`, and name its folder.");
+    throw Error(ErrorCode::kUsage,
+                "[train] data.path is not set. Make a data set with `fsdp prepare`, and name its folder.");
   }
   Splits splits{PackedSplit(io::TokenDataset::open(config.path, config.train_split), config.sequence_length), {}};
   if (!config.heldout_split.empty()) {
@@ -64,7 +65,8 @@ void check_ranks_agree(const World& world, const Config& config, const PackedSpl
     }
     if (configs[rank] != configs[0]) {
       throw AgreedError(ErrorCode::kUsage,
-                        name + " was started with another configuration than rank 0. Start all alike.", world.rank != 0);
+                        name + " was started with another configuration than rank 0. Start all alike.",
+                        world.rank != 0);
     }
   }
 }
@@ -158,9 +160,10 @@ class Run {
       config_.train.steps = steps;
       config_.train.fit_minutes = 0;  // the stored configuration repeats this run
       on_rank0(world_, [&] { io::write_file_atomically(folder_.config(), config_to_toml(config_)); });
-      console_.line(format_text("train: %lld steps fit into the time asked for; "
-                                "--train.steps=%lld --train.fit_minutes=0 repeats this run",
-                                static_cast<long long>(steps), static_cast<long long>(steps)));
+      console_.line(
+          format_text("train: %lld steps fit into the time asked for; "
+                      "--train.steps=%lld --train.fit_minutes=0 repeats this run",
+                      static_cast<long long>(steps), static_cast<long long>(steps)));
     }
   }
 
@@ -168,16 +171,18 @@ class Run {
     const int threads = set_threads(world_.local_size);
     const RestingBytes rest = model_.root.resting_bytes();
     const auto& data = splits_.train;
-    console_.line("train: " + model_.decoder->config().model_type + " with " + format_count(model_.root.num_parameters()) +
-                  " parameters in " + std::to_string(model_.root.num_units()) + " units; " + std::to_string(world_.size) +
-                  " rank(s) (" + launcher_name() + ") x " + std::to_string(threads) + " thread(s); " +
-                  config_.shard.strategy + ", " + config_.shard.precision);
+    console_.line("train: " + model_.decoder->config().model_type + " with " +
+                  format_count(model_.root.num_parameters()) + " parameters in " +
+                  std::to_string(model_.root.num_units()) + " units; " + std::to_string(world_.size) + " rank(s) (" +
+                  launcher_name() + ") x " + std::to_string(threads) + " thread(s); " + config_.shard.strategy + ", " +
+                  config_.shard.precision);
     console_.line("train: " + with_thousands(data.dataset().num_tokens()) + " tokens in " +
                   with_thousands(data.num_sequences()) + " sequences, " + with_thousands(tokens_per_step()) +
                   " tokens per step; held out: " +
                   (splits_.heldout ? with_thousands(splits_.heldout->dataset().num_tokens()) + " tokens" : "nothing"));
     console_.line("train: at rest each rank holds weights " + format_bytes(rest.main_weight + rest.model_weight) +
-                  ", gradients " + format_bytes(rest.main_weight) + ", optimizer " + format_bytes(2 * rest.main_weight));
+                  ", gradients " + format_bytes(rest.main_weight) + ", optimizer " +
+                  format_bytes(2 * rest.main_weight));
   }
 
   void report(const StepResult& result, bool done) {
@@ -213,9 +218,9 @@ class Run {
     metrics.tokens_per_s = since * static_cast<double>(tokens_per_step()) / seconds_since(mark_);
     metrics.num_ranks = world_.size;
     metrics.eta_s = remaining_seconds();
-    metrics.memory = {process.resident_bytes,     process.peak_bytes,         rest.main_weight + rest.model_weight,
-                      rest.main_grad,             trainer_.optimizer_bytes(), counters.peak_unsharded_bytes +
-                                                                                  counters.peak_reduce_bytes};
+    metrics.memory = {
+        process.resident_bytes, process.peak_bytes,         rest.main_weight + rest.model_weight,
+        rest.main_grad,         trainer_.optimizer_bytes(), counters.peak_unsharded_bytes + counters.peak_reduce_bytes};
     metrics.comm = {counters.gathers, counters.reduces, counters.gather_bytes + counters.reduce_bytes,
                     counters.exposed_gather_ms + counters.exposed_reduce_ms};
     return metrics;

@@ -62,8 +62,8 @@ StepResult Trainer::agree(double loss_sum, const at::Tensor& norm, bool wants_st
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
     throw AgreedError(ErrorCode::kNonFinite,
                       "[train] step " + std::to_string(step_ + 1) + ": loss " + std::to_string(result.loss) +
-                                      ", gradient norm " + std::to_string(result.grad_norm) +
-                                      ": not finite. Lower train.lr, lengthen train.warmup_steps or set train.clip.",
+                          ", gradient norm " + std::to_string(result.grad_norm) +
+                          ": not finite. Lower train.lr, lengthen train.warmup_steps or set train.clip.",
                       /*told_elsewhere=*/world_.rank != 0);
   }
   return result;

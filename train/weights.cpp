@@ -117,7 +117,8 @@ bool belongs(const std::string& name, const ShardedModel& model, size_t unit) {
   return is_root ? name.rfind("model.layers.", 0) != 0 : name.rfind(model.prefixes[unit], 0) == 0;
 }
 
-void write_gathered_units(const ShardedModel& model, const World& world, ModelWriter* writer, const NamedLeaves& leaves) {
+void write_gathered_units(const ShardedModel& model, const World& world, ModelWriter* writer,
+                          const NamedLeaves& leaves) {
   const auto parameters = model.decoder->named_parameters();
   for (size_t unit = 0; unit < model.units.size(); ++unit) {
     const FullParameters readable(model.units[unit]);
@@ -169,7 +170,8 @@ void load_weights(const ShardedModel& model, const io::ModelFolder& folder) {
 void save_model(const ShardedModel& model, const World& world, const fs::path& folder, const std::string& tokenizer) {
   const at::NoGradGuard no_grad;
   const NamedLeaves leaves = named_parameters(*model.decoder);
-  const fs::path staging = folder.parent_path() / ("." + folder.filename().string() + ".tmp-" + std::to_string(getpid()));
+  const fs::path staging =
+      folder.parent_path() / ("." + folder.filename().string() + ".tmp-" + std::to_string(getpid()));
   std::unique_ptr<ModelWriter> writer;
   on_rank0(world, [&] {
     fs::remove_all(staging);

@@ -24,8 +24,8 @@ struct Child {
   int status = 0;  // of waitpid, once it is not running
 };
 
-// Starts `command` with standard input from /dev/null. Throws fsdp::Error if the system refuses; a program that cannot be
-// executed says so on its standard error and exits with code 2.
+// Starts `command` with standard input from /dev/null. Throws fsdp::Error if the system refuses; a program that cannot
+// be executed says so on its standard error and exits with code 2.
 Child start_child(const ChildCommand& command);
 
 }  // namespace fsdp::app

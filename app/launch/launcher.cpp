@@ -17,8 +17,8 @@
 namespace fsdp::app {
 namespace {
 
-// Ranks that lose a peer fail too, with the code for communication errors. For this long after such a failure the launcher
-// waits for the one that explains it.
+// Ranks that lose a peer fail too, with the code for communication errors. For this long after such a failure the
+// launcher waits for the one that explains it.
 constexpr std::chrono::milliseconds kCauseWindow{1500};
 
 bool is_failure(const Child& child) { return !child.running && child.status != 0; }
@@ -48,7 +48,8 @@ Launcher::Launcher(LaunchOptions options)
   for (const int number : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&set, number);
   sigprocmask(SIG_BLOCK, &set, nullptr);
   signals_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-  if (signals_ < 0) throw Error(ErrorCode::kInternal, "[launch] cannot receive signals: " + std::string(strerror(errno)));
+  if (signals_ < 0)
+    throw Error(ErrorCode::kInternal, "[launch] cannot receive signals: " + std::string(strerror(errno)));
 }
 
 Launcher::~Launcher() {
@@ -76,11 +77,12 @@ int Launcher::run(uint16_t store_port) {
 
 void Launcher::start_ranks() {
   if (std::getenv("OMP_NUM_THREADS") == nullptr) {
-    output_.note("launch: " + std::to_string(options_.nproc) + " ranks with OMP_NUM_THREADS=" +
-                 std::to_string(std::max(1, cores_ / options_.nproc)) + " (" + std::to_string(cores_) +
-                 " cores; set the variable to choose)");
+    output_.note("launch: " + std::to_string(options_.nproc) +
+                 " ranks with OMP_NUM_THREADS=" + std::to_string(std::max(1, cores_ / options_.nproc)) + " (" +
+                 std::to_string(cores_) + " cores; set the variable to choose)");
   }
-  for (int rank = 0; rank < options_.nproc; ++rank) children_[static_cast<size_t>(rank)] = start_child(command_of(rank));
+  for (int rank = 0; rank < options_.nproc; ++rank)
+    children_[static_cast<size_t>(rank)] = start_child(command_of(rank));
 }
 
 ChildCommand Launcher::command_of(int rank) const {
@@ -135,7 +137,8 @@ void Launcher::read_signals() {
 void Launcher::read_output(int rank) {
   Child& child = children_[static_cast<size_t>(rank)];
   char buffer[1 << 14];
-  for (auto [descriptor, stream] : {std::pair{&child.out, RankOutput::Stream::kOut}, {&child.err, RankOutput::Stream::kErr}}) {
+  for (auto [descriptor, stream] :
+       {std::pair{&child.out, RankOutput::Stream::kOut}, {&child.err, RankOutput::Stream::kErr}}) {
     while (*descriptor >= 0) {
       const ssize_t size = read(*descriptor, buffer, sizeof(buffer));
       if (size > 0) {

@@ -15,8 +15,8 @@ struct OutputStyle {
   bool draws_status = false;  // standard output is a terminal: rank 0's status line is redrawn in place
 };
 
-// Joins what the ranks write, line by line: a line is never torn, a status line (ended by '\r') stays at the bottom, and an
-// error that several ranks report in the same words appears once. Keeps the last lines of each rank.
+// Joins what the ranks write, line by line: a line is never torn, a status line (ended by '\r') stays at the bottom,
+// and an error that several ranks report in the same words appears once. Keeps the last lines of each rank.
 class RankOutput {
  public:
   enum class Stream { kOut, kErr };

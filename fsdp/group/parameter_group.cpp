@@ -10,7 +10,6 @@
 #include "fsdp/base/check.h"
 #include "fsdp/base/trace.h"
 #include "fsdp/group/registry.h"
-#include "kernels/pack.h"
 
 namespace fsdp {
 namespace {
@@ -35,18 +34,13 @@ ParameterGroup::ParameterGroup(GroupSpec spec)
       comm_(std::move(spec.comm)),
       slabs_(std::move(spec.slabs)),
       owner_(spec.owner) {
-  const size_t count = names_.size();
-  used_.assign(count, false);
-  placed_.assign(count, false);
-  this_pass_.assign(count, false);
-  arrived_.assign(count, 0);
   for (const at::Tensor& parameter : spec.parameters) {
     sizes_.push_back(parameter.sizes().vec());
     parameters_.emplace_back(parameter.getIntrusivePtr());
   }
   make_buffers(spec.parameters, spec.precision);
   adopt_parameters(spec.parameters);
-  make_leaves();
+  make_leaves(spec.precision);
 }
 
 ParameterGroup::~ParameterGroup() { registry::forget(*this); }
@@ -76,9 +70,6 @@ void ParameterGroup::make_buffers(const std::vector<at::Tensor>& parameters, con
       model_weight_ = DBuffer(layout_, Placement::kShard, rank, options.dtype(param_dtype), Backing::kOwned);
     }
   }
-  if (!trainable_) return;
-  const auto reduce_options = options.dtype(precision.reduce.value_or(main_dtype));
-  reduce_buffer_ = DBuffer(layout_, Placement::kPartial, rank, reduce_options, Backing::kSlab);
 }
 
 void ParameterGroup::adopt_parameters(const std::vector<at::Tensor>& parameters) {
@@ -97,10 +88,14 @@ void ParameterGroup::adopt_parameters(const std::vector<at::Tensor>& parameters)
   }
 }
 
-void ParameterGroup::make_leaves() {
+void ParameterGroup::make_leaves(const Precision& precision) {
   for (size_t i = 0; i < num_parameters(); ++i) {
     leaves_.push_back(main_weight_.part(i).detach().requires_grad_(trainable_));
   }
+  if (!trainable_) return;
+  const at::Tensor& main = main_weight_.local();
+  gradients_.emplace(GradientSpec{layout_, main_weight_.placement(), main.options(),
+                                  precision.reduce.value_or(main.scalar_type()), traits_, comm_, slabs_, leaves_});
 }
 
 void ParameterGroup::prefix_names(const std::string& unit_name, const std::string& prefix) {
@@ -210,134 +205,6 @@ void ParameterGroup::poison() {
   if (weight_phase() == WeightPhase::kUnsharding) weight_phase_.change_to(WeightPhase::kUnsharded);
   gather_ = {};
   unsharded_revision_ = kNoRevision;
-}
-
-// ---- gradients
-
-bool ParameterGroup::used() const { return std::find(used_.begin(), used_.end(), true) != used_.end(); }
-
-void ParameterGroup::forget_use() { std::fill(used_.begin(), used_.end(), false); }
-
-void ParameterGroup::begin_backward() { std::fill(this_pass_.begin(), this_pass_.end(), false); }
-
-void ParameterGroup::add_gradient(size_t i, const at::Tensor& gradient, double scale) {
-  FSDP_CHECK(gradient.layout() == at::kStrided, "[backward] gradient of '", names_[i],
-             "': got a sparse tensor, expected a dense one. Build the embedding with sparse=false.");
-  FSDP_ASSERT(gradient.numel() == layout_->numels[i], names_[i], ": gradient of ", gradient.numel(), " elements");
-  if (grad_phase() == GradPhase::kReducing) finish_reduce();
-  if (grad_phase() == GradPhase::kEmpty) {
-    reduce_buffer_.reallocate(*slabs_);
-    grad_phase_.change_to(GradPhase::kCollecting);
-  }
-  kernels::pack_gradient(reduce_buffer_.part(i), gradient, scale, placed_[i]);
-  placed_[i] = true;
-  this_pass_[i] = true;
-  arrived_[i] = 1;
-}
-
-bool ParameterGroup::gradients_complete() const {
-  bool any = false;
-  for (size_t i = 0; i < num_parameters(); ++i) {
-    if (used_[i] && !this_pass_[i]) return false;
-    any = any || used_[i];
-  }
-  return any;
-}
-
-// Parameters without a gradient, and the padding, contribute zeros.
-void ParameterGroup::fill_missing_gradients() {
-  const at::Tensor& buffer = reduce_buffer_.local();
-  int64_t end = 0;
-  for (size_t i = 0; i < num_parameters(); ++i) {
-    const int64_t begin = layout_->offsets[i];
-    if (begin > end) buffer.narrow(0, end, begin - end).zero_();
-    end = begin + layout_->numels[i];
-    if (!placed_[i]) reduce_buffer_.part(i).zero_();
-  }
-  if (buffer.numel() > end) buffer.narrow(0, end, buffer.numel() - end).zero_();
-}
-
-// Leaves' .grad decides: the main grad counts as empty where it is undefined, which is what zero_grad() makes of it.
-comm::Accumulate ParameterGroup::prepare_main_grad() {
-  if (!main_grad_.defined()) {
-    main_grad_ = DBuffer(layout_, main_weight_.placement(), comm_->rank(), main_weight_.local().options(), Backing::kOwned);
-    for (size_t i = 0; i < num_parameters(); ++i) grad_slices_.push_back(main_grad_.part(i));
-  }
-  if (reduced_since_publish_) return comm::Accumulate::kAdd;
-  const auto is_defined = [](const at::Tensor& leaf) { return leaf.grad().defined(); };
-  if (std::none_of(leaves_.begin(), leaves_.end(), is_defined)) return comm::Accumulate::kOverwrite;
-  for (size_t i = 0; i < num_parameters(); ++i) {
-    const at::Tensor grad = leaves_[i].grad();
-    if (!grad.defined()) {
-      grad_slices_[i].zero_();
-    } else if (!grad.is_same(grad_slices_[i])) {
-      grad_slices_[i].copy_(grad);  // the program put a tensor of its own there
-    }
-  }
-  return comm::Accumulate::kAdd;
-}
-
-int64_t ParameterGroup::start_reduce() {
-  const TraceScope trace("reduce", unit_name_);
-  if (grad_phase() == GradPhase::kReducing) finish_reduce();
-  if (grad_phase() == GradPhase::kEmpty) {
-    reduce_buffer_.reallocate(*slabs_);
-    grad_phase_.change_to(GradPhase::kCollecting);
-  }
-  fill_missing_gradients();
-  accumulate_ = prepare_main_grad();
-  reduced_since_publish_ = true;
-  const int64_t staging_numel = comm_->staging_numel(layout_->shard_numel);
-  staging_bytes_ = staging_numel * static_cast<int64_t>(reduce_buffer_.local().element_size());
-  at::Tensor staging;
-  if (staging_bytes_ > 0) {
-    staging_ = slabs_->take(staging_bytes_);
-    staging = at::from_blob(staging_.get(), {staging_numel}, reduce_buffer_.local().options());
-  }
-  const comm::CallLabel label{"reduce", unit_name_, ""};
-  if (traits_.reduce == ReduceKind::kAllReduce) {
-    reduce_ = comm_->all_reduce(reduce_buffer_.local(), staging, label);
-  } else {
-    reduce_ = comm_->reduce_scatter(reduce_buffer_.local(), main_grad_.local(), staging, accumulate_, label);
-  }
-  grad_phase_.change_to(GradPhase::kReducing);
-  const int64_t passes = traits_.reduce == ReduceKind::kAllReduce ? 2 : 1;
-  return passes * reduce_buffer_.bytes() / comm_->size() * (comm_->size() - 1);
-}
-
-void ParameterGroup::finish_reduce() {
-  if (grad_phase() != GradPhase::kReducing) return;
-  const TraceScope trace("wait reduce", unit_name_);
-  reduce_.wait();
-  if (traits_.reduce == ReduceKind::kAllReduce) {
-    const at::Tensor& sum = reduce_buffer_.local();
-    accumulate_ == comm::Accumulate::kAdd ? main_grad_.local().add_(sum) : main_grad_.local().copy_(sum);
-  }
-  release_reduce_memory();
-}
-
-void ParameterGroup::release_reduce_memory() {
-  reduce_buffer_.release(*slabs_);
-  if (staging_bytes_ > 0) slabs_->give_back(std::move(staging_), staging_bytes_);
-  staging_bytes_ = 0;
-  std::fill(placed_.begin(), placed_.end(), false);
-  grad_phase_.change_to(GradPhase::kEmpty);
-}
-
-void ParameterGroup::publish_gradients() {
-  if (!reduced_since_publish_) return;
-  for (size_t i = 0; i < num_parameters(); ++i) {
-    if (arrived_[i] != 0) leaves_[i].mutable_grad() = grad_slices_[i];
-    arrived_[i] = 0;
-  }
-  reduced_since_publish_ = false;
-}
-
-void ParameterGroup::drop_gradients() {
-  if (grad_phase() == GradPhase::kReducing) finish_reduce();
-  if (grad_phase() == GradPhase::kCollecting) release_reduce_memory();
-  std::fill(arrived_.begin(), arrived_.end(), 0);
-  reduced_since_publish_ = false;
 }
 
 }  // namespace fsdp

@@ -10,6 +10,7 @@
 
 #include "fsdp/buffer/dbuffer.h"
 #include "fsdp/comm/comm.h"
+#include "fsdp/group/gradient_buffers.h"
 #include "fsdp/group/phase.h"
 #include "fsdp/precision/precision.h"
 #include "fsdp/strategy/strategy.h"
@@ -51,8 +52,7 @@ enum class Residence {
 //   main_weight   what the optimizer updates; sharded (replicated under no_shard)
 //   model_weight  what is gathered: the same buffer, or a copy in the compute dtype
 //   unsharded     the gathered weights; the module's parameters are views of it, set once, for ever
-//   main_grad     the reduced gradient, placed and typed like main_weight
-//   reduce buffer gradients of this rank on their way, unsharded, in the reduce dtype
+// and, where they are trainable, their gradients (group/gradient_buffers.h).
 // Driven by a Context, which calls in the order that group/phase.h allows. One thread at a time.
 // After: Megatron-FSDP experimental/parameter_group.py; PyTorch FSDP2's FSDPParamGroup.
 class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
@@ -64,6 +64,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
 
   // ---- what it is
   size_t num_parameters() const { return names_.size(); }
+  const std::string& unit_name() const { return unit_name_; }
   const std::string& parameter_name(size_t i) const { return names_[i]; }
   const std::vector<int64_t>& sizes(size_t i) const { return sizes_[i]; }
   void prefix_names(const std::string& unit_name, const std::string& prefix);
@@ -103,40 +104,18 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
 
   // ---- gradients
   const at::Tensor& leaf(size_t i) const { return leaves_[i]; }
-  const DBuffer& main_grad() const { return main_grad_; }
-  void note_use(size_t i) { used_[i] = true; }
-  bool used() const;
-  void forget_use();
-  void begin_backward();
-  // Moves `gradient` of parameter i, times `scale`, into the reduce buffer.
-  void add_gradient(size_t i, const at::Tensor& gradient, double scale);
-  bool has_gradients() const { return reduce_buffer_.defined() && reduce_buffer_.resident(); }
-  // Every parameter used in the forward has its gradient.
-  bool gradients_complete() const;
-  GradPhase grad_phase() const { return grad_phase_.value(); }
-  // COLLECTIVE. Sum over the ranks, into the main grad: overwrites an empty one, adds to others. Returns the bytes that
-  // this rank will receive.
-  int64_t start_reduce();
-  void finish_reduce();
-  // Which parameters had a gradient since the last publish_gradients(), one byte each.
-  std::vector<uint8_t>& arrived() { return arrived_; }
-  // Gives the leaves of parameters that arrived their .grad.
-  void publish_gradients();
-  // Throws away what add_gradient() collected.
-  void drop_gradients();
-  int64_t reduce_buffer_bytes() const { return reduce_buffer_.defined() ? reduce_buffer_.bytes() : 0; }
+  // REQUIRES: trainable().
+  GradientBuffers& gradients() { return *gradients_; }
+  const GradientBuffers& gradients() const { return *gradients_; }
 
  private:
   void make_buffers(const std::vector<at::Tensor>& parameters, const Precision& precision);
   void adopt_parameters(const std::vector<at::Tensor>& parameters);
-  void make_leaves();
+  void make_leaves(const Precision& precision);
   void refresh_model_weight();
   int64_t main_weight_revision() const { return main_weight_.local()._version() + observed_writes_; }
   bool whole_main_weight() const;
   at::Tensor gather_source() const;
-  comm::Accumulate prepare_main_grad();
-  void fill_missing_gradients();
-  void release_reduce_memory();
 
   std::vector<std::string> names_;
   std::string unit_name_;
@@ -154,26 +133,14 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   DBuffer main_weight_;
   DBuffer model_weight_;  // defined only where its dtype differs from the main weight's and it rests sharded
   DBuffer unsharded_;
-  DBuffer main_grad_;
-  DBuffer reduce_buffer_;
   std::vector<at::Tensor> leaves_;
-  std::vector<at::Tensor> grad_slices_;
+  std::optional<GradientBuffers> gradients_;
 
   PhaseOf<WeightPhase> weight_phase_{WeightPhase::kResting};
-  PhaseOf<GradPhase> grad_phase_{GradPhase::kEmpty};
   int64_t observed_writes_ = 0;
   int64_t model_revision_ = -1;      // main weight's revision when the model weight was made from it
   int64_t unsharded_revision_ = -1;  // and when it was gathered
   comm::Pending gather_;
-  comm::Pending reduce_;
-  comm::Accumulate accumulate_ = comm::Accumulate::kOverwrite;  // of the reduce in flight
-  c10::DataPtr staging_;                                        // likewise
-  int64_t staging_bytes_ = 0;
-  bool reduced_since_publish_ = false;  // the main grad holds sums that the leaves do not show yet
-  std::vector<bool> used_;       // read in a forward since the last backward
-  std::vector<bool> placed_;     // has a gradient in the reduce buffer
-  std::vector<bool> this_pass_;  // got a gradient in the running backward
-  std::vector<uint8_t> arrived_;
 };
 
 }  // namespace fsdp

@@ -44,8 +44,8 @@ void FlatParameters::add_leaf(const at::Tensor& tensor, size_t options) {
 }
 
 bool FlatParameters::has_flat_gradient(const Leaf& leaf) const {
-  return leaf.group && leaf.group->main_grad().defined() && leaf.tensor.grad().defined() &&
-         leaf.tensor.grad().storage().is_alias_of(leaf.group->main_grad().local().storage());
+  return leaf.group && leaf.group->gradients().main_grad().defined() && leaf.tensor.grad().defined() &&
+         leaf.tensor.grad().storage().is_alias_of(leaf.group->gradients().main_grad().local().storage());
 }
 
 // One past the last leaf that can be updated together with `first`.
@@ -89,7 +89,7 @@ FlatRun FlatParameters::make_run(size_t first, size_t end, bool write_copy) {
   const Leaf& last = leaves_[end - 1];
   const int64_t numel = last.begin + last.tensor.numel() - head.begin;
   run.weight = head.group->main_weight().local().narrow(0, head.begin, numel);
-  run.gradient = has_flat_gradient(head) ? head.group->main_grad().local().narrow(0, head.begin, numel)
+  run.gradient = has_flat_gradient(head) ? head.group->gradients().main_grad().local().narrow(0, head.begin, numel)
                                          : head.tensor.grad().contiguous();
   if (write_copy) run.copy = head.group->model_weight_copy().narrow(0, head.begin, numel);
   for (const at::Tensor& state : states) run.states.push_back(state.narrow(0, head.begin, numel));

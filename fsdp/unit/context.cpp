@@ -131,7 +131,9 @@ void Context::follow(c10::ArrayRef<Touch> touches, const char* operator_name) {
     abandon_backward();
   }
   if (at::GradMode::is_enabled()) {
-    for (const Touch& touch : touches) touch.group->note_use(touch.index);
+    for (const Touch& touch : touches) {
+      if (touch.group->trainable()) touch.group->gradients().note_use(touch.index);
+    }
   }
   const bool all_in_use =
       std::all_of(touches.begin(), touches.end(), [this](const Touch& touch) { return in_use(*touch.unit); });
@@ -264,7 +266,9 @@ void Context::enter_backward() {
   for (UnitState* unit : units_) {
     if (unit == nullptr) continue;
     unit->had_gradients = false;
-    for (const auto& group : unit->groups) group->begin_backward();
+    for (const auto& group : unit->groups) {
+      if (group->trainable()) group->gradients().begin_backward();
+    }
   }
   auto guard = std::make_shared<BackwardGuard>(shared_from_this());
   torch::autograd::Engine::get_default_engine().queue_callback([guard] {
@@ -294,28 +298,38 @@ void Context::gradient_ready(UnitState& unit, ParameterGroup& group, size_t inde
   const_cast<at::Tensor&>(parameter).mutable_grad().reset();
   if (!gradient.defined()) return;
   unit.root().had_gradients = true;
-  if (group.grad_phase() == GradPhase::kEmpty) {
-    while (reduces_.size() >= kMaxReducesInFlight) finish_oldest_reduce();
-  } else if (group.grad_phase() == GradPhase::kReducing) {
-    while (group.grad_phase() == GradPhase::kReducing) finish_oldest_reduce();
-  }
+  FSDP_CHECK(gradient.layout() == at::kStrided, "[backward] gradient of '", group.parameter_name(index),
+             "': got a sparse tensor, expected a dense one. Build the embedding with sparse=false.");
+  make_room_to_collect(group);
   const double divisor = unit.divide_factor.value_or(group.comm().size());
-  group.add_gradient(index, gradient, 1.0 / divisor);
-  if (!group.gradients_complete()) return;
-  if (unit.syncs_gradients() &&
-      (unit.last_microbatch || group.strategy_traits().reduce_timing == ReduceTiming::kEveryMicrobatch)) {
-    start_reduce(group);
-  }
+  group.gradients().add(index, gradient, 1.0 / divisor);
+  if (!group.gradients().complete()) return;
+  if (reduces_now(unit, group)) start_reduce(group);
   if (unit.settled() && unit.reshard_after_backward && !unit.has_frozen_parameters()) reshard(unit);
 }
 
+// Strategies that reduce in the last microbatch only, and no_sync, keep gradients on this rank until then.
+bool Context::reduces_now(const UnitState& unit, const ParameterGroup& group) const {
+  return unit.syncs_gradients() &&
+         (unit.last_microbatch || group.strategy_traits().reduce_timing == ReduceTiming::kEveryMicrobatch);
+}
+
+// A group that collects needs its reduce buffer for itself, and no more than two may be on their way beside it.
+void Context::make_room_to_collect(ParameterGroup& group) {
+  const GradPhase phase = group.gradients().phase();
+  if (phase == GradPhase::kCollecting) return;
+  while (group.gradients().phase() == GradPhase::kReducing || reduces_.size() >= kMaxReducesInFlight) {
+    finish_oldest_reduce();
+  }
+}
+
 void Context::start_reduce(ParameterGroup& group) {
-  while (reduces_.size() >= kMaxReducesInFlight) finish_oldest_reduce();
-  counters_.reduce_bytes += group.start_reduce();
+  make_room_to_collect(group);
+  counters_.reduce_bytes += group.gradients().start_reduce(group.unit_name());
   counters_.reduces += 1;
   reduces_.push_back(&group);
   int64_t in_flight = 0;
-  for (const ParameterGroup* reducing : reduces_) in_flight += reducing->reduce_buffer_bytes();
+  for (const ParameterGroup* reducing : reduces_) in_flight += reducing->gradients().reduce_buffer_bytes();
   counters_.peak_reduce_bytes = std::max(counters_.peak_reduce_bytes, in_flight);
   reduced_in_backward_ = true;
 }
@@ -324,7 +338,7 @@ void Context::finish_oldest_reduce() {
   const auto begin = Clock::now();
   ParameterGroup* group = reduces_.front();
   reduces_.pop_front();
-  group->finish_reduce();
+  group->gradients().finish_reduce(group->unit_name());
   counters_.exposed_reduce_ms += ms_since(begin);
 }
 
@@ -363,11 +377,11 @@ void Context::reduce_leftovers() {
     if (unit == nullptr || !unit->root().had_gradients) continue;
     for (const auto& group : unit->groups) {
       if (!group->trainable()) continue;
-      const bool sync = unit->syncs_gradients() &&
-                        (unit->last_microbatch || group->strategy_traits().reduce_timing == ReduceTiming::kEveryMicrobatch);
-      const bool collected = group->grad_phase() == GradPhase::kCollecting;
-      if (sync && (collected || (group->used() && !group->gradients_complete()))) start_reduce(*group);
-      group->forget_use();
+      GradientBuffers& gradients = group->gradients();
+      const bool outstanding =
+          gradients.phase() == GradPhase::kCollecting || (gradients.used() && !gradients.complete());
+      if (outstanding && reduces_now(*unit, *group)) start_reduce(*group);
+      gradients.forget_use();
     }
   }
 }
@@ -378,7 +392,7 @@ void Context::agree_on_step() {
   if (comm_->size() > 1) {
     uint64_t arrivals = 14695981039346656037ULL;
     for (ParameterGroup* group : groups) {
-      for (const uint8_t byte : group->arrived()) arrivals = (arrivals ^ byte) * 1099511628211ULL;
+      for (const uint8_t byte : group->gradients().arrived()) arrivals = (arrivals ^ byte) * 1099511628211ULL;
     }
     const at::Tensor mine = at::empty({2}, at::kLong);
     mine.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(order_.digest());
@@ -395,17 +409,17 @@ void Context::agree_on_step() {
     if (!same_arrivals) agree_on_arrivals(groups);
   }
   order_.reset_digest();
-  for (ParameterGroup* group : groups) group->publish_gradients();
+  for (ParameterGroup* group : groups) group->gradients().publish();
 }
 
 void Context::agree_on_arrivals(const std::vector<ParameterGroup*>& groups) {
   std::vector<int> flags;
-  for (ParameterGroup* group : groups) flags.insert(flags.end(), group->arrived().begin(), group->arrived().end());
+  for (ParameterGroup* group : groups) flags.insert(flags.end(), group->gradients().arrived().begin(), group->gradients().arrived().end());
   const at::Tensor sum = at::tensor(flags, at::kInt);
   comm_->all_reduce_small(sum, {"agree on gradients", "", ""});
   const int* anywhere = sum.const_data_ptr<int>();
   for (ParameterGroup* group : groups) {
-    for (uint8_t& flag : group->arrived()) flag = *anywhere++ > 0 ? 1 : 0;
+    for (uint8_t& flag : group->gradients().arrived()) flag = *anywhere++ > 0 ? 1 : 0;
   }
 }
 
@@ -427,8 +441,8 @@ void Context::abandon_backward() {
     if (unit == nullptr) continue;
     for (const auto& group : unit->groups) {
       if (!group->trainable()) continue;
-      if (unit->root().had_gradients) group->drop_gradients();
-      group->forget_use();
+      if (unit->root().had_gradients) group->gradients().drop();
+      group->gradients().forget_use();
     }
     reshard(*unit);
   }

@@ -78,6 +78,8 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
 
   void enter_backward();
   void note_reused_units();
+  bool reduces_now(const UnitState& unit, const ParameterGroup& group) const;
+  void make_room_to_collect(ParameterGroup& group);
   void start_reduce(ParameterGroup& group);
   void finish_oldest_reduce();
   void finish_backward();

@@ -112,7 +112,7 @@ RestingBytes Unit::resting_bytes() const {
   for (const UnitState* unit : state_->subtree()) {
     for (const auto& group : unit->groups) {
       bytes.main_weight += bytes_per_rank(group->main_weight());
-      bytes.main_grad += bytes_per_rank(group->main_grad());
+      if (group->trainable()) bytes.main_grad += bytes_per_rank(group->gradients().main_grad());
       if (group->residence() == Residence::kPersistent) {
         bytes.model_weight += group->unsharded().bytes();
       } else if (group->residence() == Residence::kReleased && group->model_weight_copy().defined()) {

@@ -50,7 +50,7 @@ bool UnitState::current() const {
 
 bool UnitState::settled() const {
   return std::all_of(groups.begin(), groups.end(), [](const auto& group) {
-    return !group->trainable() || !group->used() || group->gradients_complete();
+    return !group->trainable() || !group->gradients().used() || group->gradients().complete();
   });
 }
 

@@ -39,7 +39,8 @@ TEST_F(BadInput, Configuration) {
   expect_error(run_fsdp(train("--train.stepz=3")), 2, "did you mean train.steps?");
   expect_error(run_fsdp("train " + path("none.toml")), 2, "none.toml: cannot be read");
   std::ofstream(path("bad.toml")) << "[train]\nstep = 3\n";
-  expect_error(run_fsdp("train " + path("bad.toml")), 2, "bad.toml:2:1: unknown key train.step; did you mean train.steps?");
+  expect_error(run_fsdp("train " + path("bad.toml")), 2,
+               "bad.toml:2:1: unknown key train.step; did you mean train.steps?");
   expect_launched_error(launch_fsdp(3, "train " + path("bad.toml")), 2, "bad.toml:2:1");
   expect_error(run_fsdp("train"), 2, "data.path is not set");
   expect_error(run_fsdp("trian"), 2, "unknown verb trian");
@@ -79,7 +80,8 @@ TEST_F(BadInput, ModelsThatDoNotFit) {
   std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
   const std::string size = "\"intermediate_size\": 48";
   ASSERT_TRUE(contains(text, size));
-  std::ofstream(path("good/model/config.json")) << text.replace(text.find(size), size.size(), "\"intermediate_size\": 40");
+  std::ofstream(path("good/model/config.json"))
+      << text.replace(text.find(size), size.size(), "\"intermediate_size\": 40");
   expect_error(run_fsdp(train(load)), 4, "weights do not fit config.json");
   expect_launched_error(launch_fsdp(2, train(load)), 4, "weights do not fit config.json");
   EXPECT_FALSE(fs::exists(path("out")));
@@ -93,7 +95,8 @@ TEST_F(BadInput, ModelsThatDoNotFit) {
 TEST_F(BadInput, OutputThatCannotBeUsed) {
   std::ofstream(path("file")) << "x";
   expect_error(run_fsdp(train("--output.folder=" + path("file/below"))), 7, "output.folder");
-  expect_launched_error(launch_fsdp(2, train("--output.folder=" + path("file/below"))), 7, "Choose a folder you may write to");
+  expect_launched_error(launch_fsdp(2, train("--output.folder=" + path("file/below"))), 7,
+                        "Choose a folder you may write to");
   ASSERT_EQ(run_fsdp(train("--output.folder=" + path("used"))).exit_code, 0);
   expect_error(run_fsdp(train("--output.folder=" + path("used"))), 2, "holds a run already");
   EXPECT_EQ(run_fsdp(train("--output.overwrite=replace --output.folder=" + path("used"))).exit_code, 0);
@@ -107,19 +110,21 @@ TEST_F(BadInput, LossThatExplodes) {
 
 TEST_F(BadInput, RanksThatWereStartedDifferently) {
   const std::string script = std::string(FSDP_BINARY) + " " + train("--train.seed=$RANK");
-  const CommandResult seeds = run_command({FSDP_BINARY, "launch", "--nproc", "2", "--", "/bin/sh", "-c", "exec " + script});
+  const CommandResult seeds =
+      run_command({FSDP_BINARY, "launch", "--nproc", "2", "--", "/bin/sh", "-c", "exec " + script});
   expect_launched_error(seeds, 2, "rank 1 was started with another configuration");
   fs::copy(path("data"), path("data0"), fs::copy_options::recursive);
   ASSERT_EQ(run_fsdp("prepare " + path("text/1.txt") + " " + path("text/2.txt") + " -o " + path("data1")).exit_code, 0);
   const std::string other = std::string(FSDP_BINARY) + " " + train("--data.path=" + path("data") + "$RANK");
-  const CommandResult data = run_command({FSDP_BINARY, "launch", "--nproc", "2", "--", "/bin/sh", "-c", "exec " + other});
+  const CommandResult data =
+      run_command({FSDP_BINARY, "launch", "--nproc", "2", "--", "/bin/sh", "-c", "exec " + other});
   expect_launched_error(data, 3, "rank 1 has data for");
   EXPECT_FALSE(fs::exists(path("out")));
 }
 
 TEST_F(BadInput, APeerThatDies) {
-  const std::string script = "if [ $RANK = 1 ]; then (sleep 3; kill -9 $$) & fi; exec " + std::string(FSDP_BINARY) + " " +
-                             train("--train.steps=1000000 --train.log_every=100000");
+  const std::string script = "if [ $RANK = 1 ]; then (sleep 3; kill -9 $$) & fi; exec " + std::string(FSDP_BINARY) +
+                             " " + train("--train.steps=1000000 --train.log_every=100000");
   const CommandResult result = run_command({FSDP_BINARY, "launch", "--nproc", "2", "--", "/bin/sh", "-c", script});
   EXPECT_EQ(result.exit_code, 128 + 9) << result.err;
   EXPECT_TRUE(contains(result.err, "rank 1 of 2 was killed by signal 9")) << result.err;

@@ -15,7 +15,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-[[noreturn]] void become(const std::vector<std::string>& words, const std::vector<std::string>& environment, int out, int err) {
+[[noreturn]] void become(const std::vector<std::string>& words, const std::vector<std::string>& environment, int out,
+                         int err) {
   setpgid(0, 0);
   for (const char* name : {"FSDP_LAUNCH", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
                            "MASTER_PORT", "OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID"}) {
@@ -87,7 +88,9 @@ CommandResult run_fsdp(const std::string& arguments, const std::vector<std::stri
   for (std::string word; stream >> word;) {
     words.push_back(word);
   }
-  return run_command(words, environment);
+  std::vector<std::string> variables = environment;
+  variables.emplace_back("OMP_NUM_THREADS=1");  // machines that run tests are busy, and spinning threads make it worse
+  return run_command(words, variables);
 }
 
 CommandResult launch_fsdp(int ranks, const std::string& arguments, const std::vector<std::string>& environment) {

@@ -14,8 +14,8 @@ struct CommandResult {
   double seconds = 0;
 };
 
-// Runs `words` (the first is the program) with extra environment "NAME=value"; kills it after the time given, which fails
-// the test that called. Variables of launchers are not inherited.
+// Runs `words` (the first is the program) with extra environment "NAME=value"; kills it after the time given, which
+// fails the test that called. Variables of launchers are not inherited.
 CommandResult run_command(const std::vector<std::string>& words, const std::vector<std::string>& environment = {},
                           std::chrono::seconds limit = std::chrono::seconds(120));
 

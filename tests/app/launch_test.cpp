@@ -47,8 +47,7 @@ TEST(Launch, SetsThreadsAndSaysSo) {
 }
 
 TEST(Launch, NamesTheFirstFailureAndStopsTheOthers) {
-  const CommandResult result =
-      launch_script(3, "if [ $RANK = 1 ]; then echo why it failed >&2; exit 3; fi; sleep 100");
+  const CommandResult result = launch_script(3, "if [ $RANK = 1 ]; then echo why it failed >&2; exit 3; fi; sleep 100");
   EXPECT_EQ(result.exit_code, 3);
   EXPECT_TRUE(has(result.err, "launch: rank 1 of 3 exited with code 3")) << result.err;
   EXPECT_TRUE(has(result.err, "  | why it failed")) << result.err;
@@ -90,9 +89,9 @@ TEST(Launch, ForwardsSignals) {
       kill(parent, SIGTERM);
     }
   });
-  const CommandResult result = launch_script(
-      2, "trap 'echo told; exit 0' TERM; if [ $RANK = 0 ]; then echo $PPID > " + pid_file + "; mv " + pid_file + " " +
-             pid_file + "2; fi; while true; do sleep 0.05; done");
+  const CommandResult result =
+      launch_script(2, "trap 'echo told; exit 0' TERM; if [ $RANK = 0 ]; then echo $PPID > " + pid_file + "; mv " +
+                           pid_file + " " + pid_file + "2; fi; while true; do sleep 0.05; done");
   interrupter.join();
   EXPECT_EQ(result.exit_code, 128 + SIGTERM);
   EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 2) << result.out;
@@ -122,12 +121,12 @@ TEST(Launch, BadArguments) {
     const char* arguments;
     const char* message;
   };
-  for (const Case& c : {Case{"launch", "--nproc is missing"}, Case{"launch --nproc 2", "nothing to start"},
-                        Case{"launch --nproc zero -- train", "expected a number"},
-                        Case{"launch --nproc 0 -- train", "from 1 to 4096"},
-                        Case{"launch --nproc 2 -- trian", "unknown verb trian"},
-                        Case{"launch --nproc 2 -- launch --nproc 2 -- train", "cannot launch itself"},
-                        Case{"launch --nprocs 2 -- train", "unknown option --nprocs"}}) {
+  for (const Case& c :
+       {Case{"launch", "--nproc is missing"}, Case{"launch --nproc 2", "nothing to start"},
+        Case{"launch --nproc zero -- train", "expected a number"}, Case{"launch --nproc 0 -- train", "from 1 to 4096"},
+        Case{"launch --nproc 2 -- trian", "unknown verb trian"},
+        Case{"launch --nproc 2 -- launch --nproc 2 -- train", "cannot launch itself"},
+        Case{"launch --nprocs 2 -- train", "unknown option --nprocs"}}) {
     const CommandResult result = run_fsdp(c.arguments);
     EXPECT_EQ(result.exit_code, 2) << c.arguments;
     EXPECT_TRUE(has(result.err, c.message)) << c.arguments << ": " << result.err;

@@ -31,7 +31,8 @@ std::vector<Golden> golden_sets() {
 class Parity : public testing::TestWithParam<int> {};
 
 void expect_parity(int ranks, const std::string& arguments) {
-  const CommandResult result = run_fsdp("launch --no-prefix --nproc " + std::to_string(ranks) + " -- parity " + arguments + " --json");
+  const CommandResult result =
+      run_fsdp("launch --no-prefix --nproc " + std::to_string(ranks) + " -- parity " + arguments + " --json");
   EXPECT_EQ(result.exit_code, 0) << arguments << "\n" << result.out << result.err;
   const auto json = nlohmann::json::parse(result.out);
   EXPECT_TRUE(json.at("passed")) << result.out;
@@ -61,7 +62,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Parity, testing::Values(1, 2, 3, 4));
 TEST(ParityVerb, EveryStrategyAndAccumulation) {
   const Golden golden = golden_sets().front();
   for (const char* strategy : {"no_shard", "optim", "optim_grads", "optim_grads_params"}) {
-    expect_parity(2, golden.model.string() + " --curve " + golden.curve.string() + " --microbatches 2 --strategy " + strategy);
+    expect_parity(
+        2, golden.model.string() + " --curve " + golden.curve.string() + " --microbatches 2 --strategy " + strategy);
   }
 }
 
@@ -75,8 +77,8 @@ TEST(ParityVerb, SeesADifference) {
 
 TEST(ParityVerb, FilesOfAnotherModelAreRefused) {
   const auto sets = golden_sets();
-  const CommandResult result =
-      launch_fsdp(2, "parity " + sets[0].model.string() + " --expected " + sets[1].model.string() + "/expected.safetensors");
+  const CommandResult result = launch_fsdp(
+      2, "parity " + sets[0].model.string() + " --expected " + sets[1].model.string() + "/expected.safetensors");
   EXPECT_EQ(result.exit_code, 4) << result.out << result.err;
   EXPECT_TRUE(contains(result.err, "belongs to another model")) << result.err;
 }

@@ -61,7 +61,8 @@ TEST_F(Train, AnyNumberOfRanksSeesTheSameBatches) {
   ASSERT_EQ(run_fsdp(train("--train.steps=12 --output.folder=" + path("one"))).exit_code, 0);
   const auto expected = losses(path("one"));
   ASSERT_EQ(expected.size(), 12u);
-  const std::map<int, std::string> runs = {{2, "--train.microbatch_sequences=2"}, {4, ""}, {8, "--shard.strategy=optim"}};
+  const std::map<int, std::string> runs = {
+      {2, "--train.microbatch_sequences=2"}, {4, ""}, {8, "--shard.strategy=optim"}};
   for (const auto& [ranks, more] : runs) {
     const std::string folder = path("ranks" + std::to_string(ranks));
     const CommandResult result = launch_fsdp(ranks, train("--train.steps=12 --output.folder=" + folder + " " + more));
@@ -88,15 +89,17 @@ TEST_F(Train, GoesOnFromAWrittenModel) {
     const std::string first = path("first_" + precision);
     ASSERT_EQ(launch_fsdp(2, train("--shard.precision=" + precision + " --output.folder=" + first)).exit_code, 0);
     const std::string second = path("second_" + precision);
-    const CommandResult result = launch_fsdp(3, train("--model.path=" + first + "/model --train.batch_sequences=9 --train.lr=0 " +
-                                                      "--shard.precision=" + precision + " --output.folder=" + second));
+    const CommandResult result =
+        launch_fsdp(3, train("--model.path=" + first + "/model --train.batch_sequences=9 --train.lr=0 " +
+                             "--shard.precision=" + precision + " --output.folder=" + second));
     ASSERT_EQ(result.exit_code, 0) << result.err;
     EXPECT_NEAR(heldout(first), heldout(second), precision == "fp32" ? 1e-6 : 1e-3);
   }
 }
 
 TEST_F(Train, StopsByTheClock) {
-  const CommandResult result = launch_fsdp(2, train("--train.steps=1000000 --train.log_every=1000 --train.max_minutes=0.05"));
+  const CommandResult result =
+      launch_fsdp(2, train("--train.steps=1000000 --train.log_every=1000 --train.max_minutes=0.05"));
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_LT(result.seconds, 60);
   EXPECT_TRUE(std::filesystem::exists(path("out") + "/model/model.safetensors"));

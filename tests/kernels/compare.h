@@ -31,7 +31,8 @@ inline void expect_same(const Differentiable& kernel, const Differentiable& refe
       leaves.push_back(input.is_floating_point() ? input.detach().requires_grad_() : input);
     const at::Tensor y = function(leaves);
     at::Tensor grad = at::ones_like(y);
-    if (y.dim() > 0 && y.numel() > 0) grad = at::linspace(-1, 1, y.numel(), at::kFloat).cos().view(y.sizes()).to(y.dtype());
+    if (y.dim() > 0 && y.numel() > 0)
+      grad = at::linspace(-1, 1, y.numel(), at::kFloat).cos().view(y.sizes()).to(y.dtype());
     y.backward(grad);
     Inputs results = {y.detach()};
     for (size_t i = 0; i < inputs.size(); ++i) {

@@ -26,7 +26,8 @@ TEST(CrossEntropy, EqualsComposite) {
           const at::Tensor targets = some_targets(count, vocab, ignore);
           expect_same([&](const Inputs& in) { return cross_entropy(in[0], targets, reduction); },
                       [&](const Inputs& in) { return reference(in[0], targets, reduction); },
-                      {3 * values({count, vocab}, dtype)}, tolerance_of(dtype), c10::str(dtype, " ", count, "x", vocab));
+                      {3 * values({count, vocab}, dtype)}, tolerance_of(dtype),
+                      c10::str(dtype, " ", count, "x", vocab));
         }
       }
     }
@@ -70,7 +71,8 @@ TEST(CrossEntropy, NothingToPredictIsZero) {
 
 TEST(CrossEntropy, SurvivesLargeLogitsAndPassesNanOn) {
   const at::Tensor targets = at::zeros({1}, at::kLong);
-  EXPECT_NEAR(cross_entropy(at::tensor({-1e30f, 0.0f, 1e4f}).view({1, 3}), at::ones({1}, at::kLong)).item<float>(), 1e4f, 1e-2);
+  EXPECT_NEAR(cross_entropy(at::tensor({-1e30f, 0.0f, 1e4f}).view({1, 3}), at::ones({1}, at::kLong)).item<float>(),
+              1e4f, 1e-2);
   EXPECT_TRUE(std::isnan(cross_entropy(at::full({1, 20}, NAN), targets).item<float>()));
   at::Tensor one_nan = at::zeros({1, 40});
   one_nan[0][17] = NAN;

@@ -8,8 +8,8 @@ namespace {
 TEST(Linear, EqualsAtLinear) {
   torch::manual_seed(1);
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    for (const auto& shape : std::vector<std::vector<int64_t>>{
-             {1, 1}, {7, 5}, {2, 3, 16}, {3, 40, 33}, {1, 1, 64}, {0, 8}, {2, 0, 8}}) {
+    for (const auto& shape :
+         std::vector<std::vector<int64_t>>{{1, 1}, {7, 5}, {2, 3, 16}, {3, 40, 33}, {1, 1, 64}, {0, 8}, {2, 0, 8}}) {
       for (const int64_t out : {1, 16, 37})
         expect_same([](const Inputs& in) { return kernels::linear(in[0], in[1]); },
                     [](const Inputs& in) { return at::linear(in[0], in[1]); },

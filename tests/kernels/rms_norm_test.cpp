@@ -17,7 +17,7 @@ TEST(RmsNorm, EqualsComposite) {
   torch::manual_seed(1);
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     for (const auto& shape : std::vector<std::vector<int64_t>>{
-             {1, 2}, {3, 5}, {2, 7, 16}, {1, 3, 33}, {40, 64}, {5, 2, 250}, {200, 512}, {0, 8}, {2, 0, 8}}) {
+             {1, 8}, {3, 5}, {2, 7, 16}, {1, 3, 33}, {40, 64}, {5, 2, 250}, {200, 512}, {0, 8}, {2, 0, 8}}) {
       const int64_t width = shape.back();
       expect_same([](const Inputs& in) { return rms_norm(in[0], in[1], 1e-5); },
                   [](const Inputs& in) { return reference(in[0], in[1], 1e-5); },
@@ -80,7 +80,8 @@ TEST(RmsNorm, ObserversSeeTheWeightInForwardAndBackward) {
   at::removeCallback(handle);
   ASSERT_GE(in_forward, 1u);
   EXPECT_EQ(seen().front(), "fsdp::rms_norm_forward");
-  EXPECT_EQ(std::count(seen().begin() + static_cast<std::ptrdiff_t>(in_forward), seen().end(), "fsdp::rms_norm_backward"), 1);
+  EXPECT_EQ(
+      std::count(seen().begin() + static_cast<std::ptrdiff_t>(in_forward), seen().end(), "fsdp::rms_norm_backward"), 1);
 }
 
 TEST(RmsNorm, RefusesWhatDoesNotFit) {

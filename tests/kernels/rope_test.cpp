@@ -47,9 +47,12 @@ TEST(Rope, EqualsComposite) {
 TEST(Rope, TakesNonContiguousInputs) {
   torch::manual_seed(2);
   const Inputs table = tables({6, 8}, at::kFloat);
-  expect_same([&](const Inputs& in) { return apply_rope(in[0].transpose(1, 2), in[0].transpose(1, 2), table[0], table[1]).first; },
-              [&](const Inputs& in) { return reference(in[0].transpose(1, 2), table[0], table[1]); },
-              {values({2, 3, 6, 8}, at::kFloat)}, 4e-6, "transposed");
+  expect_same(
+      [&](const Inputs& in) {
+        return apply_rope(in[0].transpose(1, 2), in[0].transpose(1, 2), table[0], table[1]).first;
+      },
+      [&](const Inputs& in) { return reference(in[0].transpose(1, 2), table[0], table[1]); },
+      {values({2, 3, 6, 8}, at::kFloat)}, 4e-6, "transposed");
 }
 
 TEST(Rope, RoundsAsSeparateOperatorsDo) {

@@ -5,18 +5,15 @@
 namespace fsdp::kernels {
 namespace {
 
-at::Tensor reference(const Inputs& in) {
-  return at::silu(in[0]) * in[1];
-}
+at::Tensor reference(const Inputs& in) { return at::silu(in[0]) * in[1]; }
 
-at::Tensor kernel(const Inputs& in) {
-  return swiglu(in[0], in[1]);
-}
+at::Tensor kernel(const Inputs& in) { return swiglu(in[0], in[1]); }
 
 TEST(SwiGlu, EqualsComposite) {
   torch::manual_seed(1);
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    for (const auto& shape : std::vector<std::vector<int64_t>>{{1}, {15}, {16}, {3, 17}, {2, 5, 64}, {130, 257}, {0}, {4, 0}})
+    for (const auto& shape :
+         std::vector<std::vector<int64_t>>{{1}, {15}, {16}, {3, 17}, {2, 5, 64}, {130, 257}, {0}, {4, 0}})
       expect_same(kernel, reference, {3 * values(shape, dtype), values(shape, dtype)}, tolerance_of(dtype),
                   c10::str(dtype, " ", shape));
   }

@@ -57,7 +57,10 @@ TEST(DecoderConfig, AbsentKeysFollowTheFamily) {
 }
 
 TEST(DecoderConfig, BothLayoutsOfTheRotaryEmbedding) {
-  const json scaling = {{"rope_type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0},
+  const json scaling = {{"rope_type", "llama3"},
+                        {"factor", 8.0},
+                        {"low_freq_factor", 1.0},
+                        {"high_freq_factor", 4.0},
                         {"original_max_position_embeddings", 64}};
   const DecoderConfig old_layout = parse_decoder_config(with(llama(), "rope_scaling", scaling), "test");
   json object = llama();
@@ -83,7 +86,10 @@ TEST(DecoderConfig, RoundTripsThroughHuggingFace) {
   json object = llama();
   object["eos_token_id"] = {2, 5};
   object["bos_token_id"] = 1;
-  object["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0},
+  object["rope_scaling"] = {{"rope_type", "llama3"},
+                            {"factor", 8.0},
+                            {"low_freq_factor", 1.0},
+                            {"high_freq_factor", 4.0},
                             {"original_max_position_embeddings", 64}};
   const DecoderConfig config = parse_decoder_config(object, "test");
   EXPECT_EQ(config.eos_token_ids, (std::vector<int64_t>{2, 5}));
@@ -129,9 +135,16 @@ TEST(DecoderConfig, RefusesEverySettingThatChangesTheMaths) {
 
 TEST(DecoderConfig, AcceptsTheSameSettingsWhenTheyAreNeutral) {
   json object = llama();
-  object.update({{"attention_bias", false}, {"attention_dropout", 0.0}, {"hidden_act", "silu"}, {"sliding_window", 4096},
-                 {"use_sliding_window", false}, {"rope_scaling", nullptr}, {"head_dim", nullptr}, {"pretraining_tp", 2},
-                 {"quantization_config", nullptr}, {"pad_token_id", -1}});
+  object.update({{"attention_bias", false},
+                 {"attention_dropout", 0.0},
+                 {"hidden_act", "silu"},
+                 {"sliding_window", 4096},
+                 {"use_sliding_window", false},
+                 {"rope_scaling", nullptr},
+                 {"head_dim", nullptr},
+                 {"pretraining_tp", 2},
+                 {"quantization_config", nullptr},
+                 {"pad_token_id", -1}});
   EXPECT_EQ(error_of(object), "");
   EXPECT_TRUE(parse_decoder_config(object, "test").warnings.empty());
 }

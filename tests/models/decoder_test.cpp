@@ -36,17 +36,16 @@ at::Tensor some_ids(int64_t rows, int64_t length) {
 TEST(Decoder, HasHuggingFaceNames) {
   Decoder model = small_decoder(/*tied=*/false);
   const auto names = model->named_parameters().keys();
-  const std::vector<std::string> expected_start = {
-      "model.embed_tokens.weight",
-      "model.layers.0.self_attn.q_proj.weight",
-      "model.layers.0.self_attn.k_proj.weight",
-      "model.layers.0.self_attn.v_proj.weight",
-      "model.layers.0.self_attn.o_proj.weight",
-      "model.layers.0.mlp.gate_proj.weight",
-      "model.layers.0.mlp.up_proj.weight",
-      "model.layers.0.mlp.down_proj.weight",
-      "model.layers.0.input_layernorm.weight",
-      "model.layers.0.post_attention_layernorm.weight"};
+  const std::vector<std::string> expected_start = {"model.embed_tokens.weight",
+                                                   "model.layers.0.self_attn.q_proj.weight",
+                                                   "model.layers.0.self_attn.k_proj.weight",
+                                                   "model.layers.0.self_attn.v_proj.weight",
+                                                   "model.layers.0.self_attn.o_proj.weight",
+                                                   "model.layers.0.mlp.gate_proj.weight",
+                                                   "model.layers.0.mlp.up_proj.weight",
+                                                   "model.layers.0.mlp.down_proj.weight",
+                                                   "model.layers.0.input_layernorm.weight",
+                                                   "model.layers.0.post_attention_layernorm.weight"};
   ASSERT_EQ(names.size(), 3u + 9u * 3u);
   EXPECT_EQ(std::vector<std::string>(names.begin(), names.begin() + 10), expected_start);
   EXPECT_EQ(names[names.size() - 2], "model.norm.weight");

@@ -13,18 +13,21 @@ namespace {
 
 at::ScalarType scalar_type_of(io::DType dtype) {
   switch (dtype) {
-    case io::DType::F32: return at::kFloat;
-    case io::DType::BF16: return at::kBFloat16;
-    case io::DType::I32: return at::kInt;
-    case io::DType::I64: return at::kLong;
-    default: TORCH_CHECK(false, "golden file with dtype ", std::string(io::name(dtype)));
+    case io::DType::F32:
+      return at::kFloat;
+    case io::DType::BF16:
+      return at::kBFloat16;
+    case io::DType::I32:
+      return at::kInt;
+    case io::DType::I64:
+      return at::kLong;
+    default:
+      TORCH_CHECK(false, "golden file with dtype ", std::string(io::name(dtype)));
   }
 }
 
 // Families that the decoder refuses for now.
-bool is_supported(const std::string& name) {
-  return name.rfind("llama", 0) == 0 || name.rfind("smollm", 0) == 0;
-}
+bool is_supported(const std::string& name) { return name.rfind("llama", 0) == 0 || name.rfind("smollm", 0) == 0; }
 
 }  // namespace
 
@@ -65,7 +68,8 @@ std::vector<std::filesystem::path> golden_folders(const std::string& kind, const
 
 std::string test_name(const std::filesystem::path& folder) {
   std::string name = folder.parent_path().parent_path().filename().string() + "_" + folder.filename().string();
-  std::replace_if(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+  std::replace_if(
+      name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
   return name;
 }
 

@@ -28,8 +28,10 @@ torch::optim::AdamW make_optimizer(Decoder& model, const json& hyper) {
   for (const at::Tensor& parameter : model->parameters())
     (parameter.dim() >= hyper["decay_min_ndim"].get<int64_t>() ? decayed : others).push_back(parameter);
   const auto options = [&](double decay) {
-    return std::make_unique<torch::optim::AdamWOptions>(
-        torch::optim::AdamWOptions().betas({hyper["betas"][0], hyper["betas"][1]}).eps(hyper["eps"]).weight_decay(decay));
+    return std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions()
+                                                            .betas({hyper["betas"][0], hyper["betas"][1]})
+                                                            .eps(hyper["eps"])
+                                                            .weight_decay(decay));
   };
   std::vector<torch::optim::OptimizerParamGroup> groups;
   groups.emplace_back(decayed, options(hyper["weight_decay"]));
@@ -104,7 +106,8 @@ TEST_P(GoldenCurve, Fp32) {
     const json& expected = curves_[name];
     for (size_t step = 0; step < curve.loss.size(); ++step) {
       EXPECT_NEAR(curve.loss[step], expected["loss"][step].get<double>(), 5e-5) << name << " step " << step;
-      EXPECT_NEAR(curve.grad_norm[step] / expected["grad_norm"][step].get<double>(), 1, 5e-5) << name << " step " << step;
+      EXPECT_NEAR(curve.grad_norm[step] / expected["grad_norm"][step].get<double>(), 1, 5e-5)
+          << name << " step " << step;
       EXPECT_NEAR(learning_rate(hyper_, static_cast<int64_t>(step)) / expected["lr"][step].get<double>(), 1, 1e-12);
     }
   }
@@ -128,7 +131,8 @@ TEST_P(GoldenCurve, Bf16) {
     for (size_t step = 0; step < curve.loss.size(); ++step) {
       const double gap = std::abs(curve.loss[step] - expected["loss"][step].get<double>());
       EXPECT_LE(gap, step == 0 ? 3e-3 : 3e-2) << name << " step " << step;
-      EXPECT_NEAR(curve.grad_norm[step] / expected["grad_norm"][step].get<double>(), 1, 5e-2) << name << " step " << step;
+      EXPECT_NEAR(curve.grad_norm[step] / expected["grad_norm"][step].get<double>(), 1, 5e-2)
+          << name << " step " << step;
       total += gap;
     }
     EXPECT_LE(total / static_cast<double>(curve.loss.size()), 6e-3) << name;

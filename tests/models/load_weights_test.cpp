@@ -16,10 +16,14 @@ struct Stored {
 
 io::DType dtype_of(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
-    case at::kBFloat16: return io::DType::BF16;
-    case at::kHalf: return io::DType::F16;
-    case at::kInt: return io::DType::I32;
-    default: return io::DType::F32;
+    case at::kBFloat16:
+      return io::DType::BF16;
+    case at::kHalf:
+      return io::DType::F16;
+    case at::kInt:
+      return io::DType::I32;
+    default:
+      return io::DType::F32;
   }
 }
 
@@ -27,8 +31,8 @@ class LoadWeights : public testing::Test {
  protected:
   void SetUp() override {
     const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = std::filesystem::temp_directory_path() /
-              ("fsdp_load_weights_" + std::to_string(getpid()) + "_" + info->name());
+    folder_ =
+        std::filesystem::temp_directory_path() / ("fsdp_load_weights_" + std::to_string(getpid()) + "_" + info->name());
     std::filesystem::create_directories(folder_);
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
@@ -102,7 +106,8 @@ TEST_F(LoadWeights, OneTableListsAllMismatchesAndNothingIsWritten) {
   } catch (const io::Error& error) {
     const std::string message = error.what();
     EXPECT_EQ(error.kind(), io::ErrorKind::kModel);
-    for (const char* text : {"q_proj.weight", "[2, 3]", "[8, 8]", "k_proj.weight", "I32", "v_proj.weight", "model.stranger.weight", "4 tensor"})
+    for (const char* text : {"q_proj.weight", "[2, 3]", "[8, 8]", "k_proj.weight", "I32", "v_proj.weight",
+                             "model.stranger.weight", "4 tensor"})
       EXPECT_NE(message.find(text), std::string::npos) << text << " in " << message;
   }
   EXPECT_TRUE(at::equal(target->parameters()[0], before));

@@ -66,7 +66,8 @@ TEST_F(ConfigFile, UnknownKeyNamesPlaceAndNearest) {
   EXPECT_EQ(failure("[train]\nlr = 1e-3\nwarmup = 3\n"),
             "run.toml:3:1: unknown key train.warmup; did you mean train.warmup_steps? "
             "`fsdp train --help` lists all keys");
-  EXPECT_NE(failure("[trian]\nlr = 1\n").find("run.toml:2:1: unknown key trian.lr; did you mean train.lr?"), std::string::npos);
+  EXPECT_NE(failure("[trian]\nlr = 1\n").find("run.toml:2:1: unknown key trian.lr; did you mean train.lr?"),
+            std::string::npos);
   EXPECT_NE(failure("[data]\nlr = 1\n").find("did you mean train.lr?"), std::string::npos);
   EXPECT_NE(failure("lr = 1\n").find("unknown key lr; did you mean train.lr?"), std::string::npos);
   EXPECT_NE(failure("[nothing]\n").find("unknown section [nothing]"), std::string::npos);
@@ -99,7 +100,8 @@ TEST_F(ConfigFile, SyntaxErrorNamesPlace) {
 }
 
 TEST_F(ConfigFile, ImpossibleCombinations) {
-  EXPECT_NE(failure("", {"--model.heads=3"}).find("expected hidden_size / heads to be an even integer"), std::string::npos);
+  EXPECT_NE(failure("", {"--model.heads=3"}).find("expected hidden_size / heads to be an even integer"),
+            std::string::npos);
   EXPECT_NE(failure("", {"--model.kv_heads=3"}).find("expected a divisor of model.heads 4"), std::string::npos);
   EXPECT_NE(failure("", {"--train.steps=10"}).find("expected at most train.steps 10"), std::string::npos);
   EXPECT_NE(failure("", {"--train.fit_minutes=3", "--train.warmup_steps=5"}).find("at least 10"), std::string::npos);

@@ -28,7 +28,8 @@ StepMetrics example() {
 }
 
 TEST(Metrics, ProgressLine) {
-  EXPECT_EQ(progress_line(example()).rfind("step 120/2000 loss 2.314 gnorm 0.82 lr 3.0e-4 | 41,210 tok/s | mem 812", 0), 0u)
+  EXPECT_EQ(progress_line(example()).rfind("step 120/2000 loss 2.314 gnorm 0.82 lr 3.0e-4 | 41,210 tok/s | mem 812", 0),
+            0u)
       << progress_line(example());
   EXPECT_NE(progress_line(example()).find("| eta 00:41:10"), std::string::npos);
 }

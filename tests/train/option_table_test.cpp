@@ -27,7 +27,8 @@ TEST(OptionTable, DefaultsAreLegal) {
 }
 
 TEST(OptionTable, NearestOption) {
-  EXPECT_EQ(nearest_option("train.learing_rate"), "train.min_lr_ratio");  // as near as letters can tell
+  EXPECT_EQ(nearest_option("train.warmup"), "train.warmup_steps");
+  EXPECT_EQ(nearest_option("model.hidden"), "model.hidden_size");
   EXPECT_EQ(nearest_option("train.LR"), "train.lr");
   EXPECT_EQ(nearest_option("sequence_length"), "data.sequence_length");
   EXPECT_EQ(nearest_option("shard.stratgy"), "shard.strategy");

@@ -1,0 +1,96 @@
+// What sharding costs where there is nothing to compute and nobody to talk to: 100 units of one tiny linear layer, on one
+// rank. Prints microseconds per forward and backward of the bare and of the sharded model, as one line of JSON.
+// benchmarks/peer/hook_cost_fsdp2.py does the same.
+#include <fsdp/fsdp.h>
+#include <torch/torch.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "benchmarks/measure.h"
+
+namespace fsdp::benchmarks {
+namespace {
+
+constexpr int kUnits = 100;
+constexpr int64_t kWidth = 8;
+
+struct Options {
+  int warmup = 20;
+  int iterations = 100;
+  std::string precision = "fp32";
+};
+
+torch::nn::Sequential make_model() {
+  torch::nn::Sequential model;
+  for (int i = 0; i < kUnits + 1; ++i) model->push_back(torch::nn::Linear(kWidth, kWidth));
+  return model;
+}
+
+std::vector<double> time_us(const Options& options, torch::nn::Sequential& model, at::ScalarType dtype,
+                            const std::function<void()>& clear_gradients) {
+  const at::Tensor x = torch::ones({4, kWidth}, dtype);
+  std::vector<double> times;
+  for (int i = 0; i < options.warmup + options.iterations; ++i) {
+    Stopwatch watch;
+    model->forward(x).sum().backward();
+    clear_gradients();
+    if (i >= options.warmup) times.push_back(1e3 * watch.lap());
+  }
+  return times;
+}
+
+nlohmann::json run(const World& world, const Options& options) {
+  const Precision precision = parse_precision(options.precision);
+  const at::ScalarType dtype = precision.param.value_or(at::kFloat);
+  nlohmann::json result;
+  result["units"] = kUnits + 1;
+
+  torch::nn::Sequential bare = make_model();
+  bare->to(dtype);
+  result["bare_us"] = time_us(options, bare, dtype, [&] { bare->zero_grad(); });
+
+  // The last layer belongs to the root. Asking for the leaves tells the library that an optimizer exists.
+  torch::nn::Sequential model = make_model();
+  const Mesh mesh = Mesh::shard(world);
+  ShardOptions shard_options;
+  shard_options.precision = precision;
+  shard_options.initial_weights = InitialWeights::kBroadcast;
+  for (int i = 0; i < kUnits; ++i) fully_shard(*model[static_cast<size_t>(i)], mesh, shard_options);
+  const Unit root = fully_shard(*model, mesh, shard_options);
+  const std::vector<at::Tensor> leaves = parameters(*model);
+  result["sharded_us"] = time_us(options, model, dtype, [&] { zero_grad(*model); });
+  return result;
+}
+
+Options parse(int argc, char** argv) {
+  Options options;
+  CLI::App app("Times forward and backward of 100 tiny units; see scripts/bench.sh");
+  app.add_option("--warmup", options.warmup, "passes that are not timed");
+  app.add_option("--iterations", options.iterations, "passes that are timed")->check(CLI::PositiveNumber);
+  app.add_option("--precision", options.precision, "fp32 or bf16");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    std::exit(app.exit(error) == 0 ? 0 : 2);
+  }
+  return options;
+}
+
+}  // namespace
+}  // namespace fsdp::benchmarks
+
+int main(int argc, char** argv) try {
+  const fsdp::benchmarks::Options options = fsdp::benchmarks::parse(argc, argv);
+  const fsdp::World world = fsdp::init();
+  at::set_num_threads(1);
+  const nlohmann::json result = fsdp::benchmarks::run(world, options);
+  if (world.rank == 0) std::printf("%s\n", result.dump().c_str());
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
+}

@@ -1,0 +1,211 @@
+// One rank of a training run of a 57.9M-parameter Llama in fp32, timed step by step. Sharded: ZeRO-3 over however many
+// ranks it was started with, one unit per block and the root. --plain: the same model and optimizer on one process.
+// Rank 0 prints one line of JSON. benchmarks/peer/step_time_fsdp2.py does the same with the same weights and tokens.
+#include <fsdp/fsdp.h>
+#include <torch/torch.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "benchmarks/measure.h"
+#include "kernels/cross_entropy.h"
+#include "models/decoder.h"
+
+namespace fsdp::benchmarks {
+namespace {
+
+struct Options {
+  int64_t tokens = 128;  // per rank
+  int warmup = 3;
+  int steps = 7;
+  bool plain = false;
+  int floor_ranks = 2;  // for --plain: whose share of the traffic is copied for comparison
+};
+
+models::DecoderConfig llama_58m() {
+  models::DecoderConfig config;
+  config.vocab_size = 32000;
+  config.hidden_size = 512;
+  config.intermediate_size = 1536;
+  config.num_hidden_layers = 8;
+  config.num_attention_heads = 8;
+  config.num_key_value_heads = 4;
+  config.head_dim = 64;
+  config.rms_norm_eps = 1e-5;
+  return config;
+}
+
+// The peer makes the same numbers: same generator, one seed per parameter in the order of their names.
+void fill_weights(models::Decoder& model) {
+  const at::NoGradGuard no_grad;
+  std::map<std::string, at::Tensor> parameters;
+  for (const auto& item : model->named_parameters()) parameters[item.key()] = item.value();
+  uint64_t seed = 0;
+  for (auto& [name, parameter] : parameters) {
+    torch::manual_seed(seed++);
+    parameter.dim() == 1 ? parameter.fill_(1) : parameter.normal_(0, 0.02);
+  }
+}
+
+// tokens + 1 random ids that the peer makes too (Knuth's MMIX generator).
+at::Tensor make_tokens(int64_t count, int rank, int64_t vocabulary) {
+  at::Tensor ids = torch::empty({count + 1}, at::kLong);
+  uint64_t state = static_cast<uint64_t>(rank) + 1;
+  for (int64_t i = 0; i <= count; ++i) {
+    state = state * 6364136223846793005U + 1442695040888963407U;
+    ids.mutable_data_ptr<int64_t>()[i] = static_cast<int64_t>((state >> 33) % static_cast<uint64_t>(vocabulary));
+  }
+  return ids;
+}
+
+// Numbers of 4 bytes that a forward keeps for its backward, and the gradient of the logits.
+int64_t activation_bytes(const models::DecoderConfig& config, int64_t tokens) {
+  const int64_t query = config.num_attention_heads * config.head_dim;
+  const int64_t key = config.num_key_value_heads * config.head_dim;
+  const int64_t attention = 2 * config.hidden_size + 2 * query + 2 * key;  // input, its norm, q and output, k and v
+  const int64_t mlp = 2 * config.hidden_size + 3 * config.intermediate_size;  // input, its norm, gate, up, product
+  return 4 * tokens *
+         (config.num_hidden_layers * (attention + mlp) + 2 * config.hidden_size + 2 * config.vocab_size);
+}
+
+class StepTime {
+ public:
+  StepTime(const World& world, const Options& options)
+      : world_(world), options_(options), config_(llama_58m()), program_bytes_(process_memory().resident_bytes) {
+    model_ = models::Decoder(config_);
+    fill_weights(model_);
+    num_parameters_ = models::num_parameters(config_);
+    if (!options_.plain) shard();
+    optimizer_.emplace(decay_groups(*model_, /*weight_decay=*/0.1), AdamWOptions{.lr = 1e-3});
+    const at::Tensor ids = make_tokens(options_.tokens, world_.rank, config_.vocab_size);
+    inputs_ = ids.narrow(0, 0, options_.tokens).unsqueeze(0);
+    targets_ = ids.narrow(0, 1, options_.tokens);
+  }
+
+  nlohmann::json run() {
+    reset_peak_memory();
+    for (int step = 0; step < options_.warmup; ++step) run_step();
+    forget_times();
+    if (root_) root_->reset_counters();
+    const TraceCollector trace;
+    for (int step = 0; step < options_.steps; ++step) run_step();
+    for (const auto& [name, ms] : sum_by_name(trace)) result_["trace_ms"][name] = ms / options_.steps;
+    add_memory();
+    if (root_) add_communication();
+    if (options_.plain) result_["copy_floor_ms"] = copy_floor_ms();
+    return result_;
+  }
+
+ private:
+  void shard() {
+    const Mesh mesh = Mesh::shard(world_);
+    for (const auto& layer : *model_->layers()) block_bytes_ = fully_shard(*layer, mesh).largest_unit_bytes();
+    root_ = fully_shard(*model_, mesh);
+  }
+
+  void run_step() {
+    const double cpu_before = cpu_ms();
+    Stopwatch whole, part;
+    const at::Tensor logits = model_->forward(inputs_);
+    const at::Tensor loss = kernels::cross_entropy(logits.flatten(0, 1), targets_);
+    result_["forward_ms"].push_back(part.lap());
+    loss.backward();
+    result_["backward_ms"].push_back(part.lap());
+    optimizer_->step();
+    zero_grad(*model_);
+    result_["optimizer_ms"].push_back(part.lap());
+    result_["step_ms"].push_back(whole.lap());
+    result_["cpu_ms"].push_back(cpu_ms() - cpu_before);
+    if (!result_.contains("first_loss")) result_["first_loss"] = loss.item<float>();
+    result_["last_loss"] = loss.item<float>();
+  }
+
+  void forget_times() {
+    for (const char* name : {"forward_ms", "backward_ms", "optimizer_ms", "step_ms", "cpu_ms"}) result_.erase(name);
+  }
+
+  void add_communication() {
+    const Counters counters = root_->counters();
+    const double steps = options_.steps;
+    result_["exposed_gather_ms"] = counters.exposed_gather_ms / steps;
+    result_["exposed_reduce_ms"] = counters.exposed_reduce_ms / steps;
+    result_["gathers"] = static_cast<double>(counters.gathers) / steps;
+    result_["reduces"] = static_cast<double>(counters.reduces) / steps;
+    result_["slab_allocations"] = counters.slab_allocations;
+  }
+
+  // What a rank must hold at the worst moment of a step, beside what it held.
+  void add_memory() {
+    const int64_t whole = 4 * num_parameters_, ranks = root_ ? world_.size : 1;
+    nlohmann::json& formula = result_["memory_formula"];
+    formula["program and libraries"] = program_bytes_;
+    formula["weights"] = whole / ranks;
+    formula["gradients"] = whole / ranks;
+    formula["moments"] = 2 * whole / ranks;
+    formula["activations"] = activation_bytes(config_, options_.tokens);
+    if (root_) {
+      const int64_t root_bytes = root_->largest_unit_bytes();
+      const int64_t staged = ranks - 1;  // shares of a unit that arrive from the others while it is reduced
+      formula["gathered: root and 2 blocks"] = root_bytes + 2 * block_bytes_;
+      formula["reduced: root and 3 blocks, staging"] = (root_bytes + 3 * block_bytes_) / ranks * (ranks + staged);
+      formula["one gradient before it is packed"] = 4 * config_.vocab_size * config_.hidden_size;
+    }
+    int64_t total = 0;
+    for (const auto& [name, bytes] : formula.items()) total += bytes.get<int64_t>();
+    formula["total"] = total;
+    result_["peak_bytes"] = process_memory().peak_bytes;
+  }
+
+  // Each rank receives the blocks twice, the root once, and a share of every other rank's gradients.
+  double copy_floor_ms() const {
+    const int64_t root_numel = 2 * config_.vocab_size * config_.hidden_size;
+    const int64_t received = 4 * (3 * num_parameters_ - root_numel);
+    return copy_ms(received / options_.floor_ranks * (options_.floor_ranks - 1));
+  }
+
+  World world_;
+  Options options_;
+  models::DecoderConfig config_;
+  int64_t program_bytes_;
+  int64_t num_parameters_ = 0;
+  int64_t block_bytes_ = 0;
+  models::Decoder model_{nullptr};
+  std::optional<Unit> root_;
+  std::optional<AdamW> optimizer_;
+  at::Tensor inputs_, targets_;
+  nlohmann::json result_;
+};
+
+Options parse(int argc, char** argv) {
+  Options options;
+  CLI::App app("Times training steps of a small Llama; see scripts/bench.sh");
+  app.add_option("--tokens", options.tokens, "per rank")->check(CLI::PositiveNumber);
+  app.add_option("--warmup", options.warmup, "steps that are not timed");
+  app.add_option("--steps", options.steps, "steps that are timed")->check(CLI::PositiveNumber);
+  app.add_flag("--plain", options.plain, "one process, not sharded");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    std::exit(app.exit(error) == 0 ? 0 : 2);
+  }
+  return options;
+}
+
+}  // namespace
+}  // namespace fsdp::benchmarks
+
+int main(int argc, char** argv) try {
+  const fsdp::benchmarks::Options options = fsdp::benchmarks::parse(argc, argv);
+  const fsdp::World world = fsdp::init();
+  at::set_num_threads(1);
+  const nlohmann::json result = fsdp::benchmarks::StepTime(world, options).run();
+  if (world.rank == 0) std::printf("%s\n", result.dump().c_str());
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
+}

@@ -1,0 +1,159 @@
+// What a sharded model costs in memory is arithmetic, and the arithmetic is this file's own: no layout code of fsdp's.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "fsdp/fsdp.h"
+#include "tests/promise/block_model.h"
+#include "tests/support/ranks.h"
+
+namespace fsdp {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::batch;
+using testing::BlockModel;
+using testing::loss_of;
+using testing::run_ranks;
+using testing::shard_blocks;
+using testing::ShardedBlocks;
+using testing::share_of;
+
+int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// Elements of one shard: tensors start at multiples of `align`, and so does every shard's end.
+int64_t shard_numel(const std::vector<int64_t>& numels, int64_t ranks, int64_t align) {
+  int64_t end = 0;
+  for (const int64_t numel : numels) end = round_up(end, align) + numel;
+  return round_up(round_up(end, align) / align, ranks) / ranks * align;
+}
+
+struct UnitNumels {
+  std::vector<int64_t> root = {6 * 5, 6, 3 * 6, 3};
+  std::vector<int64_t> block = {18 * 6, 18, 6 * 18, 6};
+};
+
+constexpr int kBlocks = 3;
+
+// One rank's elements of all units; `align` elements are 16 bytes of the smallest dtype.
+int64_t all_shards(int64_t ranks, int64_t align) {
+  const UnitNumels numels;
+  return shard_numel(numels.root, ranks, align) + kBlocks * shard_numel(numels.block, ranks, align);
+}
+
+void train_step(ShardedBlocks& sharded, const World& world, AdamW& optimizer) {
+  loss_of(*sharded.module, share_of(world, batch(1))).backward();
+  optimizer.step();
+  zero_grad(*sharded.module);
+}
+
+TEST(Memory, RestingBytesAreTheFormulaOfTheStrategy) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const Strategy strategy :
+         {Strategy::kNoShard, Strategy::kOptim, Strategy::kOptimGrads, Strategy::kOptimGradsParams}) {
+      run_ranks(ranks, [&](const World& world) {
+        SCOPED_TRACE(c10::str(name(strategy), ", ", ranks, " ranks"));
+        ShardOptions options;
+        options.strategy = strategy;
+        ShardedBlocks sharded = shard_blocks(world, options, kBlocks);
+        AdamW optimizer(parameters(*sharded.module), {});
+        EXPECT_EQ(sharded.root.resting_bytes().main_grad, 0);  // until the first backward
+        train_step(sharded, world, optimizer);
+        const RestingBytes bytes = sharded.root.resting_bytes();
+        const int64_t shard = all_shards(ranks, 4) * 4;
+        const bool cut = strategy != Strategy::kNoShard;
+        EXPECT_EQ(bytes.main_weight, cut ? shard : shard * ranks);
+        EXPECT_EQ(bytes.main_grad, bytes.main_weight);
+        const bool keeps_all = strategy == Strategy::kOptim && ranks > 1;
+        if (strategy != Strategy::kOptimGrads) EXPECT_EQ(bytes.model_weight, keeps_all ? shard * ranks : 0);
+        EXPECT_EQ(optimizer.state_bytes(), 2 * bytes.main_weight);
+        EXPECT_EQ(sharded.root.counters().resident_unsharded_bytes, 0);
+      });
+    }
+  }
+}
+
+TEST(Memory, LowPrecisionAddsItsShard) {
+  run_ranks(3, [](const World& world) {
+    ShardOptions options;
+    options.precision = Precision::bf16();
+    ShardedBlocks sharded = shard_blocks(world, options, kBlocks);
+    AdamW optimizer(parameters(*sharded.module), {});
+    train_step(sharded, world, optimizer);
+    const int64_t shard = all_shards(3, 8);
+    const RestingBytes bytes = sharded.root.resting_bytes();
+    EXPECT_EQ(bytes.main_weight, 4 * shard);
+    EXPECT_EQ(bytes.model_weight, 2 * shard);
+    EXPECT_EQ(bytes.main_grad, 4 * shard);
+    EXPECT_EQ(optimizer.state_bytes(), 8 * shard);
+  });
+}
+
+TEST(Memory, AtMostTheRootAndTwoBlocksAreGathered) {
+  for (const int ranks : {2, 3}) {
+    run_ranks(ranks, [&](const World& world) {
+      ShardedBlocks sharded = shard_blocks(world, {}, 6);
+      AdamW optimizer(parameters(*sharded.module), {});
+      const UnitNumels numels;
+      const int64_t root = shard_numel(numels.root, ranks, 4) * ranks * 4;
+      const int64_t block = shard_numel(numels.block, ranks, 4) * ranks * 4;
+      for (int step = 0; step < 4; ++step) {
+        sharded.root.reset_counters();
+        train_step(sharded, world, optimizer);
+        EXPECT_LE(sharded.root.counters().peak_unsharded_bytes, root + 2 * block) << "step " << step;
+        EXPECT_GE(sharded.root.counters().peak_unsharded_bytes, root + block) << "step " << step;
+      }
+    });
+  }
+}
+
+TEST(Memory, SteadyStepsTakeNothingFromTheSystem) {
+  for (const Strategy strategy :
+       {Strategy::kNoShard, Strategy::kOptim, Strategy::kOptimGrads, Strategy::kOptimGradsParams}) {
+    run_ranks(2, [&](const World& world) {
+      ShardOptions options;
+      options.strategy = strategy;
+      ShardedBlocks sharded = shard_blocks(world, options, 5);
+      AdamW optimizer(parameters(*sharded.module), {});
+      for (int step = 0; step < 2; ++step) train_step(sharded, world, optimizer);
+      const int64_t before = sharded.root.counters().slab_allocations;
+      for (int step = 0; step < 4; ++step) train_step(sharded, world, optimizer);
+      EXPECT_EQ(sharded.root.counters().slab_allocations, before) << name(strategy);
+    });
+  }
+}
+
+TEST(Memory, DescribeNamesEveryUnitByItsFullPath) {
+  run_ranks(2, [](const World& world) {
+    torch::nn::Sequential outer;
+    outer->push_back(std::make_shared<BlockModel>(2));
+    ShardOptions options;
+    options.initial_weights = InitialWeights::kBroadcast;
+    const Mesh mesh = Mesh::shard(world);
+    auto& inner = outer->at<BlockModel>(0);
+    for (size_t i = 0; i < 2; ++i) {
+      fully_shard(*inner.block(i).up, mesh, options);
+      fully_shard(inner.block(i), mesh, options);
+    }
+    fully_shard(inner, mesh, options);
+    outer->push_back(torch::nn::Linear(3, 3));
+    const Unit root = fully_shard(*outer, mesh, options);
+    const std::string table = root.describe();
+    for (const char* name : {"root", "  0 ", "0.layers.0 ", "0.layers.0.up ", "0.layers.1 ", "0.layers.1.up "}) {
+      EXPECT_THAT(table, HasSubstr(name));
+    }
+    EXPECT_EQ(root.num_units(), 6);
+    EXPECT_EQ(root.num_parameters(), (6 * 5 + 6 + 3 * 6 + 3) + 2 * (18 * 6 + 18 + 6 * 18 + 6) + 12);
+  });
+}
+
+TEST(Memory, ErrorsNameParametersByTheirFullPath) {
+  run_ranks(2, [](const World& world) {
+    ShardedBlocks sharded = shard_blocks(world);
+    const torch::NoGradGuard no_grad;
+    sharded.module->block(2).down->bias.zero_();
+    EXPECT_THAT(testing::error_of([&] { zero_grad(*sharded.module); }), HasSubstr("'layers.2.down.bias'"));
+  });
+}
+
+}  // namespace
+}  // namespace fsdp

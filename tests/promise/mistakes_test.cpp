@@ -1,0 +1,238 @@
+// What goes wrong in a program is an error that names the parameter, the operator or the rank; never a hang, never a
+// silently wrong number.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <future>
+
+#include "fsdp/fsdp.h"
+#include "tests/promise/block_model.h"
+#include "tests/support/ranks.h"
+
+namespace fsdp {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::batch;
+using testing::error_of;
+using testing::loss_of;
+using testing::make_block_model;
+using testing::run_ranks;
+using testing::shard_blocks;
+using testing::share_of;
+using testing::ShardedBlocks;
+
+// A module that is one parameter.
+struct Holder : torch::nn::Module {
+  explicit Holder(torch::Tensor value, bool trainable = true) {
+    weight = register_parameter("weight", std::move(value), trainable);
+  }
+  torch::Tensor weight;
+};
+
+void expect_forward_parity(const World& world, ShardedBlocks& sharded) {
+  const torch::Tensor rows = share_of(world, batch(7));
+  const torch::Tensor expected = make_block_model()->forward(rows);
+  EXPECT_TRUE(torch::allclose(sharded.module->forward(rows), expected, 1e-5, 1e-6));
+}
+
+TEST(Mistakes, OptimizerOnModuleParametersIsSeenAtTheSecondBackward) {
+  run_ranks(2, [](const World& world) {
+    ShardedBlocks sharded = shard_blocks(world);
+    torch::optim::SGD wrong(sharded.module->parameters(), 0.1);
+    const auto step = [&] {
+      loss_of(*sharded.module, share_of(world, batch(1))).backward();
+      wrong.step();
+      wrong.zero_grad();
+    };
+    EXPECT_EQ(error_of(step), "no error");
+    EXPECT_THAT(error_of(step), AllOf(HasSubstr("module->parameters()"), HasSubstr("fsdp::parameters(module)")));
+  });
+}
+
+TEST(Mistakes, ClippingDoesNotCountAsBuildingAnOptimizer) {
+  run_ranks(2, [](const World& world) {
+    ShardedBlocks sharded = shard_blocks(world);
+    const auto step = [&] {
+      loss_of(*sharded.module, share_of(world, batch(1))).backward();
+      clip_grad_norm_(*sharded.module, 1.0);
+      zero_grad(*sharded.module);
+    };
+    EXPECT_EQ(error_of(step), "no error");
+    EXPECT_THAT(error_of(step), HasSubstr("fsdp::parameters(module)"));
+  });
+}
+
+TEST(Mistakes, ModuleToAfterShardingNamesTheParameter) {
+  run_ranks(2, [](const World& world) {
+    ShardedBlocks sharded = shard_blocks(world);
+    parameters(*sharded.module);
+    sharded.module->layers[1]->to(torch::kDouble);
+    sharded.module->to(torch::kDouble);
+    const auto train = [&] { loss_of(*sharded.module, share_of(world, batch(1)).to(torch::kDouble)).backward(); };
+    EXPECT_THAT(error_of(train), AllOf(HasSubstr("outlet."), HasSubstr("Module::to()")));
+    EXPECT_THAT(error_of([&] { parameters(*sharded.module); }), HasSubstr("Module::to()"));
+  });
+}
+
+TEST(Mistakes, ReplacedDataOfOneParameterNamesIt) {
+  run_ranks(2, [](const World& world) {
+    ShardedBlocks sharded = shard_blocks(world);
+    sharded.module->block(1).up->bias.set_data(torch::zeros({18}));
+    EXPECT_THAT(error_of([&] { parameters(*sharded.module); }), HasSubstr("'layers.1.up.bias'"));
+  });
+}
+
+TEST(Mistakes, WritingToAGatheredWeightNamesOperatorAndParameterAndIsThrownAway) {
+  for (const Strategy strategy : {Strategy::kOptim, Strategy::kOptimGrads, Strategy::kOptimGradsParams}) {
+    run_ranks(2, [&](const World& world) {
+      ShardOptions options;
+      options.strategy = strategy;
+      ShardedBlocks sharded = shard_blocks(world, options);
+      {
+        const torch::NoGradGuard no_grad;
+        sharded.module->inlet->weight.mul_(2);
+      }
+      EXPECT_THAT(error_of([&] { zero_grad(*sharded.module); }), AllOf(HasSubstr("aten::mul_"), HasSubstr("'inlet.weight'")))
+          << name(strategy);
+      expect_forward_parity(world, sharded);
+    });
+  }
+}
+
+TEST(Mistakes, WritingToAGatheredWeightFailsTheNextBackwardToo) {
+  run_ranks(2, [](const World& world) {
+    ShardedBlocks sharded = shard_blocks(world);
+    {
+      const torch::NoGradGuard no_grad;
+      sharded.module->block(2).up->weight.zero_();
+    }
+    EXPECT_THAT(error_of([&] { loss_of(*sharded.module, share_of(world, batch(1))).backward(); }),
+                HasSubstr("'layers.2.up.weight'"));
+    expect_forward_parity(world, sharded);
+  });
+}
+
+TEST(Mistakes, TouchOnOneRankNamesOperatorParameterAndTheMissingRank) {
+  std::promise<void> rank_zero_is_done;
+  const std::future<void> done = rank_zero_is_done.get_future();
+  const auto begin = std::chrono::steady_clock::now();
+  run_ranks(
+      2,
+      [&](const World& world) {
+        ShardedBlocks sharded = shard_blocks(world);
+        if (world.rank == 1) {
+          done.wait_for(std::chrono::seconds(20));
+          return;
+        }
+        const std::promise<void> release = std::move(rank_zero_is_done);  // its end, however it comes, lets rank 1 go
+        EXPECT_TRUE(std::isnan(sharded.module->block(1).up->weight.norm().item<float>()));
+        EXPECT_THAT(error_of([&] { zero_grad(*sharded.module); }),
+                    AllOf(HasSubstr("norm"), HasSubstr("reads 'layers.1.up.weight'"), HasSubstr("rank 1 is missing")));
+      },
+      std::chrono::seconds(2));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+}
+
+TEST(Mistakes, TouchFromAnotherThreadNamesTheParameterAndHarmsNothing) {
+  run_ranks(2, [](const World& world) {
+    ShardedBlocks sharded = shard_blocks(world);
+    std::thread([&] { sharded.module->block(0).down->weight.sum(); }).join();
+    EXPECT_THAT(error_of([&] { zero_grad(*sharded.module); }), AllOf(HasSubstr("'layers.0.down.weight'"), HasSubstr("thread")));
+    EXPECT_EQ(sharded.root.counters().resident_unsharded_bytes, 0);
+    expect_forward_parity(world, sharded);
+  });
+}
+
+TEST(Mistakes, RanksThatStartDifferentAreRefused) {
+  run_ranks(3, [](const World& world) {
+    Holder module(torch::full({4}, world.rank == 2 ? 1.0F : 0.0F));
+    EXPECT_THAT(error_of([&] { fully_shard(module, Mesh::shard(world)); }),
+                AllOf(HasSubstr("'weight'"), HasSubstr("rank 2 starts from other weights"), HasSubstr("kBroadcast")));
+  });
+}
+
+TEST(Mistakes, BroadcastMakesStartsEqual) {
+  run_ranks(3, [](const World& world) {
+    Holder module(torch::full({7}, static_cast<float>(world.rank + 1)));
+    ShardOptions options;
+    options.initial_weights = InitialWeights::kBroadcast;
+    const Unit unit = fully_shard(module, Mesh::shard(world), options);
+    const FullParameters scope(unit);
+    EXPECT_TRUE(torch::equal(module.weight.detach().clone(), torch::ones({7})));
+  });
+}
+
+TEST(Mistakes, DifferentOptionsShapesAndTrainabilityAreRefused) {
+  run_ranks(2, [](const World& world) {
+    const bool other = world.rank == 1;
+    const Mesh mesh = Mesh::shard(world);
+    ShardOptions options;
+    options.strategy = other ? Strategy::kOptim : Strategy::kOptimGrads;
+    Holder same(torch::zeros({4}));
+    EXPECT_THAT(error_of([&] { fully_shard(same, mesh, options); }), HasSubstr("rank 1 has other parameters"));
+    Holder shape(torch::zeros({other ? 4 : 5}));
+    EXPECT_THAT(error_of([&] { fully_shard(shape, mesh); }), HasSubstr("rank 1 has other parameters"));
+    Holder frozen(torch::zeros({4}), other);
+    EXPECT_THAT(error_of([&] { fully_shard(frozen, mesh); }), HasSubstr("rank 1 has other parameters"));
+  });
+}
+
+TEST(Mistakes, UnsuitableParametersAreRefusedByName) {
+  run_ranks(1, [](const World& world) {
+    const auto refusal = [&](torch::Tensor value, bool trainable = true) {
+      Holder module(std::move(value), trainable);
+      return error_of([&] { fully_shard(module, Mesh::shard(world)); });
+    };
+    EXPECT_THAT(refusal(torch::tensor(1.0F)), AllOf(HasSubstr("'weight'"), HasSubstr("0-dim")));
+    EXPECT_THAT(refusal(torch::zeros({3, 4}).t()), AllOf(HasSubstr("'weight'"), HasSubstr("contiguous")));
+    EXPECT_THAT(refusal(torch::zeros({3}, torch::kLong), false), AllOf(HasSubstr("'weight'"), HasSubstr("Long")));
+  });
+}
+
+TEST(Mistakes, IgnoredParametersStayAsTheyAre) {
+  run_ranks(2, [](const World& world) {
+    const auto module = make_block_model(1);
+    ShardOptions options;
+    options.ignored_parameters = {module->inlet->weight};
+    const torch::Tensor before = module->inlet->weight.detach().clone();
+    fully_shard(*module, Mesh::shard(world), options);
+    EXPECT_TRUE(torch::equal(module->inlet->weight, before));
+    EXPECT_TRUE(parameters(*module)[0].is_same(module->inlet->weight));
+    EXPECT_EQ(parameters(*module)[1].dim(), 1);
+  });
+}
+
+TEST(Mistakes, ModulesWithNothingToShardAreRefused) {
+  run_ranks(1, [](const World& world) {
+    torch::nn::GELU empty;
+    EXPECT_THAT(error_of([&] { fully_shard(*empty, Mesh::shard(world)); }), HasSubstr("no parameters left to shard"));
+    const auto module = make_block_model(1);
+    const Unit unit = fully_shard(*module, Mesh::shard(world));
+    EXPECT_THAT(error_of([&] { fully_shard(*module, Mesh::shard(world)); }), HasSubstr("Shard each module once"));
+  });
+}
+
+TEST(Mistakes, AMeshWithReplicasIsRefusedByItsAxis) {
+  run_ranks(2, [](const World& world) {
+    Holder module(torch::zeros({4}));
+    const Mesh mesh(world, {{"replicate", 2}, {"shard", 1}});
+    EXPECT_THAT(error_of([&] { fully_shard(module, mesh); }), AllOf(HasSubstr("'replicate'"), HasSubstr("Mesh::shard(world)")));
+    const Mesh flat(world, {{"replicate", 1}, {"shard", 2}});
+    EXPECT_EQ(error_of([&] { fully_shard(module, flat); }), "no error");
+  });
+}
+
+TEST(Mistakes, SparseGradientsAreRefusedByName) {
+  run_ranks(2, [](const World& world) {
+    torch::nn::Embedding table(torch::nn::EmbeddingOptions(10, 4).sparse(true));
+    ShardOptions options;
+    options.initial_weights = InitialWeights::kBroadcast;
+    const Unit unit = fully_shard(*table, Mesh::shard(world), options);
+    EXPECT_THAT(error_of([&] { table(torch::tensor({1, 2})).sum().backward(); }), AllOf(HasSubstr("'weight'"), HasSubstr("sparse")));
+  });
+}
+
+}  // namespace
+}  // namespace fsdp
