@@ -1,5 +1,5 @@
-// What sharding costs where there is nothing to compute and nobody to talk to: 100 units of one tiny linear layer, on one
-// rank. Prints microseconds per forward and backward of the bare and of the sharded model, as one line of JSON.
+// What sharding costs where there is nothing to compute and nobody to talk to: 100 units of one tiny linear layer, on
+// one rank. Prints microseconds per forward and backward of the bare and of the sharded model, as one line of JSON.
 // benchmarks/peer/hook_cost_fsdp2.py does the same.
 #include <fsdp/fsdp.h>
 #include <torch/torch.h>

@@ -67,10 +67,9 @@ at::Tensor make_tokens(int64_t count, int rank, int64_t vocabulary) {
 int64_t activation_bytes(const models::DecoderConfig& config, int64_t tokens) {
   const int64_t query = config.num_attention_heads * config.head_dim;
   const int64_t key = config.num_key_value_heads * config.head_dim;
-  const int64_t attention = 2 * config.hidden_size + 2 * query + 2 * key;  // input, its norm, q and output, k and v
+  const int64_t attention = 2 * config.hidden_size + 2 * query + 2 * key;     // input, its norm, q and output, k and v
   const int64_t mlp = 2 * config.hidden_size + 3 * config.intermediate_size;  // input, its norm, gate, up, product
-  return 4 * tokens *
-         (config.num_hidden_layers * (attention + mlp) + 2 * config.hidden_size + 2 * config.vocab_size);
+  return 4 * tokens * (config.num_hidden_layers * (attention + mlp) + 2 * config.hidden_size + 2 * config.vocab_size);
 }
 
 class StepTime {

@@ -13,9 +13,9 @@ namespace {
 
 // The step's constants, ready for use.
 struct Factors {
-  float keep;        // 1 - lr * wd
+  float keep;  // 1 - lr * wd
   float beta1;
-  float rest1;       // 1 - beta1
+  float rest1;  // 1 - beta1
   float beta2;
   float rest2;
   float step_size;   // lr / (1 - beta1^n)

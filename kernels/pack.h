@@ -5,8 +5,8 @@
 namespace fsdp::kernels {
 
 // destination = gradient * scale, or destination += gradient * scale where `add`. destination: 1-D, contiguous,
-// gradient.numel() elements of the reduce dtype; gradient: any strides, floating point. One pass for contiguous fp32 and
-// bf16 gradients into fp32.
+// gradient.numel() elements of the reduce dtype; gradient: any strides, floating point. One pass for contiguous fp32
+// and bf16 gradients into fp32.
 void pack_gradient(const at::Tensor& destination, const at::Tensor& gradient, double scale, bool add);
 
 }  // namespace fsdp::kernels

@@ -22,8 +22,8 @@ FSDP_SIMD_CLONES void update_plain(float* __restrict__ w, const float* __restric
   for (int64_t i = 0; i < n; ++i) w[i] -= f.lr * (g[i] + f.weight_decay * w[i]);
 }
 
-FSDP_SIMD_CLONES void update_with_momentum(float* __restrict__ w, const float* __restrict__ g, float* __restrict__ buffer,
-                                           int64_t n, Factors f, bool nesterov) {
+FSDP_SIMD_CLONES void update_with_momentum(float* __restrict__ w, const float* __restrict__ g,
+                                           float* __restrict__ buffer, int64_t n, Factors f, bool nesterov) {
   for (int64_t i = 0; i < n; ++i) {
     const float gradient = g[i] + f.weight_decay * w[i];
     buffer[i] = f.momentum * buffer[i] + f.keep * gradient;

@@ -47,6 +47,7 @@ bool is_plain_float(const at::Tensor& tensor) {
 }  // namespace
 
 void sum_chunks(const at::Tensor& output, const std::vector<at::Tensor>& chunks, bool add) {
+  if (output.numel() == 0) return;
   if (is_plain_float(output) && std::all_of(chunks.begin(), chunks.end(), is_plain_float)) {
     std::vector<const float*> pointers;
     for (const at::Tensor& chunk : chunks) pointers.push_back(chunk.const_data_ptr<float>());

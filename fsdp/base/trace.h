@@ -32,7 +32,8 @@ class TraceCollector {
   TraceCollector* outer_;
 };
 
-// Marks a range as an event of the innermost collector of this thread. Costs one thread-local read when nobody collects.
+// Marks a range as an event of the innermost collector of this thread. Costs one thread-local read when nobody
+// collects.
 class TraceScope {
  public:
   TraceScope(const char* name, const std::string& unit);

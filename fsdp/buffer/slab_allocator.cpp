@@ -26,9 +26,7 @@ c10::DataPtr SlabAllocator::take(int64_t bytes) {
 }
 
 void SlabAllocator::give_back(c10::DataPtr slab, int64_t bytes) {
-  auto& slabs = idle_[bytes];
-  if (static_cast<int>(slabs.size()) >= max_idle_) return;
-  slabs.push_back(std::move(slab));
+  idle_[bytes].push_back(std::move(slab));
   idle_bytes_ += bytes;
 }
 

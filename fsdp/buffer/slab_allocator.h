@@ -10,12 +10,12 @@
 namespace fsdp {
 
 // Memory for buffers that come and go every step: gathered weights, gradients on their way. Gives back-to-back users of
-// one size the same slabs again, so that a steady state neither allocates nor touches fresh pages. Keeps at most
-// `max_idle` unused slabs of a size. Not thread-safe: it belongs to a Context.
+// one size the same slabs again, so that a steady state neither allocates nor touches fresh pages. Keeps every slab,
+// that is, as many of a size as were ever in use together, until trim(). Not thread-safe: it belongs to a Context.
 // After: the rotating double buffers of Megatron-FSDP and veScale-FSDP.
 class SlabAllocator {
  public:
-  explicit SlabAllocator(c10::Device device, int max_idle = 2) : device_(device), max_idle_(max_idle) {}
+  explicit SlabAllocator(c10::Device device) : device_(device) {}
 
   // At least `bytes`, 64-byte aligned; contents are left over from the last user. Throws Error(kMemory).
   c10::DataPtr take(int64_t bytes);
@@ -29,7 +29,6 @@ class SlabAllocator {
 
  private:
   c10::Device device_;
-  int max_idle_;
   std::unordered_map<int64_t, std::vector<c10::DataPtr>> idle_;
   int64_t num_allocations_ = 0;
   int64_t idle_bytes_ = 0;

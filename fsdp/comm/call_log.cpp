@@ -22,10 +22,14 @@ std::string quoted(const std::string& text) {
 
 const char* name(CallState state) {
   switch (state) {
-    case CallState::kIssued: return "issued";
-    case CallState::kWaiting: return "waiting";
-    case CallState::kDone: return "done";
-    case CallState::kFailed: return "failed";
+    case CallState::kIssued:
+      return "issued";
+    case CallState::kWaiting:
+      return "waiting";
+    case CallState::kDone:
+      return "done";
+    case CallState::kFailed:
+      return "failed";
   }
   return "unknown";
 }

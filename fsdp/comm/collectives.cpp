@@ -1,6 +1,7 @@
 #include "fsdp/comm/collectives.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 
 #include <cstring>
 
@@ -9,6 +10,12 @@
 
 namespace fsdp {
 namespace {
+
+// Tensors made here are normal ones even under InferenceMode: the transport writes into them.
+struct NormalTensors {
+  c10::InferenceMode normal{false};
+  at::NoGradGuard no_grad;
+};
 
 at::Tensor to_tensor(const std::string& text, int64_t padded_size) {
   at::Tensor bytes = at::zeros({padded_size}, at::kByte);
@@ -19,12 +26,14 @@ at::Tensor to_tensor(const std::string& text, int64_t padded_size) {
 }  // namespace
 
 at::Tensor sum_over_ranks(const World& world, const at::Tensor& value) {
+  const NormalTensors normal_tensors;
   at::Tensor sum = value.detach().clone();
   world.connection->world()->all_reduce_small(sum, {"sum over ranks", "", ""});
   return sum;
 }
 
 std::vector<std::string> gather_strings(const World& world, const std::string& mine) {
+  const NormalTensors normal_tensors;
   const auto comm = world.connection->world();
   const int64_t size = world.size;
   at::Tensor lengths = at::zeros({size}, at::kLong);
@@ -42,6 +51,7 @@ std::vector<std::string> gather_strings(const World& world, const std::string& m
 }
 
 std::string broadcast_string(const World& world, const std::string& mine) {
+  const NormalTensors normal_tensors;
   const auto comm = world.connection->world();
   at::Tensor length = at::full({1}, static_cast<int64_t>(mine.size()), at::kLong);
   comm->broadcast(length, 0, {"broadcast (length)", "", ""});
@@ -52,6 +62,7 @@ std::string broadcast_string(const World& world, const std::string& mine) {
 }
 
 void barrier(const World& world, const std::string& what) {
+  const NormalTensors normal_tensors;
   world.connection->world()->barrier({"barrier", what, ""});
 }
 

@@ -9,8 +9,8 @@
 
 namespace fsdp {
 
-// Small collectives for programs: metrics, agreement, files written by rank 0. Each is COLLECTIVE over the world, runs on
-// the calling thread, returns when done, and throws Error(kCommunication) that names the culprit at the deadline.
+// Small collectives for programs: metrics, agreement, files written by rank 0. Each is COLLECTIVE over the world, runs
+// on the calling thread, returns when done, and throws Error(kCommunication) that names the culprit at the deadline.
 // None is meant for bulk data.
 
 // Sum over all ranks, in rank order, so every rank holds the same bits. Any shape, any floating or integer dtype.

@@ -12,8 +12,8 @@
 namespace fsdp::comm {
 namespace {
 
-// 12 bits of sequence number keep neighbouring calls apart; the rest says which operation on whose data this is, so that
-// ranks that disagree never take each other's data: both wait, and the deadline names them.
+// 12 bits of a count of these calls keep one from the next; the rest says which operation on whose data this is, so
+// that ranks that disagree never take each other's data: both wait, and the deadline names them.
 uint32_t make_tag(uint32_t sequence, const CallLabel& label, int64_t bytes) {
   uint32_t hash = 2166136261U;
   const auto mix = [&hash](unsigned char byte) { hash = (hash ^ byte) * 16777619U; };
@@ -53,7 +53,7 @@ Comm::Comm(std::weak_ptr<Connection> connection, std::vector<int> ranks, int ran
 Comm::Issued Comm::issue(const CallLabel& label, int64_t bytes) {
   int64_t number = 0;
   if (const auto connection = connection_.lock()) number = connection->calls().issue(label, bytes);
-  return {number, make_tag(sequence_++, label, bytes)};
+  return {number, make_tag(sequence_[label.op + '/' + label.unit]++, label, bytes)};
 }
 
 void Comm::set_state(int64_t number, CallState state) {
@@ -93,7 +93,9 @@ Pending Comm::all_reduce(const at::Tensor& buffer, const at::Tensor& staging, Ca
   Pending pending = start(label, num_bytes(buffer), [&](uint32_t tag) {
     return transport_->reduce_scatter(buffer, own, staging, Accumulate::kOverwrite, tag);
   });
-  pending.then([this, buffer, own, label] { all_gather(buffer, own, {label.op + " (gather)", label.unit, label.cause}).wait(); });
+  pending.then([this, buffer, own, label] {
+    all_gather(buffer, own, {label.op + " (gather)", label.unit, label.cause}).wait();
+  });
   return pending;
 }
 
@@ -128,8 +130,8 @@ void Comm::fail(int64_t number, const CallLabel& label, const TransferFailure& f
   const int mine = ranks_[static_cast<size_t>(rank_)];
   const std::string call = c10::str("[comm] rank ", mine, ": ", label.op, unit, cause, ", call ", number);
   if (failure.kind == TransferFailure::Kind::kPeerClosed) {
-    FSDP_THROW(kCommunication, call, ": rank ", global, " closed its connection. It failed, or was stopped; its own output ",
-               "has the cause.");
+    FSDP_THROW(kCommunication, call, ": rank ", global,
+               " closed its connection. It failed, or was stopped; its own output ", "has the cause.");
   }
   if (failure.kind == TransferFailure::Kind::kDeadline && connection) {
     const double seconds = std::chrono::duration<double>(connection->deadline()).count();

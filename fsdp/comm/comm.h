@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "fsdp/comm/call_log.h"
@@ -36,9 +37,10 @@ class Pending {
   std::function<void()> next_;
 };
 
-// The ranks of one group and the only door to them: every collective of the library is a method of this class. Each call
-// has a name, a number and a deadline, and is kept in the connection's log. Calls are COLLECTIVE, in the same order on
-// every rank of the group, from one thread at a time; tensors are contiguous and 1-D.
+// The ranks of one group and the only door to them: every collective of the library is a method of this class. Each
+// call has a name, a number and a deadline, and is kept in the connection's log. Calls are COLLECTIVE, calls of one
+// operation on one unit in the same order on every rank of the group, from one thread at a time; tensors are contiguous
+// and 1-D.
 class Comm : public std::enable_shared_from_this<Comm> {
  public:
   Comm(std::weak_ptr<Connection> connection, std::vector<int> ranks, int rank, std::unique_ptr<Transport> transport);
@@ -77,7 +79,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   std::vector<int> ranks_;
   int rank_;
   std::unique_ptr<Transport> transport_;
-  uint32_t sequence_ = 0;
+  std::unordered_map<std::string, uint32_t> sequence_;  // calls so far, by operation and unit
 };
 
 }  // namespace fsdp::comm

@@ -1,7 +1,7 @@
 #include "fsdp/comm/connection.h"
 
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
 #include <fstream>
@@ -48,8 +48,8 @@ void Connection::meet() {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   } while (std::chrono::steady_clock::now() < deadline);
   FSDP_THROW(kCommunication, "[init] rank ", rank_, " of ", size_, ": after ",
-             std::chrono::duration<double>(options_.start_deadline).count(), " s these ranks have not started: ",
-             join(missing, ", "), ". Start one process for each rank.");
+             std::chrono::duration<double>(options_.start_deadline).count(),
+             " s these ranks have not started: ", join(missing, ", "), ". Start one process for each rank.");
 }
 
 std::shared_ptr<Comm> Connection::group(const std::vector<int>& ranks) {

@@ -41,7 +41,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::shared_ptr<Comm> group(const std::vector<int>& ranks);
   std::shared_ptr<Comm> world();
 
-  // One sentence for each of `ranks` that is not waiting in call `label` too: what it did last, as far as it told the store.
+  // One sentence for each of `ranks` that is not waiting in call `label` too: what it did last, as far as it told the
+  // store.
   std::string describe_missing(const CallLabel& label, const std::vector<int>& ranks);
 
   // Writes the log of calls to the dump folder, if there is one. Never throws.

@@ -1,7 +1,7 @@
 #pragma once
 
-// What c10d's ProcessGroupGloo.hpp needs to know of Gloo. The LibTorch wheel exports Gloo's symbols but ships none of its
-// headers; CMake makes forwarding headers <gloo/...> to this file for gloo_transport.cpp alone.
+// What c10d's ProcessGroupGloo.hpp needs to know of Gloo. The LibTorch wheel exports Gloo's symbols but ships none of
+// its headers; CMake makes forwarding headers <gloo/...> to this file for gloo_transport.cpp alone.
 #include <chrono>
 #include <cstdint>
 #include <memory>

@@ -149,7 +149,8 @@ class GlooTransport : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_gloo_transport(const c10::intrusive_ptr<c10d::Store>& store, const GlooOptions& options) {
+std::unique_ptr<Transport> make_gloo_transport(const c10::intrusive_ptr<c10d::Store>& store,
+                                               const GlooOptions& options) {
   auto gloo_options = c10d::ProcessGroupGloo::Options::create(options.deadline);
   gloo_options->threads = 1;  // sends and receives are served by the device's own thread
   gloo_options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(options.host));

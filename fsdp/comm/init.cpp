@@ -20,8 +20,8 @@ namespace {
 
 const char* get_environment(const char* name) { return std::getenv(name); }
 
-// The address of this host on the route to `target`: a datagram socket's connect() sends nothing and tells it. Host names
-// often resolve to 127.0.1.1, which no other host reaches.
+// The address of this host on the route to `target`: a datagram socket's connect() sends nothing and tells it. Host
+// names often resolve to 127.0.1.1, which no other host reaches.
 std::string address_towards(const std::string& target, uint16_t port) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;

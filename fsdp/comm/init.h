@@ -24,8 +24,8 @@ struct InitOptions {
 // Joins the job this process was started in: `fsdp launch`, torchrun, plain env:// variables, Slurm's srun, Open MPI,
 // MPICH / Intel MPI, or alone (a world of one, no sockets); the first complete set of variables wins, in that order.
 // COLLECTIVE over all processes of the job. Call once, before any other use of fsdp.
-// Throws Error(kUsage) for an incomplete or contradictory environment, Error(kCommunication) if ranks are missing at the
-// start deadline (they are named) or the port is taken.
+// Throws Error(kUsage) for an incomplete or contradictory environment, Error(kCommunication) if ranks are missing at
+// the start deadline (they are named) or the port is taken.
 World init(const InitOptions& options = {});
 
 // Which launcher init() found, for messages: "fsdp launch", "torchrun", "srun", "mpirun", "alone", ...

@@ -57,6 +57,10 @@ uint16_t to_port(int value, const char* name) {
 void check_rank(const LaunchEnvironment& env) {
   FSDP_CHECK(env.size > 0 && env.rank < env.size, "[init] ", env.launcher, " says rank ", env.rank, " of ", env.size,
              ". Ranks must be below the world size.");
+  const int local_size = env.local_size.value_or(env.size);
+  FSDP_CHECK(local_size <= env.size && env.local_rank.value_or(0) < local_size, "[init] ", env.launcher,
+             " says local rank ", env.local_rank.value_or(0), " of ", local_size, " in a world of ", env.size,
+             ". Local ranks must be below the local size, and that at most the world size.");
 }
 
 LaunchEnvironment read_torch_names(const Variables& vars, std::string launcher) {
@@ -77,7 +81,8 @@ LaunchEnvironment read_torch_names(const Variables& vars, std::string launcher) 
 void check_not_per_node(const Variables& vars) {
   const int per_node = vars.number("NPROC_PER_NODE").value_or(vars.number("PET_NPROC_PER_NODE").value_or(1));
   FSDP_CHECK(vars.has("LOCAL_RANK") || per_node <= 1, "[init] RANK and WORLD_SIZE are set without LOCAL_RANK, and ",
-             per_node, " processes per node are announced: these count nodes, not processes. Start through `fsdp launch`.");
+             per_node,
+             " processes per node are announced: these count nodes, not processes. Start through `fsdp launch`.");
 }
 
 LaunchEnvironment read_slurm(const Variables& vars) {
@@ -91,14 +96,16 @@ LaunchEnvironment read_slurm(const Variables& vars) {
   const int job = vars.number("SLURM_JOB_ID").value_or(0);
   const int step = vars.number("SLURM_STEP_ID").value_or(0);
   // Any port that all tasks of the step compute alike, and that two steps of one job do not share.
-  env.store_port = to_port(vars.number("MASTER_PORT").value_or(15000 + (job % 10000 + 131 * step) % 10000), "MASTER_PORT");
+  env.store_port =
+      to_port(vars.number("MASTER_PORT").value_or(15000 + (job % 10000 + 131 * step) % 10000), "MASTER_PORT");
   env.attempt = vars.text("SLURM_RESTART_COUNT").value_or("0");
   return env;
 }
 
 LaunchEnvironment read_mpi(const Variables& vars, LaunchEnvironment env) {
-  FSDP_CHECK(env.size == 1 || (vars.has("MASTER_ADDR") && vars.has("MASTER_PORT")), "[init] ", env.launcher, " started ",
-             env.size, " ranks, but MASTER_ADDR and MASTER_PORT are not set. Pass a host that all ranks reach and a free "
+  FSDP_CHECK(env.size == 1 || (vars.has("MASTER_ADDR") && vars.has("MASTER_PORT")), "[init] ", env.launcher,
+             " started ", env.size,
+             " ranks, but MASTER_ADDR and MASTER_PORT are not set. Pass a host that all ranks reach and a free "
              "port: mpirun -x MASTER_ADDR=... -x MASTER_PORT=...");
   if (env.size > 1) {
     env.store_host = vars.require_text("MASTER_ADDR");
@@ -135,7 +142,7 @@ LaunchEnvironment read_launch_environment(const GetVariable& get) {
     env = read_torch_names(Variables(get, "fsdp launch"), "fsdp launch");
   } else if (Variables(get, "torchrun").has("TORCHELASTIC_RUN_ID")) {
     env = read_torch_names(Variables(get, "torchrun"), "torchrun");
-  } else if (const Variables vars(get, "env://"); vars.has("RANK") && vars.has("WORLD_SIZE")) {
+  } else if (const Variables vars(get, "env://"); vars.has("RANK") || vars.has("WORLD_SIZE")) {
     check_not_per_node(vars);
     env = read_torch_names(vars, "env://");
   } else if (const Variables vars(get, "srun"); vars.has("SLURM_STEP_ID") && vars.has("SLURM_PROCID")) {
@@ -160,7 +167,11 @@ std::string first_slurm_host(const std::string& node_list) {
   const size_t end = node_list.find_first_of(",-]", bracket + 1);
   FSDP_CHECK(end != std::string::npos, "[init] SLURM_STEP_NODELIST: got '", node_list,
              "', expected a closing ']'. Set MASTER_ADDR instead.");
-  return node_list.substr(0, bracket) + node_list.substr(bracket + 1, end - bracket - 1);
+  const size_t close = node_list.find(']', end);
+  FSDP_CHECK(close != std::string::npos, "[init] SLURM_STEP_NODELIST: got '", node_list,
+             "', expected a closing ']'. Set MASTER_ADDR instead.");
+  const std::string suffix = node_list.substr(close + 1, node_list.find(',', close) - close - 1);
+  return node_list.substr(0, bracket) + node_list.substr(bracket + 1, end - bracket - 1) + suffix;
 }
 
 }  // namespace fsdp::comm

@@ -25,7 +25,8 @@ std::optional<Progress> decode(const std::string& text) {
   for (std::string field; std::getline(in, field, kSeparator);) fields.push_back(field);
   if (fields.size() < 3) return std::nullopt;
   fields.resize(5);
-  return Progress{std::stoll(fields[0]), static_cast<CallState>(std::stoi(fields[1])), {fields[2], fields[3], fields[4]}};
+  return Progress{
+      std::stoll(fields[0]), static_cast<CallState>(std::stoi(fields[1])), {fields[2], fields[3], fields[4]}};
 }
 
 }  // namespace
@@ -58,7 +59,7 @@ void ProgressMonitor::run() {
 
 void ProgressMonitor::publish() {
   const int64_t revision = calls_.revision();
-  if (revision == published_revision_) return;
+  if (revision == published_revision_ || revision == 0) return;
   const std::string text = encode(calls_.latest());
   try {
     const std::lock_guard lock(store_mutex_);

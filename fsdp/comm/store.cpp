@@ -36,10 +36,12 @@ c10::intrusive_ptr<c10d::Store> open_store(const LaunchEnvironment& env, std::ch
     const std::string place = env.store_host + ":" + std::to_string(env.store_port);
     if (text.find("EADDRINUSE") != std::string::npos || text.find("already in use") != std::string::npos) {
       FSDP_THROW(kCommunication, "[init] port ", env.store_port, " of ", env.store_host,
-                 " is in use by another program. Set MASTER_PORT to a free port, or start with `fsdp launch`, which finds one.");
+                 " is in use by another program. Set MASTER_PORT to a free port, or start with `fsdp launch`, which "
+                 "finds one.");
     }
-    FSDP_THROW(kCommunication, "[init] rank ", env.rank, " of ", env.size, " (", env.launcher, ") cannot reach the store at ",
-               place, " within ", deadline.count() / 1000, " s: ", text.substr(0, text.find('\n')),
+    FSDP_THROW(kCommunication, "[init] rank ", env.rank, " of ", env.size, " (", env.launcher,
+               ") cannot reach the store at ", place, " within ", deadline.count() / 1000,
+               " s: ", text.substr(0, text.find('\n')),
                ". Check that rank 0 runs and that MASTER_ADDR and MASTER_PORT name it.");
   }
 }

@@ -22,8 +22,8 @@ class StoreServer {
   c10::intrusive_ptr<c10d::Store> store_;
 };
 
-// Connects to (or, for rank 0 of a launcher without a store, hosts) the store of `env`. Keys are private to the attempt.
-// Throws Error(kCommunication): port in use, or nobody answers by the deadline.
+// Connects to (or, for rank 0 of a launcher without a store, hosts) the store of `env`. Keys are private to the
+// attempt. Throws Error(kCommunication): port in use, or nobody answers by the deadline.
 c10::intrusive_ptr<c10d::Store> open_store(const LaunchEnvironment& env, std::chrono::milliseconds deadline);
 
 }  // namespace fsdp::comm

@@ -19,7 +19,8 @@ GradientBuffers::GradientBuffers(GradientSpec spec)
       leaves_(std::move(spec.leaves)),
       main_placement_(spec.placement),
       main_options_(spec.main_options),
-      reduce_buffer_(layout_, Placement::kPartial, comm_->rank(), main_options_.dtype(spec.reduce_dtype), Backing::kSlab),
+      reduce_buffer_(layout_, Placement::kPartial, comm_->rank(), main_options_.dtype(spec.reduce_dtype),
+                     Backing::kSlab),
       used_(leaves_.size(), false),
       placed_(leaves_.size(), false),
       this_pass_(leaves_.size(), false),
@@ -72,7 +73,8 @@ void GradientBuffers::fill_missing() {
 comm::Accumulate GradientBuffers::prepare_main_grad() {
   if (!main_grad_.defined()) {
     main_grad_ = DBuffer(layout_, main_placement_, comm_->rank(), main_options_, Backing::kOwned);
-    for (size_t i = 0; i < leaves_.size(); ++i) grad_slices_.push_back(main_grad_.part(i));
+    for (size_t i = 0; i < leaves_.size(); ++i)
+      grad_slices_.push_back(main_grad_.part(i).detach());  // no view, so that zero_grad() may detach it
   }
   if (reduced_since_publish_) return comm::Accumulate::kAdd;
   const auto is_defined = [](const at::Tensor& leaf) { return leaf.grad().defined(); };

@@ -26,9 +26,9 @@ struct GradientSpec {
   std::vector<at::Tensor> leaves;  // get .grad
 };
 
-// The gradient half of a parameter group: what arrived in this backward, the reduce buffer it is collected in (all of it,
-// on this rank, in the reduce dtype), and the main grad that the reduction adds to.
-// Local unless marked COLLECTIVE. Driven by a Context, one thread at a time.
+// The gradient half of a parameter group: what arrived in this backward, the reduce buffer it is collected in (all of
+// it, on this rank, in the reduce dtype), and the main grad that the reduction adds to. Local unless marked COLLECTIVE.
+// Driven by a Context, one thread at a time.
 class GradientBuffers {
  public:
   explicit GradientBuffers(GradientSpec spec);

@@ -33,7 +33,7 @@ ParameterGroup::ParameterGroup(GroupSpec spec)
       trainable_(spec.parameters.front().requires_grad()),
       comm_(std::move(spec.comm)),
       slabs_(std::move(spec.slabs)),
-      owner_(spec.owner) {
+      owner_(std::move(spec.owner)) {
   for (const at::Tensor& parameter : spec.parameters) {
     sizes_.push_back(parameter.sizes().vec());
     parameters_.emplace_back(parameter.getIntrusivePtr());
@@ -56,8 +56,7 @@ void ParameterGroup::make_buffers(const std::vector<at::Tensor>& parameters, con
 
   main_weight_ = DBuffer(layout_, placement, rank, options, Backing::kOwned);
   for (size_t i = 0; i < parameters.size(); ++i) {
-    const layout::Range slice =
-        sharded ? layout_->slice_of(rank, i) : layout::Range{0, layout_->numels[i]};
+    const layout::Range slice = sharded ? layout_->slice_of(rank, i) : layout::Range{0, layout_->numels[i]};
     main_weight_.part(i).copy_(parameters[i].detach().view({-1}).narrow(0, slice.begin, slice.size()));
   }
   if (residence_ == Residence::kAliased) {
@@ -195,6 +194,11 @@ void ParameterGroup::reshard() {
   const TraceScope trace("reshard", unit_name_);
   unsharded_.release(*slabs_);
   weight_phase_.change_to(WeightPhase::kResting);
+}
+
+void ParameterGroup::distrust_unsharded() {
+  unsharded_revision_ = kNoRevision;
+  if (residence_ == Residence::kPersistent) model_revision_ = kNoRevision;
 }
 
 void ParameterGroup::poison() {

@@ -21,8 +21,8 @@ namespace fsdp {
 class GroupOwner {
  public:
   virtual ~GroupOwner() = default;
-  // A program called into the library (optimizer, clipping, zero_grad): throws what happened where nothing may be thrown,
-  // checks that no parameter left its buffer, and lets everything rest.
+  // A program called into the library (optimizer, clipping, zero_grad): throws what happened where nothing may be
+  // thrown, checks that no parameter left its buffer, and lets everything rest.
   virtual void on_library_entry() = 0;
   // Somebody asked for the leaves, so an optimizer has a chance to be right.
   virtual void on_leaves_requested() = 0;
@@ -38,7 +38,7 @@ struct GroupSpec {
   Precision precision;
   std::shared_ptr<comm::Comm> comm;
   std::shared_ptr<SlabAllocator> slabs;
-  GroupOwner* owner = nullptr;
+  std::weak_ptr<GroupOwner> owner;
 };
 
 // How the full parameters live between uses.
@@ -73,7 +73,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   const StrategyTraits& strategy_traits() const { return traits_; }
   const layout::FlatLayout& layout() const { return *layout_; }
   comm::Comm& comm() { return *comm_; }
-  GroupOwner& owner() { return *owner_; }
+  // Null once the model is gone; an optimizer may outlive it.
+  std::shared_ptr<GroupOwner> owner() { return owner_.lock(); }
   // Index of the parameter that holds element `offset` of the unsharded buffer.
   size_t parameter_at(int64_t offset) const;
   // Whether `parameter` still is a view of the unsharded buffer.
@@ -94,11 +95,13 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void note_main_weight_write() { ++observed_writes_; }
   WeightPhase weight_phase() const { return weight_phase_.value(); }
   bool current() const;  // unsharded, and no optimizer wrote since
-  // COLLECTIVE unless aliased. Starts to bring the unsharded buffer to the main weight's present values. Returns the bytes
-  // that this rank will receive; 0 where nothing is to do.
+  // COLLECTIVE unless aliased. Starts to bring the unsharded buffer to the main weight's present values. Returns the
+  // bytes that this rank will receive; 0 where nothing is to do.
   int64_t start_unshard(const std::string& cause);
   void finish_unshard();
   void reshard();
+  // The unsharded buffer was written into: its next use fills it again.
+  void distrust_unsharded();
   // For a gather that failed: full-size NaN, so that nothing reads freed memory before the error is thrown.
   void poison();
 
@@ -128,7 +131,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   Residence residence_ = Residence::kReleased;
   std::shared_ptr<comm::Comm> comm_;
   std::shared_ptr<SlabAllocator> slabs_;
-  GroupOwner* owner_;
+  std::weak_ptr<GroupOwner> owner_;
 
   DBuffer main_weight_;
   DBuffer model_weight_;  // defined only where its dtype differs from the main weight's and it rests sharded

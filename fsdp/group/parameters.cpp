@@ -44,17 +44,18 @@ NamedTensors to_leaves(const NamedTensors& tensors) {
   return leaves;
 }
 
-std::set<GroupOwner*> owners_of(const NamedTensors& tensors) {
-  std::set<GroupOwner*> owners;
+std::set<std::shared_ptr<GroupOwner>> owners_of(const NamedTensors& tensors) {
+  std::set<std::shared_ptr<GroupOwner>> owners;
   for (const auto& [name, tensor] : tensors) {
-    if (const auto member = registry::find_parameter(tensor)) owners.insert(&member->group->owner());
+    if (const auto member = registry::find_parameter(tensor)) owners.insert(member->group->owner());
   }
+  owners.erase(nullptr);
   return owners;
 }
 
 // What an optimizer gets.
 NamedTensors hand_out_leaves(const NamedTensors& tensors) {
-  for (GroupOwner* owner : owners_of(tensors)) {
+  for (const auto& owner : owners_of(tensors)) {
     owner->on_library_entry();
     owner->on_leaves_requested();
   }
@@ -68,9 +69,14 @@ std::vector<at::Tensor> without_names(const NamedTensors& tensors) {
 }
 
 void clear_gradients(const NamedTensors& tensors) {
-  for (GroupOwner* owner : owners_of(tensors)) owner->on_library_entry();
+  for (const auto& owner : owners_of(tensors)) owner->on_library_entry();
   for (const auto& [name, tensor] : tensors) at::Tensor(tensor).mutable_grad().reset();
   for (const auto& [name, leaf] : to_leaves(tensors)) at::Tensor(leaf).mutable_grad().reset();
+  // What no_sync collected belongs to the gradients that are forgotten here.
+  for (const auto& [name, tensor] : tensors) {
+    const auto member = registry::find_parameter(tensor);
+    if (member && member->group->trainable()) member->group->gradients().drop();
+  }
 }
 
 }  // namespace
@@ -106,7 +112,7 @@ std::vector<DecayGroup> decay_groups(const torch::nn::Module& module, double wei
 
 std::vector<at::Tensor> leaves_of(const torch::nn::Module& module) {
   const NamedTensors tensors = named_tensors(module);
-  for (GroupOwner* owner : owners_of(tensors)) owner->on_library_entry();
+  for (const auto& owner : owners_of(tensors)) owner->on_library_entry();
   return without_names(to_leaves(tensors));
 }
 

@@ -9,10 +9,10 @@
 
 namespace torch::nn {
 class Module;
-}
+}  // namespace torch::nn
 namespace torch::jit {
 struct Module;
-}
+}  // namespace torch::jit
 
 namespace fsdp {
 
@@ -27,7 +27,8 @@ std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::ji
 // Shape of the whole parameter that `leaf` is a slice of; leaf.sizes() for a tensor that is no leaf of ours. Local.
 std::vector<int64_t> logical_sizes(const at::Tensor& leaf);
 
-// The slice itself: elements [begin, end) of the flattened parameter. Whole tensor for one that is no leaf of ours. Local.
+// The slice itself: elements [begin, end) of the flattened parameter. Whole tensor for one that is no leaf of ours.
+// Local.
 struct LocalRange {
   int64_t begin = 0;
   int64_t end = 0;

@@ -15,8 +15,8 @@ struct GroupMember {
   size_t index = 0;
 };
 
-// Process-wide lookup from tensors to groups, for calls that get tensors or modules from the program. Thread-safe; holds
-// no group alive.
+// Process-wide lookup from tensors to groups, for calls that get tensors or modules from the program. Thread-safe;
+// holds no group alive.
 namespace registry {
 
 void add_leaf(const at::Tensor& leaf, const std::shared_ptr<ParameterGroup>& group, size_t index);

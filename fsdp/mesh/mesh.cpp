@@ -14,11 +14,12 @@ Mesh::Mesh(World world, std::vector<MeshAxis> axes) : world_(std::move(world)), 
   int product = 1;
   for (const MeshAxis& axis : axes_) {
     FSDP_CHECK(axis.size > 0, "[mesh] size of axis '", axis.name, "': got ", axis.size, ", expected at least 1.");
-    FSDP_CHECK(names.insert(axis.name).second, "[mesh] axis '", axis.name, "' is named twice. Give each axis its own name.");
+    FSDP_CHECK(names.insert(axis.name).second, "[mesh] axis '", axis.name,
+               "' is named twice. Give each axis its own name.");
     product *= axis.size;
   }
-  FSDP_CHECK(product == world_.size, "[mesh] ", describe(), " has ", product, " places, but the world has ", world_.size,
-             " ranks. Make the sizes multiply to the number of ranks.");
+  FSDP_CHECK(product == world_.size, "[mesh] ", describe(), " has ", product, " places, but the world has ",
+             world_.size, " ranks. Make the sizes multiply to the number of ranks.");
 }
 
 bool Mesh::has(const std::string& axis) const {

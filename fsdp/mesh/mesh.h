@@ -8,10 +8,10 @@ namespace fsdp {
 
 namespace comm {
 class Connection;
-}
+}  // namespace comm
 
-// This process's place in the job. A cheap handle: copies share one connection, and the last copy to go (with everything
-// made from it) closes the sockets. Made by fsdp::init() or comm::connect().
+// This process's place in the job. A cheap handle: copies share one connection, and the last copy to go (with
+// everything made from it) closes the sockets. Made by fsdp::init() or comm::connect().
 struct World {
   int rank = 0;
   int size = 1;

@@ -37,7 +37,7 @@ class AdamW {
   AdamW(AdamW&&) noexcept;
   AdamW& operator=(AdamW&&) noexcept;
 
-  // Throws Error(kUsage) if a gradient has another dtype than fp32, or was reduced on no rank.
+  // Throws Error(kUsage) if a gradient has another dtype than fp32 or another size than its parameter.
   void step();
   void set_lr(double lr);  // of all groups
   AdamWOptions& options(size_t group);

@@ -6,7 +6,7 @@
 
 namespace torch::nn {
 class Module;
-}
+}  // namespace torch::nn
 
 namespace fsdp {
 

@@ -18,7 +18,8 @@ FlatParameters::FlatParameters(const std::vector<std::vector<at::Tensor>>& group
   for (size_t options = 0; options < groups.size(); ++options) {
     for (const at::Tensor& tensor : groups[options]) {
       FSDP_CHECK(tensor.defined(), "[optimizer] group ", options, " holds an undefined tensor.");
-      FSDP_CHECK(seen.insert(tensor.unsafeGetTensorImpl()).second, "[optimizer] a parameter stands twice in its groups.");
+      FSDP_CHECK(seen.insert(tensor.unsafeGetTensorImpl()).second,
+                 "[optimizer] a parameter stands twice in its groups.");
       if (tensor.requires_grad()) add_leaf(tensor, options);
     }
   }
@@ -29,11 +30,13 @@ FlatParameters::FlatParameters(const std::vector<std::vector<at::Tensor>>& group
 
 void FlatParameters::add_leaf(const at::Tensor& tensor, size_t options) {
   FSDP_CHECK(tensor.is_leaf(), "[optimizer] got a tensor that is computed from others, expected leaves.");
-  FSDP_CHECK(!registry::find_parameter(tensor), "[optimizer] got a parameter of a sharded module, which only holds data ",
+  FSDP_CHECK(!registry::find_parameter(tensor),
+             "[optimizer] got a parameter of a sharded module, which only holds data ",
              "while its unit is in use. Build the optimizer on fsdp::parameters(module).");
   FSDP_CHECK(tensor.scalar_type() == at::kFloat, "[optimizer] got a parameter of dtype ", tensor.scalar_type(),
              ", expected fp32 main weights. Use torch::optim, or shard fp32 parameters with Precision::bf16().");
-  FSDP_CHECK(tensor.is_contiguous(), "[optimizer] got a parameter with gaps between its elements, expected a contiguous one.");
+  FSDP_CHECK(tensor.is_contiguous(),
+             "[optimizer] got a parameter with gaps between its elements, expected a contiguous one.");
   Leaf leaf{tensor, nullptr, 0, 0, options, 0};
   if (const auto member = registry::find_leaf(tensor)) {
     leaf.group = member->group;
@@ -82,7 +85,7 @@ FlatRun FlatParameters::make_run(size_t first, size_t end, bool write_copy) {
   const std::vector<at::Tensor>& states = states_of(head);
   if (!head.group) {
     run.weight = head.tensor.detach().view({-1});
-    run.gradient = head.tensor.grad().reshape({-1}).to(at::kFloat).contiguous();
+    run.gradient = head.tensor.grad().reshape({-1}).contiguous();
     run.states = states;
     return run;
   }
@@ -97,11 +100,12 @@ FlatRun FlatParameters::make_run(size_t first, size_t end, bool write_copy) {
 }
 
 void FlatParameters::for_each_run(const std::function<void(const FlatRun&)>& update) {
-  std::set<GroupOwner*> owners;
+  std::set<std::shared_ptr<GroupOwner>> owners;
   for (const Leaf& leaf : leaves_) {
-    if (leaf.group) owners.insert(&leaf.group->owner());
+    if (leaf.group) owners.insert(leaf.group->owner());
   }
-  for (GroupOwner* owner : owners) owner->on_library_entry();
+  owners.erase(nullptr);
+  for (const auto& owner : owners) owner->on_library_entry();
 
   const at::DisableRecordFunctionGuard no_observers;
   const c10::InferenceMode normal_tensors(false);
@@ -110,8 +114,11 @@ void FlatParameters::for_each_run(const std::function<void(const FlatRun&)>& upd
     const size_t end = end_of_run(first);
     const Leaf& head = leaves_[first];
     if (head.tensor.grad().defined()) {
-      FSDP_CHECK(head.tensor.grad().numel() == head.tensor.numel(), "[optimizer] gradient of ", head.tensor.grad().numel(),
-                 " elements for a parameter of ", head.tensor.numel(), ". Do not replace .grad by another shape.");
+      FSDP_CHECK(head.tensor.grad().scalar_type() == at::kFloat, "[optimizer] got a gradient of dtype ",
+                 head.tensor.grad().scalar_type(), ", expected fp32 like its parameter.");
+      FSDP_CHECK(head.tensor.grad().numel() == head.tensor.numel(), "[optimizer] gradient of ",
+                 head.tensor.grad().numel(), " elements for a parameter of ", head.tensor.numel(),
+                 ". Do not replace .grad by another shape.");
       const bool write_copy = head.group && head.group->model_weight_is_current() &&
                               head.group->model_weight_copy().defined() &&
                               head.group->model_weight_copy().scalar_type() == at::kBFloat16;

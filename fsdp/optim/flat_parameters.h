@@ -23,7 +23,8 @@ struct FlatRun {
 };
 
 // The tensors of one optimizer with their flat state. Leaves that lie side by side in a main weight and have the same
-// options and age are updated in one run, alignment gaps included (weight, gradient and state are zero there and stay so).
+// options and age are updated in one run, alignment gaps included (weight, gradient and state are zero there and stay
+// so).
 class FlatParameters {
  public:
   // groups[k]: the leaves with options k. num_states flat fp32 tensors per parameter group (allocated on first use).
@@ -51,7 +52,7 @@ class FlatParameters {
   std::vector<at::Tensor>& states_of(const Leaf& leaf);
 
   size_t num_states_;
-  std::vector<Leaf> leaves_;  // by group, then position
+  std::vector<Leaf> leaves_;                               // by group, then position
   std::map<const void*, std::vector<at::Tensor>> states_;  // by group, or by plain tensor
 };
 

@@ -25,8 +25,8 @@ std::vector<SGDGroup> with_decay(std::vector<DecayGroup> groups, const SGDOption
 }
 
 void check_options(const SGDOptions& options) {
-  FSDP_CHECK(options.lr >= 0 && options.momentum >= 0 && options.weight_decay >= 0, "[SGD] lr ", options.lr, ", momentum ",
-             options.momentum, ", weight decay ", options.weight_decay, ": expected at least 0.");
+  FSDP_CHECK(options.lr >= 0 && options.momentum >= 0 && options.weight_decay >= 0, "[SGD] lr ", options.lr,
+             ", momentum ", options.momentum, ", weight decay ", options.weight_decay, ": expected at least 0.");
   FSDP_CHECK(!options.nesterov || (options.momentum > 0 && options.dampening == 0),
              "[SGD] Nesterov's form: got momentum ", options.momentum, " and dampening ", options.dampening,
              ", expected momentum above 0 and no dampening.");
@@ -65,8 +65,9 @@ void SGD::step() {
       FSDP_CHECK(!run.states.empty(), "[SGD] momentum was 0 when the optimizer was built. Give it there.");
       momentum = run.step == 1 ? kernels::MomentumState::kFirstStep : kernels::MomentumState::kRunning;
     }
-    kernels::sgd_step(run.weight, run.gradient, run.states.empty() ? at::Tensor() : run.states[0], run.copy,
-                      {options.lr, options.momentum, options.dampening, options.weight_decay, options.nesterov, momentum});
+    kernels::sgd_step(
+        run.weight, run.gradient, run.states.empty() ? at::Tensor() : run.states[0], run.copy,
+        {options.lr, options.momentum, options.dampening, options.weight_decay, options.nesterov, momentum});
   });
 }
 

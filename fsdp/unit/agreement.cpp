@@ -46,9 +46,10 @@ void agree_on_unit(const UnitDescription& unit, comm::Comm& comm) {
   const int64_t* digests = all.const_data_ptr<int64_t>();
   for (int rank = 1; rank < comm.size(); ++rank) {
     const int global = comm.ranks()[static_cast<size_t>(rank)];
-    FSDP_CHECK(digests[2 * rank] == digests[0], "[fully_shard] unit with '", unit.names.front(), "': rank ", global,
-               " has other parameters, shapes, dtypes or options than rank 0. Build the same model with the same options "
-               "on every rank, and shard the modules in the same order.");
+    FSDP_CHECK(
+        digests[2 * rank] == digests[0], "[fully_shard] unit with '", unit.names.front(), "': rank ", global,
+        " has other parameters, shapes, dtypes or options than rank 0. Build the same model with the same options "
+        "on every rank, and shard the modules in the same order.");
     FSDP_CHECK(digests[2 * rank + 1] == digests[1], "[fully_shard] unit with '", unit.names.front(), "': rank ", global,
                " starts from other weights than rank 0. Seed all ranks alike (torch::manual_seed) before building the "
                "model, or set ShardOptions::initial_weights to InitialWeights::kBroadcast.");

@@ -17,8 +17,9 @@ struct UnitDescription {
   const ShardOptions* options;
 };
 
-// COLLECTIVE. Throws Error(kUsage) naming the first rank that describes another unit than rank 0: other parameters, shapes,
-// dtypes or options; or, with InitialWeights::kVerify, other values. With kBroadcast, rank 0's values go to all.
+// COLLECTIVE. Throws Error(kUsage) naming the first rank that describes another unit than rank 0: other parameters,
+// shapes, dtypes or options; or, with InitialWeights::kVerify, other values. With kBroadcast, rank 0's values go to
+// all.
 void agree_on_unit(const UnitDescription& unit, comm::Comm& comm);
 
 }  // namespace fsdp

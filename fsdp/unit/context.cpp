@@ -32,7 +32,8 @@ double ms_since(std::chrono::steady_clock::time_point begin) {
 }
 
 std::string moved_parameter_message(const std::string& name) {
-  return c10::str("[parameters] '", name, "' left the buffer it was sharded into: Module::to(), clone() or load() gave it ",
+  return c10::str("[parameters] '", name,
+                  "' left the buffer it was sharded into: Module::to(), clone() or load() gave it ",
                   "other memory. Move, convert or load a model before fully_shard().");
 }
 
@@ -59,7 +60,8 @@ std::shared_ptr<Context> Context::of(const World& world, const schedule::StaticO
     const std::lock_guard lock(mutex);
     if (auto context = contexts[key].lock()) return context;
   }
-  // Unlocked: it meets the other ranks, which may be threads of this process. Nobody else makes one for this connection.
+  // Unlocked: it meets the other ranks, which may be threads of this process. Nobody else makes one for this
+  // connection.
   auto context = std::make_shared<Context>(world, schedule);
   const std::lock_guard lock(mutex);
   std::erase_if(contexts, [](const auto& item) { return item.second.expired(); });
@@ -85,7 +87,12 @@ void Context::remove_unit(UnitState& unit) {
   units_[static_cast<size_t>(unit.id)] = nullptr;
   std::erase(live_, &unit);
   if (current_ == &unit) current_ = nullptr;
-  for (const auto& group : unit.groups) std::erase(reduces_, group.get());
+  for (const auto& group : unit.groups) {
+    std::erase(reduces_, group.get());
+    if (group->residence() == Residence::kReleased && group->unsharded().resident()) {
+      counters_.resident_unsharded_bytes -= group->unsharded().bytes();
+    }
+  }
 }
 
 // ---- touches
@@ -102,12 +109,21 @@ void Context::touch(c10::ArrayRef<Touch> touches, const char* operator_name) noe
     }
   }
   const Backstage backstage;
-  for (const Touch& touch : touches) {
-    for (const auto& group : touch.unit->groups) group->poison();
+  for (const Touch& touch : touches) poison(*touch.unit);
+}
+
+void Context::poison(UnitState& unit) {
+  for (const auto& group : unit.groups) {
+    const bool was_resident = group->unsharded().resident();
+    group->poison();
+    if (!was_resident && group->unsharded().resident())
+      counters_.resident_unsharded_bytes += group->unsharded().bytes();
   }
+  list_as_live(unit);
 }
 
 void Context::refuse_write(const Touch& touch, const char* operator_name) noexcept {
+  touch.group->distrust_unsharded();
   try {
     FSDP_CHECK(false, "[", operator_name, "] writes into '", touch.group->parameter_name(touch.index),
                "', a gathered copy that is thrown away. Write to its leaf from fsdp::parameters() instead.");
@@ -182,9 +198,8 @@ bool Context::may_reshard(const UnitState& unit) const {
 void Context::reshard_others(c10::ArrayRef<Touch> touches, const std::vector<int>& ahead) {
   const auto is_needed = [&](const UnitState& unit) {
     if (std::find(ahead.begin(), ahead.end(), unit.id) != ahead.end()) return true;
-    return std::any_of(touches.begin(), touches.end(), [&](const Touch& touch) {
-      return touch.unit == &unit || unit.is_ancestor_of(*touch.unit);
-    });
+    return std::any_of(touches.begin(), touches.end(),
+                       [&](const Touch& touch) { return touch.unit == &unit || unit.is_ancestor_of(*touch.unit); });
   };
   const std::vector<UnitState*> candidates = live_;
   for (UnitState* unit : candidates) {
@@ -206,8 +221,10 @@ void Context::start_unshard(UnitState& unit, const std::string& cause) {
   for (const auto& group : unit.groups) {
     const bool was_resident = group->unsharded().resident();
     const int64_t bytes = group->start_unshard(cause);
-    if (!was_resident && group->unsharded().resident()) counters_.resident_unsharded_bytes += group->unsharded().bytes();
+    if (!was_resident && group->unsharded().resident())
+      counters_.resident_unsharded_bytes += group->unsharded().bytes();
     if (bytes == 0) continue;
+    note_collective(unit, 'g');
     counters_.gathers += 1;
     counters_.gather_bytes += bytes;
     started = true;
@@ -215,7 +232,20 @@ void Context::start_unshard(UnitState& unit, const std::string& cause) {
   counters_.peak_unsharded_bytes = std::max(counters_.peak_unsharded_bytes, counters_.resident_unsharded_bytes);
   counters_.slab_allocations = slabs_->num_allocations();
   if (started) ++unit.gathers_in_pass;
+  list_as_live(unit);
+}
+
+void Context::list_as_live(UnitState& unit) {
   if (unit.released_bytes() > 0 && std::find(live_.begin(), live_.end(), &unit) == live_.end()) live_.push_back(&unit);
+}
+
+// Ranks may do the same in another order (a gradient that is late on one of them), so the digest is a sum.
+void Context::note_collective(const UnitState& unit, char kind) {
+  uint64_t hash = 14695981039346656037ULL;
+  for (const uint64_t value : {static_cast<uint64_t>(kind), static_cast<uint64_t>(unit.id)}) {
+    hash = (hash ^ value) * 1099511628211ULL;
+  }
+  collectives_digest_ += hash;
 }
 
 void Context::finish_unshard(UnitState& unit) {
@@ -236,7 +266,8 @@ void Context::reshard(UnitState& unit) {
   for (const auto& group : unit.groups) {
     const bool was_resident = group->unsharded().resident();
     group->reshard();
-    if (was_resident && !group->unsharded().resident()) counters_.resident_unsharded_bytes -= group->unsharded().bytes();
+    if (was_resident && !group->unsharded().resident())
+      counters_.resident_unsharded_bytes -= group->unsharded().bytes();
   }
   unit.prefetched = false;
   std::erase(live_, &unit);
@@ -277,13 +308,14 @@ void Context::enter_backward() {
   });
 }
 
-// A unit that a forward came back to after it was resharded stays unsharded in the next one. Where every unit was gathered
-// again, those were two forwards in a row, and keeping all of them would keep the model.
+// A unit that a forward came back to after it was resharded stays unsharded in the next one. Where every unit was
+// gathered again, those were two forwards in a row, and keeping all of them would keep the model.
 void Context::note_reused_units() {
   const auto visited = [](const UnitState* unit) { return unit != nullptr && unit->gathers_in_pass > 0; };
   const auto reused = [](const UnitState* unit) { return unit->gathers_in_pass > 1 || unit->keep_in_forward; };
   bool any_once = false;
-  for (const UnitState* unit : units_) any_once = any_once || (visited(unit) && unit->parent != nullptr && !reused(unit));
+  for (const UnitState* unit : units_)
+    any_once = any_once || (visited(unit) && unit->parent != nullptr && !reused(unit));
   for (UnitState* unit : units_) {
     if (visited(unit)) unit->keep_in_forward = any_once && reused(unit);
   }
@@ -304,7 +336,7 @@ void Context::gradient_ready(UnitState& unit, ParameterGroup& group, size_t inde
   const double divisor = unit.divide_factor.value_or(group.comm().size());
   group.gradients().add(index, gradient, 1.0 / divisor);
   if (!group.gradients().complete()) return;
-  if (reduces_now(unit, group)) start_reduce(group);
+  if (reduces_now(unit, group)) start_reduce(unit, group);
   if (unit.settled() && unit.reshard_after_backward && !unit.has_frozen_parameters()) reshard(unit);
 }
 
@@ -323,8 +355,9 @@ void Context::make_room_to_collect(ParameterGroup& group) {
   }
 }
 
-void Context::start_reduce(ParameterGroup& group) {
+void Context::start_reduce(UnitState& unit, ParameterGroup& group) {
   make_room_to_collect(group);
+  note_collective(unit, 'r');
   counters_.reduce_bytes += group.gradients().start_reduce(group.unit_name());
   counters_.reduces += 1;
   reduces_.push_back(&group);
@@ -362,9 +395,7 @@ void Context::finish_backward() {
   reduce_leftovers();
   while (!reduces_.empty()) finish_oldest_reduce();
   if (reduced_in_backward_) agree_on_step();
-  for (UnitState* unit : units_) {
-    if (unit != nullptr && (unit->reshard_after_backward || unit->prefetched)) reshard(*unit);
-  }
+  rest_all();
   order_.end_pass();
   if (reduced_in_backward_) check_optimizer_mistake();
 }
@@ -380,7 +411,7 @@ void Context::reduce_leftovers() {
       GradientBuffers& gradients = group->gradients();
       const bool outstanding =
           gradients.phase() == GradPhase::kCollecting || (gradients.used() && !gradients.complete());
-      if (outstanding && reduces_now(*unit, *group)) start_reduce(*group);
+      if (outstanding && reduces_now(*unit, *group)) start_reduce(*unit, *group);
       gradients.forget_use();
     }
   }
@@ -395,26 +426,28 @@ void Context::agree_on_step() {
       for (const uint8_t byte : group->gradients().arrived()) arrivals = (arrivals ^ byte) * 1099511628211ULL;
     }
     const at::Tensor mine = at::empty({2}, at::kLong);
-    mine.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(order_.digest());
+    mine.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(collectives_digest_);
     mine.mutable_data_ptr<int64_t>()[1] = static_cast<int64_t>(arrivals);
     const at::Tensor all = at::empty({2 * comm_->size()}, at::kLong);
     comm_->all_gather(all, mine, {"agree on the step", "", ""}).wait();
     const int64_t* digests = all.const_data_ptr<int64_t>();
     bool same_arrivals = true;
     for (int rank = 0; rank < comm_->size(); ++rank) {
-      FSDP_CHECK(digests[2 * rank] == digests[0], "[backward] rank ", rank, " used the sharded units in another order than ",
-                 "rank 0 in this step. Every rank must run the same operators on sharded parameters.");
+      FSDP_CHECK(digests[2 * rank] == digests[0], "[backward] rank ", rank,
+                 " gathered or reduced other units than rank 0 ",
+                 "in this step. Every rank must run the same operators on sharded parameters.");
       same_arrivals = same_arrivals && digests[2 * rank + 1] == digests[1];
     }
     if (!same_arrivals) agree_on_arrivals(groups);
   }
-  order_.reset_digest();
+  collectives_digest_ = 0;
   for (ParameterGroup* group : groups) group->gradients().publish();
 }
 
 void Context::agree_on_arrivals(const std::vector<ParameterGroup*>& groups) {
   std::vector<int> flags;
-  for (ParameterGroup* group : groups) flags.insert(flags.end(), group->gradients().arrived().begin(), group->gradients().arrived().end());
+  for (ParameterGroup* group : groups)
+    flags.insert(flags.end(), group->gradients().arrived().begin(), group->gradients().arrived().end());
   const at::Tensor sum = at::tensor(flags, at::kInt);
   comm_->all_reduce_small(sum, {"agree on gradients", "", ""});
   const int* anywhere = sum.const_data_ptr<int>();
@@ -425,7 +458,8 @@ void Context::agree_on_arrivals(const std::vector<ParameterGroup*>& groups) {
 
 void Context::check_optimizer_mistake() {
   ++backwards_with_reduces_;
-  FSDP_CHECK(leaves_requested_ || backwards_with_reduces_ < 2, "[backward] gradients were reduced twice, but nobody asked for ",
+  FSDP_CHECK(leaves_requested_ || backwards_with_reduces_ < 2,
+             "[backward] gradients were reduced twice, but nobody asked for ",
              "the tensors that hold them: the optimizer was built on module->parameters(), which it cannot update. ",
              "Build it on fsdp::parameters(module).");
 }
@@ -446,7 +480,7 @@ void Context::abandon_backward() {
     }
     reshard(*unit);
   }
-  order_.reset_digest();
+  collectives_digest_ = 0;
   current_ = nullptr;
 }
 
@@ -462,9 +496,18 @@ void Context::check_moved_parameters() const {
 
 void Context::on_library_entry() {
   if (in_graph_task()) return;
-  if (in_backward_) abandon_backward();
+  try {
+    if (in_backward_) abandon_backward();
+    rest_all();
+  } catch (...) {
+    defer(std::current_exception());
+  }
   rethrow_deferred();
   check_moved_parameters();
+}
+
+// Between steps: every unit rests, but for those that were told to outlive the backward.
+void Context::rest_all() {
   forward_open_ = false;
   for (UnitState* unit : units_) {
     if (unit != nullptr && (unit->reshard_after_backward || unit->prefetched)) reshard(*unit);

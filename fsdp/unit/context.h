@@ -26,9 +26,9 @@ struct Touch {
   size_t index;
 };
 
-// Drives all units of one world: decides on every touch and every gradient which weights are gathered and freed and which
-// gradients are reduced, in an order that is the same on every rank. One Context serves one user thread and the autograd
-// threads that it starts. docs/one_step.md walks through a step.
+// Drives all units of one world: decides on every touch and every gradient which weights are gathered and freed and
+// which gradients are reduced, in an order that is the same on every rank. One Context serves one user thread and the
+// autograd threads that it starts. docs/one_step.md walks through a step.
 class Context : public GroupOwner, public std::enable_shared_from_this<Context> {
  public:
   // The context of `world`, made at first use; all roots of a world share it.
@@ -73,6 +73,8 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   void reshard_others(c10::ArrayRef<Touch> touches, const std::vector<int>& ahead);
   bool may_reshard(const UnitState& unit) const;
   void prefetch(const std::vector<int>& ahead);
+  void poison(UnitState& unit);
+  void list_as_live(UnitState& unit);
   void start_unshard(UnitState& unit, const std::string& cause);
   void finish_unshard(UnitState& unit);
 
@@ -80,7 +82,8 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   void note_reused_units();
   bool reduces_now(const UnitState& unit, const ParameterGroup& group) const;
   void make_room_to_collect(ParameterGroup& group);
-  void start_reduce(ParameterGroup& group);
+  void start_reduce(UnitState& unit, ParameterGroup& group);
+  void note_collective(const UnitState& unit, char kind);
   void finish_oldest_reduce();
   void finish_backward();
   void reduce_leftovers();
@@ -88,6 +91,7 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   void agree_on_arrivals(const std::vector<ParameterGroup*>& groups);
   void check_optimizer_mistake();
   void abandon_backward();
+  void rest_all();
   void check_moved_parameters() const;
   std::vector<ParameterGroup*> trainable_groups(bool of_this_backward) const;
 
@@ -99,12 +103,13 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   std::vector<UnitState*> live_;   // units whose weights are gathered or on their way, and may be freed
   schedule::StaticOrder order_;
   bool forward_open_ = false;
-  UnitState* current_ = nullptr;  // the unit computed with now
+  UnitState* current_ = nullptr;         // the unit computed with now
   std::deque<ParameterGroup*> reduces_;  // in flight, oldest first
 
   bool in_backward_ = false;
   bool backward_aborted_ = false;
   bool reduced_in_backward_ = false;
+  uint64_t collectives_digest_ = 0;  // of what this rank gathered and reduced since the ranks last agreed
   int64_t backwards_with_reduces_ = 0;
   bool leaves_requested_ = false;
 

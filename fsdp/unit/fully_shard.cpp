@@ -68,8 +68,10 @@ void check_parameter(const NamedTensor& parameter) {
              ", expected cpu. This build shards models on the CPU.");
   FSDP_CHECK(at::isFloatingType(tensor.scalar_type()), "[fully_shard] '", parameter.name, "': got dtype ",
              tensor.scalar_type(), ", expected a floating-point type. List it in ShardOptions::ignored_parameters.");
-  FSDP_CHECK(tensor.is_leaf(), "[fully_shard] '", parameter.name, "' is computed from other tensors. Shard leaves only.");
-  FSDP_CHECK(tensor.dim() >= 1, "[fully_shard] '", parameter.name, "': got a 0-dim tensor, expected at least 1 dim. Make ",
+  FSDP_CHECK(tensor.is_leaf(), "[fully_shard] '", parameter.name,
+             "' is computed from other tensors. Shard leaves only.");
+  FSDP_CHECK(tensor.dim() >= 1, "[fully_shard] '", parameter.name,
+             "': got a 0-dim tensor, expected at least 1 dim. Make ",
              "it 1-D, or list it in ShardOptions::ignored_parameters.");
   FSDP_CHECK(tensor.is_contiguous(), "[fully_shard] '", parameter.name, "': got strides ", tensor.strides(),
              ", expected a contiguous tensor. Call contiguous() before registering it.");
@@ -106,8 +108,8 @@ std::vector<UnitState*> nested_units(const NamedTensors& all, const Context& con
   return nested;
 }
 
-// Now that the enclosing module is known, nested units get their full names: the part of a parameter's name in `all` that
-// goes before its name in the unit.
+// Now that the enclosing module is known, nested units get their full names: the part of a parameter's name in `all`
+// that goes before its name in the unit.
 void name_nested_units(const NamedTensors& all, const std::vector<UnitState*>& nested) {
   for (UnitState* unit : nested) {
     std::string prefix;
@@ -133,8 +135,8 @@ layout::FlatLayout plan_group(const NamedTensors& members, const ShardOptions& o
   std::vector<layout::TensorSpec> specs;
   for (const NamedTensor& member : members) {
     const auto& sizes = member.tensor.sizes();
-    specs.push_back({member.tensor.numel(), layout::granule_of(options.layout.granularity,
-                                                               {sizes.data(), sizes.size()}, options.layout.block)});
+    specs.push_back({member.tensor.numel(), layout::granule_of(options.layout.granularity, {sizes.data(), sizes.size()},
+                                                               options.layout.block)});
   }
   const at::ScalarType main = members.front().tensor.scalar_type();
   const size_t smallest = std::min({c10::elementSize(main), c10::elementSize(options.precision.param.value_or(main)),
@@ -174,7 +176,7 @@ void add_group(const std::shared_ptr<LiveUnit>& unit, const NamedTensors& member
   spec.precision = options.precision;
   spec.comm = comm;
   spec.slabs = unit->state.context->slabs();
-  spec.owner = unit->state.context.get();
+  spec.owner = unit->state.context;
   auto group = std::make_shared<ParameterGroup>(std::move(spec));
   unit->state.groups.push_back(group);
   if (group->residence() != Residence::kAliased) {
@@ -236,7 +238,8 @@ Unit fully_shard(torch::nn::Module& module, const Mesh& mesh, const ShardOptions
 
 Unit fully_shard(torch::jit::Module& module, const Mesh& mesh, const ShardOptions& options) {
   const NamedTensors all = all_parameters(module);
-  FSDP_CHECK(!all.empty(), "[fully_shard] the TorchScript module has no parameters. A frozen module has turned them into ",
+  FSDP_CHECK(!all.empty(),
+             "[fully_shard] the TorchScript module has no parameters. A frozen module has turned them into ",
              "constants; save it without torch.jit.freeze.");
   return shard_parameters(all, mesh, options);
 }

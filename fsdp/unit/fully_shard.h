@@ -8,10 +8,10 @@
 
 namespace torch::nn {
 class Module;
-}
+}  // namespace torch::nn
 namespace torch::jit {
 struct Module;
-}
+}  // namespace torch::jit
 
 namespace fsdp {
 
@@ -21,8 +21,8 @@ namespace fsdp {
 // COLLECTIVE over the mesh, same order of calls everywhere. Afterwards the module's parameters keep shape and identity,
 // but their memory is filled only while the unit is in use; optimizers work on fsdp::parameters(module).
 // The parameters must be floating point leaves on one device, contiguous, at least 1-D.
-// Throws Error(kUsage): a parameter is unsuitable (it is named), ranks differ in layout, options or initial weights (the
-// first differing rank is named), the module has no parameters left to shard.
+// Throws Error(kUsage): a parameter is unsuitable (it is named), ranks differ in layout, options or initial weights
+// (the first differing rank is named), the module has no parameters left to shard.
 Unit fully_shard(torch::nn::Module& module, const Mesh& mesh, const ShardOptions& options = {});
 
 // The same for a TorchScript module. Frozen modules have no parameters and are refused.

@@ -57,8 +57,8 @@ class InputScan {
   c10::SmallVector<ParameterGroup*, 8> main_weights_;
 };
 
-// What the operator's schema says it writes. Main weights take note; a gathered weight refuses, unless it aliases the main
-// weight and so is the weight itself.
+// What the operator's schema says it writes. Main weights take note; a gathered weight refuses, unless it aliases the
+// main weight and so is the weight itself.
 void report_writes(const at::RecordFunction& function) {
   const auto schema = function.operator_schema();
   if (!schema.has_value() || !schema->is_mutable()) return;

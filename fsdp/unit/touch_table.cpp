@@ -3,7 +3,7 @@
 namespace fsdp {
 namespace {
 constexpr size_t kInitialSize = 256;
-}
+}  // namespace
 
 TouchTable& TouchTable::instance() {
   static TouchTable table;

@@ -12,9 +12,9 @@ namespace fsdp {
 class ParameterGroup;
 class UnitState;
 
-// From a storage to the group whose unsharded buffer or main weight it is. Read by every operator of the process, so reads take no lock:
-// open addressing with atomic slots; a full table is replaced by a larger one and kept until the process ends, because a
-// reader may still be in it. Writers are serialised.
+// From a storage to the group whose unsharded buffer or main weight it is. Read by every operator of the process, so
+// reads take no lock: open addressing with atomic slots; a full table is replaced by a larger one and kept until the
+// process ends, because a reader may still be in it. Writers are serialised.
 class TouchTable {
  public:
   struct Entry {

@@ -88,10 +88,10 @@ std::string Unit::describe() const {
   append_subtree(*state_, 0, text);
   const Counters& counters = state_->context->counters();
   const RestingBytes resting = resting_bytes();
-  text += "at rest " + format_bytes(resting.main_weight + resting.model_weight + resting.main_grad) + " per rank (weights " +
-          format_bytes(resting.main_weight + resting.model_weight) + ", gradients " + format_bytes(resting.main_grad) +
-          "); gathered now " + format_bytes(counters.resident_unsharded_bytes) + ", at most " +
-          format_bytes(counters.peak_unsharded_bytes) + "\n";
+  text += "at rest " + format_bytes(resting.main_weight + resting.model_weight + resting.main_grad) +
+          " per rank (weights " + format_bytes(resting.main_weight + resting.model_weight) + ", gradients " +
+          format_bytes(resting.main_grad) + "); gathered now " + format_bytes(counters.resident_unsharded_bytes) +
+          ", at most " + format_bytes(counters.peak_unsharded_bytes) + "\n";
   return text;
 }
 
@@ -119,7 +119,8 @@ RestingBytes Unit::resting_bytes() const {
         bytes.model_weight += static_cast<int64_t>(group->model_weight_copy().nbytes());
       }
       const int64_t shards = group->main_weight().placement() == Placement::kShard ? group->comm().size() : 1;
-      bytes.padding += group->layout().padding() / shards * static_cast<int64_t>(group->main_weight().local().element_size());
+      bytes.padding +=
+          group->layout().padding() / shards * static_cast<int64_t>(group->main_weight().local().element_size());
     }
   }
   return bytes;

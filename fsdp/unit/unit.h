@@ -12,14 +12,14 @@ class UnitState;
 struct Counters {
   int64_t gathers = 0;
   int64_t reduces = 0;
-  int64_t gather_bytes = 0;     // received by this rank
-  int64_t reduce_bytes = 0;     // received by this rank
+  int64_t gather_bytes = 0;      // received by this rank
+  int64_t reduce_bytes = 0;      // received by this rank
   double exposed_gather_ms = 0;  // the user's thread waited this long for gathers
   double exposed_reduce_ms = 0;
-  int64_t resident_unsharded_bytes = 0;       // gathered weights in memory now
-  int64_t peak_unsharded_bytes = 0;           // and at most, since the reset
-  int64_t peak_reduce_bytes = 0;              // gradient buffers on their way, at most
-  int64_t slab_allocations = 0;               // buffers taken from the system rather than reused
+  int64_t resident_unsharded_bytes = 0;  // gathered weights in memory now
+  int64_t peak_unsharded_bytes = 0;      // and at most, since the reset
+  int64_t peak_reduce_bytes = 0;         // gradient buffers on their way, at most
+  int64_t slab_allocations = 0;          // buffers taken from the system rather than reused
 };
 
 // Bytes this rank holds for a root's parameters at rest.
@@ -30,8 +30,8 @@ struct RestingBytes {
   int64_t padding = 0;  // part of the above that belongs to no parameter
 };
 
-// What fully_shard() made of one module. A cheap handle: copies mean the same unit. Every method may throw an Error that
-// happened earlier inside an operator, where it could not be thrown.
+// What fully_shard() made of one module. A cheap handle: copies mean the same unit. Every method may throw an Error
+// that happened earlier inside an operator, where it could not be thrown.
 class Unit {
  public:
   explicit Unit(std::shared_ptr<UnitState> state) : state_(std::move(state)) {}

@@ -12,8 +12,8 @@ namespace fsdp {
 
 class Context;
 
-// One unit: the groups of one module's parameters and how they are to be treated. Owned by the hooks of its parameters, so
-// it lives as long as they do. Data only; the Context acts on it.
+// One unit: the groups of one module's parameters and how they are to be treated. Owned by the hooks of its parameters,
+// so it lives as long as they do. Data only; the Context acts on it.
 class UnitState {
  public:
   UnitState(std::shared_ptr<Context> owner, std::string unit_name);
@@ -49,10 +49,10 @@ class UnitState {
   int no_sync_depth = 0;
   std::optional<double> divide_factor;
 
-  bool prefetched = false;        // gathered ahead, not read yet
-  int gathers_in_pass = 0;        // in the running forward
-  bool keep_in_forward = false;   // the last forward came back to it after it was resharded
-  bool had_gradients = false;     // in the running backward
+  bool prefetched = false;       // gathered ahead, not read yet
+  int gathers_in_pass = 0;       // in the running forward
+  bool keep_in_forward = false;  // the last forward came back to it after it was resharded
+  bool had_gradients = false;    // in the running backward
 };
 
 }  // namespace fsdp

@@ -9,7 +9,8 @@ namespace {
 
 namespace nn = torch::nn;
 
-void expect_close(const torch::Tensor& actual, const torch::Tensor& expected, double tolerance, const std::string& name) {
+void expect_close(const torch::Tensor& actual, const torch::Tensor& expected, double tolerance,
+                  const std::string& name) {
   ASSERT_EQ(actual.numel(), expected.numel()) << name;
   if (actual.numel() == 0) return;
   const double difference = (actual.detach() - expected.detach()).abs().max().item<double>();

@@ -54,7 +54,8 @@ torch::Tensor loss_of(BlockModel& model, const torch::Tensor& rows);
 // Every leaf of `sharded` holds its slice of the parameter of the same name in `reference`, within `tolerance`.
 void expect_same_weights(const torch::nn::Module& sharded, const torch::nn::Module& reference, double tolerance = 1e-5);
 // Likewise the gradients; undefined where the reference's is.
-void expect_same_gradients(const torch::nn::Module& sharded, const torch::nn::Module& reference, double tolerance = 1e-5);
+void expect_same_gradients(const torch::nn::Module& sharded, const torch::nn::Module& reference,
+                           double tolerance = 1e-5);
 
 // Text of the fsdp::Error that `function` throws; "no error" if it throws none.
 template <class Function>

@@ -1,4 +1,5 @@
-// A training loop may do what an unsharded one may: fail and go on, evaluate in between, accumulate, use part of a model.
+// A training loop may do what an unsharded one may: fail and go on, evaluate in between, accumulate, use part of a
+// model.
 #include <gtest/gtest.h>
 
 #include "fsdp/fsdp.h"
@@ -260,7 +261,8 @@ void expect_branch_parity(int world_size, const std::vector<bool>& uses) {
       for (int rank = 0; rank < world_size; ++rank) {
         World peer = world;
         peer.rank = rank;
-        loss = loss + plain->forward(share_of(peer, rows), uses[static_cast<size_t>(rank)]).square().mean() / world_size;
+        loss =
+            loss + plain->forward(share_of(peer, rows), uses[static_cast<size_t>(rank)]).square().mean() / world_size;
       }
       loss.backward();
       expect_same_gradients(*sharded, *plain);
@@ -285,7 +287,8 @@ TEST(Flow, NoSyncThenSyncEqualsAccumulation) {
       pair.sharded.root.reset_counters();
       {
         const NoSync scope(pair.sharded.root);
-        for (uint64_t seed = 1; seed < 3; ++seed) loss_of(*pair.sharded.module, share_of(pair.world, batch(seed))).backward();
+        for (uint64_t seed = 1; seed < 3; ++seed)
+          loss_of(*pair.sharded.module, share_of(pair.world, batch(seed))).backward();
         EXPECT_EQ(pair.sharded.root.counters().reduces, 0);
       }
       loss_of(*pair.sharded.module, share_of(pair.world, batch(3))).backward();
@@ -399,7 +402,8 @@ TEST(Flow, AGradientThatTheProgramPutThereIsAddedTo) {
   run_ranks(2, [](const World& world) {
     Pair pair(world);
     for (torch::Tensor& leaf : parameters(*pair.sharded.module)) leaf.mutable_grad() = torch::ones_like(leaf.detach());
-    for (torch::Tensor& parameter : pair.plain->parameters()) parameter.mutable_grad() = torch::ones_like(parameter.detach());
+    for (torch::Tensor& parameter : pair.plain->parameters())
+      parameter.mutable_grad() = torch::ones_like(parameter.detach());
     loss_of(*pair.sharded.module, share_of(world, batch(1))).backward();
     loss_of(*pair.plain, batch(1)).backward();
     expect_same_gradients(*pair.sharded.module, *pair.plain);

@@ -13,15 +13,15 @@ namespace fsdp {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::HasSubstr;
 using testing::batch;
 using testing::error_of;
+using ::testing::HasSubstr;
 using testing::loss_of;
 using testing::make_block_model;
 using testing::run_ranks;
 using testing::shard_blocks;
-using testing::share_of;
 using testing::ShardedBlocks;
+using testing::share_of;
 
 // A module that is one parameter.
 struct Holder : torch::nn::Module {
@@ -87,6 +87,7 @@ TEST(Mistakes, ReplacedDataOfOneParameterNamesIt) {
 TEST(Mistakes, WritingToAGatheredWeightNamesOperatorAndParameterAndIsThrownAway) {
   for (const Strategy strategy : {Strategy::kOptim, Strategy::kOptimGrads, Strategy::kOptimGradsParams}) {
     run_ranks(2, [&](const World& world) {
+      SCOPED_TRACE(name(strategy));
       ShardOptions options;
       options.strategy = strategy;
       ShardedBlocks sharded = shard_blocks(world, options);
@@ -94,8 +95,8 @@ TEST(Mistakes, WritingToAGatheredWeightNamesOperatorAndParameterAndIsThrownAway)
         const torch::NoGradGuard no_grad;
         sharded.module->inlet->weight.mul_(2);
       }
-      EXPECT_THAT(error_of([&] { zero_grad(*sharded.module); }), AllOf(HasSubstr("aten::mul_"), HasSubstr("'inlet.weight'")))
-          << name(strategy);
+      EXPECT_THAT(error_of([&] { zero_grad(*sharded.module); }),
+                  AllOf(HasSubstr("aten::mul_"), HasSubstr("'inlet.weight'")));
       expect_forward_parity(world, sharded);
     });
   }
@@ -135,11 +136,28 @@ TEST(Mistakes, TouchOnOneRankNamesOperatorParameterAndTheMissingRank) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
 }
 
+TEST(Mistakes, RanksThatUseDifferentUnitsNameThem) {
+  run_ranks(
+      2,
+      [&](const World& world) {
+        ShardedBlocks sharded = shard_blocks(world);
+        const auto train = [&] {
+          torch::Tensor x = sharded.module->inlet(share_of(world, batch(1)));
+          x = sharded.module->block(world.rank == 0 ? 1 : 2).forward(x);
+          sharded.module->outlet(x).square().mean().backward();
+        };
+        const std::string other = world.rank == 0 ? "rank 1" : "rank 0";
+        EXPECT_THAT(error_of(train), AllOf(HasSubstr(world.rank == 0 ? "layers.1" : "layers.2"), HasSubstr(other)));
+      },
+      std::chrono::seconds(2));
+}
+
 TEST(Mistakes, TouchFromAnotherThreadNamesTheParameterAndHarmsNothing) {
   run_ranks(2, [](const World& world) {
     ShardedBlocks sharded = shard_blocks(world);
     std::thread([&] { sharded.module->block(0).down->weight.sum(); }).join();
-    EXPECT_THAT(error_of([&] { zero_grad(*sharded.module); }), AllOf(HasSubstr("'layers.0.down.weight'"), HasSubstr("thread")));
+    EXPECT_THAT(error_of([&] { zero_grad(*sharded.module); }),
+                AllOf(HasSubstr("'layers.0.down.weight'"), HasSubstr("thread")));
     EXPECT_EQ(sharded.root.counters().resident_unsharded_bytes, 0);
     expect_forward_parity(world, sharded);
   });
@@ -218,7 +236,8 @@ TEST(Mistakes, AMeshWithReplicasIsRefusedByItsAxis) {
   run_ranks(2, [](const World& world) {
     Holder module(torch::zeros({4}));
     const Mesh mesh(world, {{"replicate", 2}, {"shard", 1}});
-    EXPECT_THAT(error_of([&] { fully_shard(module, mesh); }), AllOf(HasSubstr("'replicate'"), HasSubstr("Mesh::shard(world)")));
+    EXPECT_THAT(error_of([&] { fully_shard(module, mesh); }),
+                AllOf(HasSubstr("'replicate'"), HasSubstr("Mesh::shard(world)")));
     const Mesh flat(world, {{"replicate", 1}, {"shard", 2}});
     EXPECT_EQ(error_of([&] { fully_shard(module, flat); }), "no error");
   });
@@ -230,7 +249,10 @@ TEST(Mistakes, SparseGradientsAreRefusedByName) {
     ShardOptions options;
     options.initial_weights = InitialWeights::kBroadcast;
     const Unit unit = fully_shard(*table, Mesh::shard(world), options);
-    EXPECT_THAT(error_of([&] { table(torch::tensor({1, 2})).sum().backward(); }), AllOf(HasSubstr("'weight'"), HasSubstr("sparse")));
+    EXPECT_THAT(error_of([&] {
+                  table(torch::tensor({1, 2})).sum().backward();
+                }),
+                AllOf(HasSubstr("'weight'"), HasSubstr("sparse")));
   });
 }
 

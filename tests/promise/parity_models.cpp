@@ -8,8 +8,9 @@ namespace {
 namespace nn = torch::nn;
 
 ParityModel sequential() {
-  auto module = std::make_shared<nn::SequentialImpl>(nn::Linear(5, 7), nn::GELU(), nn::LayerNorm(nn::LayerNormOptions({7})),
-                                                     nn::Linear(7, 11), nn::Tanh(), nn::Linear(11, 3));
+  auto module =
+      std::make_shared<nn::SequentialImpl>(nn::Linear(5, 7), nn::GELU(), nn::LayerNorm(nn::LayerNormOptions({7})),
+                                           nn::Linear(7, 11), nn::Tanh(), nn::Linear(11, 3));
   ParityModel model{module, {}, {}};
   for (const size_t i : {0U, 3U, 5U}) model.units.push_back(module->ptr(i));
   model.loss = [module](const torch::Tensor& input) { return module->forward(input).square().mean(); };
@@ -102,8 +103,11 @@ ParityModel crossing() {
 }  // namespace
 
 const std::vector<ParityCase>& parity_cases() {
-  static const std::vector<ParityCase> cases = {
-      {"sequential", sequential, 5}, {"tied", tied, 9}, {"frozen", frozen, 5}, {"tiny", tiny, 2}, {"crossing", crossing, 4}};
+  static const std::vector<ParityCase> cases = {{"sequential", sequential, 5},
+                                                {"tied", tied, 9},
+                                                {"frozen", frozen, 5},
+                                                {"tiny", tiny, 2},
+                                                {"crossing", crossing, 4}};
   return cases;
 }
 

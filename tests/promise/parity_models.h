@@ -12,7 +12,7 @@ namespace fsdp::testing {
 // A model of the parity tests: plain torch::nn, never told that it will be sharded.
 struct ParityModel {
   std::shared_ptr<torch::nn::Module> module;
-  std::vector<std::shared_ptr<torch::nn::Module>> units;  // inner modules to shard, besides the root
+  std::vector<std::shared_ptr<torch::nn::Module>> units;          // inner modules to shard, besides the root
   std::function<torch::Tensor(const torch::Tensor& input)> loss;  // input [rows, features]
 };
 

@@ -155,7 +155,8 @@ void expect_parity(const testing::ParityCase& test_case, const ShardedRun& run) 
   const Curve reference = train_unsharded(test_case, run.num_microbatches, run.optimizer, run.max_norm);
   const std::string what = test_case.name + ", " + std::string(name(run.strategy)) + ", world " +
                            std::to_string(run.world) + ", microbatches " + std::to_string(run.num_microbatches);
-  run_ranks(run.world, [&](const World& world) { expect_close(train_sharded(world, test_case, run), reference, what); });
+  run_ranks(run.world,
+            [&](const World& world) { expect_close(train_sharded(world, test_case, run), reference, what); });
 }
 
 constexpr Strategy kStrategies[] = {Strategy::kNoShard, Strategy::kOptim, Strategy::kOptimGrads,
@@ -180,7 +181,8 @@ INSTANTIATE_TEST_SUITE_P(Models, Parity,
                          });
 
 TEST(ParityOptimizer, AnyOptimizerWorksOnTheLeaves) {
-  for (const Optimizer optimizer : {Optimizer::kFusedAdamW, Optimizer::kTorchAdamW, Optimizer::kFusedSGD, Optimizer::kTorchSGD}) {
+  for (const Optimizer optimizer :
+       {Optimizer::kFusedAdamW, Optimizer::kTorchAdamW, Optimizer::kFusedSGD, Optimizer::kTorchSGD}) {
     for (const Strategy strategy : kStrategies) {
       expect_parity(testing::parity_case("tied"), {strategy, 2, 1, optimizer});
     }
@@ -213,8 +215,8 @@ TEST(ParityBits, StrategiesAgreeToTheLastBit) {
 TEST(ParityCounts, GathersReducesAndPeakFollowTheFormulas) {
   for (const int num_microbatches : {1, 3}) {
     run_ranks(2, [&](const World& world) {
-      const Curve curve = train_sharded(world, testing::parity_case("tied"),
-                                        {Strategy::kOptimGradsParams, 2, num_microbatches});
+      const Curve curve =
+          train_sharded(world, testing::parity_case("tied"), {Strategy::kOptimGradsParams, 2, num_microbatches});
       const int64_t units = curve.num_units;
       EXPECT_EQ(units, 4);
       EXPECT_EQ(curve.counters.gathers, num_microbatches * (2 * units - 2));

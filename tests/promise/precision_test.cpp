@@ -1,5 +1,5 @@
-// bf16 compute with fp32 main weights, against an unsharded emulation: fp32 master weights, copied to a bf16 model before
-// each step, whose gradients are added up over the ranks' shares in fp32.
+// bf16 compute with fp32 main weights, against an unsharded emulation: fp32 master weights, copied to a bf16 model
+// before each step, whose gradients are added up over the ranks' shares in fp32.
 #include <gtest/gtest.h>
 
 #include "fsdp/fsdp.h"
@@ -92,7 +92,8 @@ void expect_refreshed(const World& world, ShardedBlocks& sharded) {
 }
 
 // Bound: gradients agree to the last bits of their fp32 sums; Adam's first steps, which are of size lr whatever the
-// gradient's, can turn that into a small part of lr, and a weight that then rounds to the other bf16 neighbour adds a little.
+// gradient's, can turn that into a small part of lr, and a weight that then rounds to the other bf16 neighbour adds a
+// little.
 template <class ShardedOptimizer, class PlainOptimizer>
 void expect_parity(int ranks, double tolerance, const std::function<ShardedOptimizer(std::vector<torch::Tensor>)>& make,
                    const std::function<PlainOptimizer(std::vector<torch::Tensor>)>& make_plain) {

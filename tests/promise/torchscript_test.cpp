@@ -12,10 +12,10 @@
 namespace fsdp {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::batch;
 using testing::error_of;
 using testing::generator;
+using ::testing::HasSubstr;
 using testing::run_ranks;
 using testing::share_of;
 
@@ -25,21 +25,22 @@ constexpr double kLearningRate = 0.05;
 // A file as torch.jit.save writes it: two linear layers as children of a root that has a weight of its own.
 torch::jit::Module make_layer(const std::string& name, int64_t in, int64_t out, uint64_t seed) {
   torch::jit::Module layer(name);
-  layer.register_parameter("weight", torch::randn({out, in}, generator(seed)) * 0.4, false);
-  layer.register_parameter("bias", torch::randn({out}, generator(seed + 1)) * 0.1, false);
+  layer.register_parameter("weight", (torch::randn({out, in}, generator(seed)) * 0.4).requires_grad_(), false);
+  layer.register_parameter("bias", (torch::randn({out}, generator(seed + 1)) * 0.1).requires_grad_(), false);
   layer.define("def forward(self, x):\n  return torch.tanh(torch.linear(x, self.weight, self.bias))\n");
   return layer;
 }
 
 std::string make_script() {
   torch::jit::Module root("root");
-  root.register_parameter("scale", torch::randn({7}, generator(11)), false);
+  root.register_parameter("scale", torch::randn({7}, generator(11)).requires_grad_(), false);
   root.register_module("first", make_layer("first", 5, 9, 21));
   root.register_module("second", make_layer("second", 9, 7, 31));
   root.define(R"(
 def forward(self, x):
+  y = torch.zeros_like(x)
   for i in range(2):
-    y = self.second.forward(self.first.forward(x))
+    y = self.second.forward(self.first.forward(x)) + 0.5 * i
   return y * self.scale
 )");
   std::ostringstream file;
@@ -92,7 +93,8 @@ void train_and_compare(const World& world, const std::string& file, const ShardO
     loss.backward();
     const torch::Tensor expected = loss_of(plain, rows);
     expected.backward();
-    EXPECT_NEAR(sum_over_ranks(world, loss).item<double>() / world.size, expected.item<double>(), 1e-5) << "step " << step;
+    EXPECT_NEAR(sum_over_ranks(world, loss).item<double>() / world.size, expected.item<double>(), 1e-5)
+        << "step " << step;
     EXPECT_EQ(root.counters().resident_unsharded_bytes, 0) << "step " << step;
     optimizer.step();
     plain_optimizer.step();

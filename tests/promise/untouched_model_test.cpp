@@ -1,5 +1,5 @@
-// Models of other kinds than the parity tests': convolutions with buffers, a cell in a loop, attention; none is told that it
-// is sharded.
+// Models of other kinds than the parity tests': convolutions with buffers, a cell in a loop, attention; none is told
+// that it is sharded.
 #include <gtest/gtest.h>
 
 #include "fsdp/fsdp.h"

@@ -1,7 +1,7 @@
 #pragma once
 
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <chrono>
 #include <exception>
@@ -17,8 +17,8 @@ namespace fsdp::testing {
 
 inline constexpr auto kTestDeadline = std::chrono::seconds(30);
 
-// Runs `body` on `size` ranks, which are threads of this process over Gloo on loopback, and returns when all have ended.
-// Rethrows the failure of the lowest rank that failed.
+// Runs `body` on `size` ranks, which are threads of this process over Gloo on loopback, and returns when all have
+// ended. Rethrows the failure of the lowest rank that failed.
 inline void run_ranks(int size, const std::function<void(const World&)>& body,
                       std::chrono::milliseconds deadline = kTestDeadline) {
   const auto store = c10::make_intrusive<c10d::HashStore>();

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Builds the benchmarks, installs their peer (PyTorch, in .deps/peer) where it is missing, and times both in one run.
+#
+#   scripts/bench.sh                        all benchmarks
+#   scripts/bench.sh step_time              one; further arguments go to benchmarks/compare.py:
+#   scripts/bench.sh step_time --tokens 16 --rounds 5
+#   FSDP_BUILD=build/other scripts/bench.sh use that configured build tree instead of setting up build/release
+#
+# Prints tables and writes build/bench/NAME.json. Run nothing else meanwhile.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+TORCH_VERSION=2.11.0
+PEER=.deps/peer
+
+# The LibTorch of scripts/setup.sh is a whole PyTorch for Python 3.11; what it lacks is added. Other Pythons get their own.
+install_peer() {
+  local pip=(python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target "$PEER")
+  import_peer 2>/dev/null && return
+  rm -rf "$PEER"
+  if [ -d .deps/site-packages/torch ] && python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
+    echo "== installing what PyTorch $TORCH_VERSION needs to be imported, into $PEER (about 150 MB to download)"
+    "${pip[@]}" filelock typing-extensions sympy networkx jinja2 fsspec numpy \
+      "cuda-toolkit[cufile]==13.0.2" nvidia-cusparselt-cu13==0.8.0 nvidia-nvshmem-cu13==3.4.5
+    import_peer 2>/dev/null && return
+    echo "== installing the CUDA libraries that PyTorch is linked to (about 1.5 GB to download)"
+    "${pip[@]}" --upgrade "cuda-toolkit[cublas,cudart,cufft,cufile,cupti,curand,cusolver,cusparse,nvjitlink,nvrtc,nvtx]==13.0.2" \
+      nvidia-cudnn-cu13==9.19.0.56 nvidia-nccl-cu13==2.28.9 nvidia-cusparselt-cu13==0.8.0 nvidia-nvshmem-cu13==3.4.5
+  else
+    echo "== installing PyTorch $TORCH_VERSION into $PEER (about 2.5 GB to download)"
+    "${pip[@]}" "torch==$TORCH_VERSION" numpy
+  fi
+  import_peer
+}
+
+# With the paths under which the peer is run.
+import_peer() {
+  PYTHONPATH="$PWD/.deps/site-packages:$PWD/$PEER"
+  [ -d "$PEER/torch" ] && PYTHONPATH="$PWD/$PEER"
+  # The loader of these libraries looks beside torch, not here.
+  LD_LIBRARY_PATH="$(find "$PWD/$PEER/nvidia" -maxdepth 2 -name lib 2>/dev/null | paste -sd: -)"
+  export PYTHONPATH LD_LIBRARY_PATH
+  python3 -W ignore -c 'import torch.distributed.fsdp'
+}
+
+main() {
+  if [ -z "${FSDP_BUILD:-}" ]; then
+    FSDP_TARGETS="step_time hook_cost" scripts/setup.sh
+  else
+    cmake --build "$FSDP_BUILD" --target step_time hook_cost
+  fi
+  install_peer
+  python3 -W ignore benchmarks/compare.py "$@"
+}
+
+main "$@"

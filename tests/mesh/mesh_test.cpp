@@ -1,0 +1,90 @@
+#include "fsdp/mesh/mesh.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "fsdp/base/error.h"
+
+namespace fsdp {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+World place(int rank, int size) {
+  World world;
+  world.rank = rank;
+  world.size = size;
+  return world;
+}
+
+TEST(Mesh, OneAxisOverAllRanks) {
+  const Mesh mesh = Mesh::shard(place(2, 4));
+  EXPECT_EQ(mesh.size("shard"), 4);
+  EXPECT_EQ(mesh.index("shard"), 2);
+  EXPECT_EQ(mesh.ranks("shard"), (std::vector<int>{0, 1, 2, 3}));
+  EXPECT_EQ(mesh.describe(), "shard=4");
+}
+
+TEST(Mesh, TwoAxesTheLastVariesFastest) {
+  const Mesh mesh(place(5, 8), {{"replicate", 2}, {"shard", 4}});
+  EXPECT_EQ(mesh.index("replicate"), 1);
+  EXPECT_EQ(mesh.index("shard"), 1);
+  EXPECT_EQ(mesh.ranks("shard"), (std::vector<int>{4, 5, 6, 7}));
+  EXPECT_EQ(mesh.ranks("replicate"), (std::vector<int>{1, 5}));
+  EXPECT_EQ(mesh.describe(), "replicate=2, shard=4");
+}
+
+// Rank r of a 2 x 3 x 4 mesh is coordinate (r / 12, r / 4 % 3, r % 4).
+TEST(Mesh, ThreeAxes) {
+  for (int rank = 0; rank < 24; ++rank) {
+    const Mesh mesh(place(rank, 24), {{"a", 2}, {"b", 3}, {"c", 4}});
+    EXPECT_EQ(mesh.index("a"), rank / 12);
+    EXPECT_EQ(mesh.index("b"), rank / 4 % 3);
+    EXPECT_EQ(mesh.index("c"), rank % 4);
+    for (const char* axis : {"a", "b", "c"}) {
+      const std::vector<int> ranks = mesh.ranks(axis);
+      ASSERT_EQ(static_cast<int>(ranks.size()), mesh.size(axis));
+      EXPECT_EQ(ranks[static_cast<size_t>(mesh.index(axis))], rank) << axis;
+    }
+  }
+}
+
+TEST(Mesh, GroupsOfAnAxisPartitionTheWorld) {
+  for (const char* axis : {"a", "b", "c"}) {
+    std::set<std::vector<int>> groups;
+    for (int rank = 0; rank < 24; ++rank)
+      groups.insert(Mesh(place(rank, 24), {{"a", 2}, {"b", 3}, {"c", 4}}).ranks(axis));
+    std::set<int> covered;
+    size_t members = 0;
+    for (const auto& group : groups) {
+      covered.insert(group.begin(), group.end());
+      members += group.size();
+    }
+    EXPECT_EQ(covered.size(), 24U) << axis;
+    EXPECT_EQ(members, 24U) << axis;
+  }
+}
+
+TEST(Mesh, AnAxisItLacksIsThisRankAlone) {
+  const Mesh mesh = Mesh::shard(place(3, 4));
+  EXPECT_FALSE(mesh.has("tensor"));
+  EXPECT_EQ(mesh.size("tensor"), 1);
+  EXPECT_EQ(mesh.index("tensor"), 0);
+  EXPECT_EQ(mesh.ranks("tensor"), std::vector<int>{3});
+}
+
+TEST(Mesh, RefusesWhatIsNoGrid) {
+  const auto make = [](int size, std::vector<MeshAxis> axes) { return [=] { Mesh(place(0, size), axes); }; };
+  EXPECT_THAT(make(8, {{"shard", 6}}), ThrowsMessage<Error>(HasSubstr("shard=6 has 6 places, but the world has 8")));
+  EXPECT_THAT(make(4, {{"shard", 2}, {"shard", 2}}), ThrowsMessage<Error>(HasSubstr("'shard' is named twice")));
+  EXPECT_THAT(make(4, {{"replicate", 0}, {"shard", 4}}), ThrowsMessage<Error>(HasSubstr("'replicate': got 0")));
+  EXPECT_THAT(make(4, {{"replicate", -1}, {"shard", -4}}), ThrowsMessage<Error>(HasSubstr("got -1")));
+  EXPECT_THAT(make(2, {}), ThrowsMessage<Error>(HasSubstr("1 places")));
+  EXPECT_NO_THROW(make(1, {})());
+}
+
+}  // namespace
+}  // namespace fsdp
