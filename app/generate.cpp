@@ -15,6 +15,8 @@ namespace {
 
 namespace bytes = train::byte_tokenizer;
 
+constexpr int64_t kSharedFrom = 100'000'000;  // parameters
+
 models::Decoder load_model(const std::filesystem::path& folder) {
   models::Decoder model(models::read_decoder_config(folder));
   if (!std::filesystem::exists(folder / bytes::kMarkerFile) || model->config().vocab_size < bytes::kVocabSize) {
@@ -49,8 +51,10 @@ int run_generate(const Arguments& arguments) {
   if (parse(parser, arguments) == Parsed::kHelpShown) {
     return 0;
   }
-  train::set_threads(1);
   models::Decoder model = load_model(folder);
+  // A row of one token is too little work to share: below some size, threads only wait for each other.
+  const bool small = models::num_parameters(model->config()) < kSharedFrom;
+  train::set_threads(small ? train::available_cores() : 1);
   std::vector<int64_t> ids{bytes::kBegin};
   for (const char c : prompt) {
     ids.push_back(static_cast<unsigned char>(c));

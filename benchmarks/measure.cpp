@@ -10,13 +10,13 @@
 
 namespace fsdp::benchmarks {
 
-double cpu_ms() {
+Usage process_usage() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   const auto ms = [](const timeval& time) {
     return static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_usec) / 1e3;
   };
-  return ms(usage.ru_utime) + ms(usage.ru_stime);
+  return {ms(usage.ru_utime) + ms(usage.ru_stime), usage.ru_minflt};
 }
 
 Memory process_memory() {

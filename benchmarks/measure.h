@@ -25,8 +25,12 @@ class Stopwatch {
   Clock::time_point last_ = Clock::now();
 };
 
-// Processor time of all threads of this process so far, user and system.
-double cpu_ms();
+// What all threads of this process used so far.
+struct Usage {
+  double cpu_ms = 0;        // user and system
+  int64_t page_faults = 0;  // served without the disk: first touches of fresh memory
+};
+Usage process_usage();
 
 struct Memory {
   int64_t resident_bytes = 0;

@@ -88,6 +88,7 @@ class StepTime {
 
   nlohmann::json run() {
     reset_peak_memory();
+    result_["start_bytes"] = process_memory().resident_bytes;
     for (int step = 0; step < options_.warmup; ++step) run_step();
     forget_times();
     if (root_) root_->reset_counters();
@@ -108,7 +109,7 @@ class StepTime {
   }
 
   void run_step() {
-    const double cpu_before = cpu_ms();
+    const Usage before = process_usage();
     Stopwatch whole, part;
     const at::Tensor logits = model_->forward(inputs_);
     const at::Tensor loss = kernels::cross_entropy(logits.flatten(0, 1), targets_);
@@ -119,13 +120,17 @@ class StepTime {
     zero_grad(*model_);
     result_["optimizer_ms"].push_back(part.lap());
     result_["step_ms"].push_back(whole.lap());
-    result_["cpu_ms"].push_back(cpu_ms() - cpu_before);
+    const Usage after = process_usage();
+    result_["cpu_ms"].push_back(after.cpu_ms - before.cpu_ms);
+    result_["page_faults"].push_back(after.page_faults - before.page_faults);
     if (!result_.contains("first_loss")) result_["first_loss"] = loss.item<float>();
     result_["last_loss"] = loss.item<float>();
   }
 
   void forget_times() {
-    for (const char* name : {"forward_ms", "backward_ms", "optimizer_ms", "step_ms", "cpu_ms"}) result_.erase(name);
+    for (const char* name : {"forward_ms", "backward_ms", "optimizer_ms", "step_ms", "cpu_ms", "page_faults"}) {
+      result_.erase(name);
+    }
   }
 
   void add_communication() {

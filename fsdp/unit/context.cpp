@@ -1,3 +1,4 @@
+// Over 500 lines because touches, backward and recovery are one state machine, which is easier to check in one place.
 #include "fsdp/unit/context.h"
 
 #include <ATen/ATen.h>

@@ -89,9 +89,12 @@ TEST(Launch, ForwardsSignals) {
       kill(parent, SIGTERM);
     }
   });
+  // Each rank says when its trap is set; rank 0 then tells the test whom to signal.
+  const std::string ready = folder / "ready";
   const CommandResult result =
-      launch_script(2, "trap 'echo told; exit 0' TERM; if [ $RANK = 0 ]; then echo $PPID > " + pid_file + "; mv " +
-                           pid_file + " " + pid_file + "2; fi; while true; do sleep 0.05; done");
+      launch_script(2, "trap 'echo told; exit 0' TERM; if [ $RANK = 1 ]; then : > " + ready + "; else while [ ! -e " +
+                           ready + " ]; do sleep 0.05; done; echo $PPID > " + pid_file + "; mv " + pid_file + " " +
+                           pid_file + "2; fi; while true; do sleep 0.05; done");
   interrupter.join();
   EXPECT_EQ(result.exit_code, 128 + SIGTERM);
   EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 2) << result.out;
