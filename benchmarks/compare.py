@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import socket
+import signal
 import subprocess
 import sys
 from statistics import median
@@ -122,13 +123,14 @@ def step_time(options):
 
 
 def print_parts(parts):
-    rows = [("tokens", "who", "forward", "backward", "optimizer", "CPU time", "exposed gather", "exposed reduce")]
+    rows = [("tokens", "who", "forward", "backward", "optimizer", "CPU time", "page faults", "exposed gather", "exposed reduce")]
     for tokens, mine, theirs, alone in parts:
         for who, runs in (("ours", mine), ("peer", theirs), ("not sharded", [alone])):
             exposed = [f"{median(r[key] for r in runs):.0f}" if key in runs[0] else "-"
                        for key in ("exposed_gather_ms", "exposed_reduce_ms")]
             rows.append((str(tokens), who, *(f"{middle(runs, key):.0f}"
-                                             for key in ("forward_ms", "backward_ms", "optimizer_ms", "cpu_ms")), *exposed))
+                                             for key in ("forward_ms", "backward_ms", "optimizer_ms", "cpu_ms", "page_faults")),
+                         *exposed))
     print("Where a step goes, ms on rank 0 (CPU time: all threads of the process)")
     print_table(rows)
 
@@ -174,6 +176,7 @@ def main():
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--steps", type=int, default=7)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that run() stops what it started
     for name in options.names or benchmarks:
         benchmarks[name](options)
 

@@ -5,6 +5,7 @@ One rank; started by benchmarks/compare.py. Rank 0 prints one line of JSON."""
 import argparse
 import json
 import os
+import resource
 import time
 
 import torch
@@ -102,6 +103,10 @@ def make_tokens(count, rank):
     return torch.tensor(ids)
 
 
+def page_faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
 def peak_bytes():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
@@ -134,12 +139,12 @@ def main():
     ids = make_tokens(options.tokens, dist.get_rank())
     inputs, targets = ids[:-1].unsqueeze(0), ids[1:]
 
-    names = ("forward_ms", "backward_ms", "optimizer_ms", "step_ms", "cpu_ms")
+    names = ("forward_ms", "backward_ms", "optimizer_ms", "step_ms", "cpu_ms", "page_faults")
     result = {name: [] for name in names}
     losses = []
     reset_peak_memory()
     for _ in range(options.warmup + options.steps):
-        cpu, begin = time.process_time(), time.perf_counter()
+        cpu, faults, begin = time.process_time(), page_faults(), time.perf_counter()
         loss = F.cross_entropy(model(inputs).flatten(0, 1), targets)
         forward_end = time.perf_counter()
         loss.backward()
@@ -149,8 +154,8 @@ def main():
         end = time.perf_counter()
         seconds = (forward_end - begin, backward_end - forward_end, end - backward_end, end - begin,
                    time.process_time() - cpu)
-        for name, value in zip(names, seconds):
-            result[name].append(value * 1e3)
+        for name, value in zip(names, (*(1e3 * s for s in seconds), page_faults() - faults)):
+            result[name].append(value)
         losses.append(loss.item())
     for name in names:
         result[name] = result[name][options.warmup:]
