@@ -49,12 +49,9 @@ install_libtorch() {
   [ -f "$site/torch/lib/libtorch_cpu.so" ] && [ -f "$site/.complete-$TORCH_VERSION" ] && return
   say "installing LibTorch $TORCH_VERSION into .deps (about 530 MB to download, 1.2 GB on disk)"
   rm -rf .deps/incoming
-  # The C++ libraries are the same in the wheel of every Python version; the platform is asked for by name so that the
-  # Python of this machine does not matter.
+  # The C++ libraries are the same in the wheels of all Python versions.
   python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --no-compile \
-    --only-binary=:all: --python-version 3.11 --implementation cp \
-    --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
-    --target .deps/incoming \
+    --only-binary=:all: --target .deps/incoming \
     "torch==$TORCH_VERSION" "nvidia-cuda-runtime==$CUDA_RUNTIME_VERSION" "nvidia-cuda-cupti==$CUPTI_VERSION"
   rm -rf "$site"
   mv .deps/incoming "$site"
