@@ -3,7 +3,8 @@
 #   LIBTORCH_DIR   folder that holds include/ and lib/: site-packages/torch of a wheel, or an unpacked LibTorch zip.
 #                  Default: .deps/site-packages/torch under the checkout, where scripts/setup.sh puts it.
 #
-# Defines the imported target LibTorch::LibTorch (c10, torch_cpu, and c10d with Gloo) and LibTorch_VERSION.
+# Defines the imported target LibTorch::LibTorch (c10, torch_cpu, and c10d with Gloo), LibTorch_VERSION, and where the
+# folder holds a CUDA build, LibTorch::CUDA and LibTorch_CUDA_FOUND.
 if(NOT LIBTORCH_DIR)
   set(LIBTORCH_DIR "${CMAKE_CURRENT_LIST_DIR}/../.deps/site-packages/torch")
 endif()
@@ -40,4 +41,16 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
   target_link_libraries(LibTorch::LibTorch INTERFACE "${LIBTORCH_CPU_LIBRARY}" "${LIBTORCH_C10_LIBRARY}")
   target_link_options(LibTorch::LibTorch INTERFACE "-Wl,-rpath,${LIBTORCH_DIR}/lib" "-Wl,--allow-shlib-undefined")
 endif()
+find_library(LIBTORCH_CUDA_LIBRARY torch_cuda PATHS "${LIBTORCH_DIR}/lib" NO_DEFAULT_PATH)
+find_library(LIBTORCH_C10_CUDA_LIBRARY c10_cuda PATHS "${LIBTORCH_DIR}/lib" NO_DEFAULT_PATH)
+set(LibTorch_CUDA_FOUND OFF)
+if(LibTorch_FOUND AND LIBTORCH_CUDA_LIBRARY AND LIBTORCH_C10_CUDA_LIBRARY)
+  set(LibTorch_CUDA_FOUND ON)
+  if(NOT TARGET LibTorch::CUDA)
+    add_library(LibTorch::CUDA INTERFACE IMPORTED)
+    target_link_libraries(LibTorch::CUDA INTERFACE LibTorch::LibTorch "${LIBTORCH_CUDA_LIBRARY}"
+                                                   "${LIBTORCH_C10_CUDA_LIBRARY}")
+  endif()
+endif()
+mark_as_advanced(LIBTORCH_CUDA_LIBRARY LIBTORCH_C10_CUDA_LIBRARY)
 mark_as_advanced(LIBTORCH_CPU_LIBRARY LIBTORCH_C10_LIBRARY LIBTORCH_INCLUDE_DIR)

@@ -9,7 +9,8 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__x86_64__) && defined(__GNUC__)
+// Sanitizers are not up yet when the loader picks clones.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define FSDP_SIMD_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define FSDP_SIMD_CLONES

@@ -26,6 +26,7 @@ ALLOWED = {
     "kernels": set(),
     "mesh": {"base"},
     "comm": {"base", "mesh", "kernels"},
+    "cuda": {"base"},
     "precision": {"base"},
     "buffer": BUFFER,
     "group": GROUP,

@@ -196,6 +196,11 @@ void ParameterGroup::reshard() {
   weight_phase_.change_to(WeightPhase::kResting);
 }
 
+void ParameterGroup::note_forward_use(size_t i) {
+  if (trainable_) gradients_->note_use(i);
+  used_revision_ = main_weight_revision();
+}
+
 void ParameterGroup::distrust_unsharded() {
   unsharded_revision_ = kNoRevision;
   if (residence_ == Residence::kPersistent) model_revision_ = kNoRevision;

@@ -100,6 +100,10 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   int64_t start_unshard(const std::string& cause);
   void finish_unshard();
   void reshard();
+  // The forward read parameter i, with these values: the backward must find them again.
+  void note_forward_use(size_t i);
+  // Whether an optimizer wrote since a forward read this group.
+  bool changed_since_forward() const { return used_revision_ >= 0 && used_revision_ != main_weight_revision(); }
   // The unsharded buffer was written into: its next use fills it again.
   void distrust_unsharded();
   // For a gather that failed: full-size NaN, so that nothing reads freed memory before the error is thrown.
@@ -143,6 +147,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   int64_t observed_writes_ = 0;
   int64_t model_revision_ = -1;      // main weight's revision when the model weight was made from it
   int64_t unsharded_revision_ = -1;  // and when it was gathered
+  int64_t used_revision_ = -1;       // and when a forward with gradients read it last
   comm::Pending gather_;
 };
 

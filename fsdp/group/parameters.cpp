@@ -111,9 +111,16 @@ std::vector<DecayGroup> decay_groups(const torch::nn::Module& module, double wei
 }
 
 std::vector<at::Tensor> leaves_of(const torch::nn::Module& module) {
-  const NamedTensors tensors = named_tensors(module);
-  for (const auto& owner : owners_of(tensors)) owner->on_library_entry();
-  return without_names(to_leaves(tensors));
+  return without_names(to_leaves(named_tensors(module)));
+}
+
+void enter_library(const std::vector<at::Tensor>& leaves) {
+  std::set<std::shared_ptr<GroupOwner>> owners;
+  for (const at::Tensor& leaf : leaves) {
+    if (const auto member = registry::find_leaf(leaf)) owners.insert(member->group->owner());
+  }
+  owners.erase(nullptr);
+  for (const auto& owner : owners) owner->on_library_entry();
 }
 
 void zero_grad(torch::nn::Module& module) { clear_gradients(named_tensors(module)); }

@@ -41,6 +41,7 @@ at::Tensor clip_grad_norm_(const torch::nn::Module& module, double max_norm) {
 
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& leaves, double max_norm) {
   FSDP_CHECK(max_norm > 0, "[clip_grad_norm_] max_norm: got ", max_norm, ", expected a number above 0.");
+  enter_library(leaves);
   const at::DisableRecordFunctionGuard no_observers;
   const c10::InferenceMode normal_tensors(false);
   const at::NoGradGuard no_grad;

@@ -44,13 +44,14 @@ void agree_on_unit(const UnitDescription& unit, comm::Comm& comm) {
   const at::Tensor all = at::empty({2 * comm.size()}, at::kLong);
   comm.all_gather(all, mine, {"agree on a unit", "", ""}).wait();
   const int64_t* digests = all.const_data_ptr<int64_t>();
+  const std::string unit_name = unit.names.empty() ? "without parameters" : "with '" + unit.names.front() + "'";
   for (int rank = 1; rank < comm.size(); ++rank) {
     const int global = comm.ranks()[static_cast<size_t>(rank)];
     FSDP_CHECK(
-        digests[2 * rank] == digests[0], "[fully_shard] unit with '", unit.names.front(), "': rank ", global,
+        digests[2 * rank] == digests[0], "[fully_shard] unit ", unit_name, ": rank ", global,
         " has other parameters, shapes, dtypes or options than rank 0. Build the same model with the same options "
         "on every rank, and shard the modules in the same order.");
-    FSDP_CHECK(digests[2 * rank + 1] == digests[1], "[fully_shard] unit with '", unit.names.front(), "': rank ", global,
+    FSDP_CHECK(digests[2 * rank + 1] == digests[1], "[fully_shard] unit ", unit_name, ": rank ", global,
                " starts from other weights than rank 0. Seed all ranks alike (torch::manual_seed) before building the "
                "model, or set ShardOptions::initial_weights to InitialWeights::kBroadcast.");
   }

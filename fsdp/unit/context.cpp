@@ -141,16 +141,23 @@ void Context::check_thread(const Touch& touch, const char* operator_name) const 
              ". Use a sharded model on the thread that sharded it.");
 }
 
+// Autograd compares the versions of what it saved, but our views keep theirs when an optimizer writes the main weight.
+void Context::check_unchanged(const Touch& touch, const char* operator_name) const {
+  FSDP_CHECK(!touch.group->changed_since_forward(), "[", operator_name, "] reads '",
+             touch.group->parameter_name(touch.index),
+             "' in a backward, but an optimizer changed it after the forward: the gradient would be that of other "
+             "weights. Run backward() before the optimizer's step.");
+}
+
 void Context::follow(c10::ArrayRef<Touch> touches, const char* operator_name) {
   if (in_graph_task()) {
     enter_backward();
+    for (const Touch& touch : touches) check_unchanged(touch, operator_name);
   } else if (in_backward_) {
     abandon_backward();
   }
   if (at::GradMode::is_enabled()) {
-    for (const Touch& touch : touches) {
-      if (touch.group->trainable()) touch.group->gradients().note_use(touch.index);
-    }
+    for (const Touch& touch : touches) touch.group->note_forward_use(touch.index);
   }
   const bool all_in_use =
       std::all_of(touches.begin(), touches.end(), [this](const Touch& touch) { return in_use(*touch.unit); });

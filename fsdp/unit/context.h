@@ -67,6 +67,7 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
 
   void follow(c10::ArrayRef<Touch> touches, const char* operator_name);
   void check_thread(const Touch& touch, const char* operator_name) const;
+  void check_unchanged(const Touch& touch, const char* operator_name) const;
   bool in_use(const UnitState& unit) const;
   void move_to(c10::ArrayRef<Touch> touches, const char* operator_name);
   void begin_forward();

@@ -91,6 +91,14 @@ NamedTensors unowned_parameters(const NamedTensors& all, const std::vector<at::T
   return list;
 }
 
+std::vector<ParameterGroup*> groups_below(UnitState& unit) {
+  std::vector<ParameterGroup*> groups;
+  for (UnitState* below : unit.subtree()) {
+    for (const auto& group : below->groups) groups.push_back(group.get());
+  }
+  return groups;
+}
+
 // Units whose parameters all lie below the module: they are nested in it.
 std::vector<UnitState*> nested_units(const NamedTensors& all, const Context& context) {
   std::unordered_set<const c10::StorageImpl*> storages;
@@ -99,11 +107,12 @@ std::vector<UnitState*> nested_units(const NamedTensors& all, const Context& con
   }
   std::vector<UnitState*> nested;
   for (UnitState* unit : context.units()) {
-    if (unit == nullptr || unit->parent != nullptr || unit->groups.empty()) continue;
-    const bool below = std::all_of(unit->groups.begin(), unit->groups.end(), [&](const auto& group) {
+    if (unit == nullptr || unit->parent != nullptr) continue;
+    const std::vector<ParameterGroup*> groups = groups_below(*unit);
+    const bool below = std::all_of(groups.begin(), groups.end(), [&](const ParameterGroup* group) {
       return storages.count(group->unsharded().local().storage().unsafeGetStorageImpl()) > 0;
     });
-    if (below) nested.push_back(unit);
+    if (below && !groups.empty()) nested.push_back(unit);
   }
   return nested;
 }
@@ -113,9 +122,10 @@ std::vector<UnitState*> nested_units(const NamedTensors& all, const Context& con
 void name_nested_units(const NamedTensors& all, const std::vector<UnitState*>& nested) {
   for (UnitState* unit : nested) {
     std::string prefix;
+    const ParameterGroup* first = groups_below(*unit).front();
     for (const NamedTensor& parameter : all) {
       const auto member = registry::find_parameter(parameter.tensor);
-      if (!member || member->group != unit->groups.front()) continue;
+      if (!member || member->group.get() != first) continue;
       const std::string& inner = member->group->parameter_name(member->index);
       if (parameter.name.size() > inner.size() && parameter.name.ends_with("." + inner)) {
         prefix = parameter.name.substr(0, parameter.name.size() - inner.size());
@@ -129,6 +139,15 @@ void name_nested_units(const NamedTensors& all, const std::vector<UnitState*>& n
       for (const auto& group : below->groups) group->prefix_names(below->name, prefix);
     }
   }
+}
+
+// Whether the one nested unit is `all` itself, sharded before: its parameters have the same names there.
+bool is_same_module(const NamedTensors& all, const std::vector<UnitState*>& nested) {
+  if (nested.size() != 1) return false;
+  return std::any_of(all.begin(), all.end(), [&](const NamedTensor& parameter) {
+    const auto member = registry::find_parameter(parameter.tensor);
+    return member && member->group->parameter_name(member->index) == parameter.name;
+  });
 }
 
 layout::FlatLayout plan_group(const NamedTensors& members, const ShardOptions& options, int num_shards) {
@@ -206,8 +225,10 @@ Unit shard_parameters(const NamedTensors& all, const Mesh& mesh, const ShardOpti
   const auto context = Context::of(mesh.world(), options.schedule);
   context->on_library_entry();
   const NamedTensors parameters = unowned_parameters(all, options.ignored_parameters);
-  FSDP_CHECK(!parameters.empty(), "[fully_shard] the module has no parameters left to shard: it has ", all.size(),
-             " and all are owned by other units or ignored. Shard each module once, inner modules first.");
+  const std::vector<UnitState*> nested = nested_units(all, *context);
+  FSDP_CHECK(!parameters.empty() || (!nested.empty() && !is_same_module(all, nested)), "[fully_shard] the module has no parameters to shard: it has ",
+             all.size(), ", and all are ignored or belong to units that are nested elsewhere. Shard each module once, ",
+             "inner modules first.");
   const auto comm = mesh.world().connection->group(mesh.ranks("shard"));
   UnitDescription description{{}, {}, &options};
   for (const NamedTensor& parameter : parameters) {
@@ -215,8 +236,6 @@ Unit shard_parameters(const NamedTensors& all, const Mesh& mesh, const ShardOpti
     description.parameters.push_back(parameter.tensor);
   }
   agree_on_unit(description, *comm);
-
-  const std::vector<UnitState*> nested = nested_units(all, *context);
   name_nested_units(all, nested);
   auto unit = std::make_shared<LiveUnit>(context, "root");
   unit->state.reshard_after_forward =
@@ -225,6 +244,7 @@ Unit shard_parameters(const NamedTensors& all, const Mesh& mesh, const ShardOpti
   for (UnitState* child : nested) {
     child->parent = &unit->state;
     unit->state.children.push_back(child);
+    if (parameters.empty()) child->held_parent = std::shared_ptr<UnitState>(unit, &unit->state);
   }
   for (const NamedTensors& members : split_into_groups(parameters)) add_group(unit, members, options, comm);
   return Unit(std::shared_ptr<UnitState>(unit, &unit->state));

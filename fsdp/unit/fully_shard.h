@@ -22,7 +22,7 @@ namespace fsdp {
 // but their memory is filled only while the unit is in use; optimizers work on fsdp::parameters(module).
 // The parameters must be floating point leaves on one device, contiguous, at least 1-D.
 // Throws Error(kUsage): a parameter is unsuitable (it is named), ranks differ in layout, options or initial weights
-// (the first differing rank is named), the module has no parameters left to shard.
+// (the first differing rank is named), nothing of the module is left to shard.
 Unit fully_shard(torch::nn::Module& module, const Mesh& mesh, const ShardOptions& options = {});
 
 // The same for a TorchScript module. Frozen modules have no parameters and are refused.

@@ -1,5 +1,7 @@
 #include "fsdp/unit/touch_table.h"
 
+#include <algorithm>
+
 namespace fsdp {
 namespace {
 constexpr size_t kInitialSize = 256;
@@ -34,10 +36,13 @@ void TouchTable::insert(Slots& slots, const c10::StorageImpl* storage, Parameter
 void TouchTable::add(const c10::StorageImpl* storage, ParameterGroup* group, UnitState* unit) {
   const std::lock_guard lock(write_mutex_);
   if (2 * (used_ + 1) > tables_.back()->slots.size()) {
-    auto larger = std::make_unique<Slots>(2 * tables_.back()->slots.size());
+    const auto is_live = [](const Slot& slot) { return slot.group.load(std::memory_order_relaxed) != nullptr; };
+    const std::vector<Slot>& full = tables_.back()->slots;
+    const auto live = static_cast<size_t>(std::count_if(full.begin(), full.end(), is_live));
+    auto larger = std::make_unique<Slots>(4 * live > full.size() ? 2 * full.size() : full.size());
     used_ = 0;
-    for (const Slot& slot : tables_.back()->slots) {
-      if (slot.group.load(std::memory_order_relaxed) == nullptr) continue;
+    for (const Slot& slot : full) {
+      if (!is_live(slot)) continue;
       insert(*larger, slot.storage.load(std::memory_order_relaxed), slot.group.load(std::memory_order_relaxed),
              slot.unit.load(std::memory_order_relaxed));
       ++used_;

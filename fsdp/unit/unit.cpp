@@ -28,6 +28,15 @@ int64_t parameters_in(const UnitState& unit) {
   return count;
 }
 
+// Name and phase to the left, figures to the right.
+std::string table_line(const std::array<std::string, 7>& cells) {
+  constexpr std::array<size_t, 6> kWidths{32, 8, 10, 13, 13, 9};
+  const auto blanks = [](size_t width, size_t used) { return std::string(width > used ? width - used : 0, ' '); };
+  std::string line = cells[0] + blanks(kWidths[0], cells[0].size());
+  for (size_t i = 1; i < kWidths.size(); ++i) line += blanks(kWidths[i], cells[i].size()) + cells[i];
+  return line + "  " + cells.back() + "\n";
+}
+
 std::string describe_unit(const UnitState& unit, int depth) {
   int64_t gathered = 0;
   int64_t sharded = 0;
@@ -41,12 +50,11 @@ std::string describe_unit(const UnitState& unit, int depth) {
   }
   const int64_t count = parameters_in(unit);
   const std::string title = std::string(static_cast<size_t>(2 * depth), ' ') + unit.name;
-  std::array<char, 256> line{};
-  std::snprintf(line.data(), line.size(), "%-32s %7zu %9s %12s %12s %7.2f%%  %s\n", title.c_str(), tensors,
-                format_count(count).c_str(), format_bytes(gathered).c_str(), format_bytes(sharded).c_str(),
-                count > 0 ? 100.0 * static_cast<double>(padding) / static_cast<double>(count) : 0.0,
-                phase_of(unit).c_str());
-  return line.data();
+  std::array<char, 16> percent{};
+  std::snprintf(percent.data(), percent.size(), "%.2f%%",
+                count > 0 ? 100.0 * static_cast<double>(padding) / static_cast<double>(count) : 0.0);
+  return table_line({title, std::to_string(tensors), format_count(count), format_bytes(gathered), format_bytes(sharded),
+                     percent.data(), phase_of(unit)});
 }
 
 void append_subtree(const UnitState& unit, int depth, std::string& text) {
@@ -81,10 +89,7 @@ void Unit::set_gradient_divide_factor(double factor) {
 }
 
 std::string Unit::describe() const {
-  std::array<char, 256> head{};
-  std::snprintf(head.data(), head.size(), "%-32s %7s %9s %12s %12s %8s  %s\n", "unit", "tensors", "params", "gathered",
-                "per rank", "padding", "weights");
-  std::string text = head.data();
+  std::string text = table_line({"unit", "tensors", "params", "gathered", "per rank", "padding", "weights"});
   append_subtree(*state_, 0, text);
   const Counters& counters = state_->context->counters();
   const RestingBytes resting = resting_bytes();

@@ -39,6 +39,7 @@ class UnitState {
   std::string name;  // dotted name of the module within its root; "root" for a root
   int id = 0;        // position among the units of the context
   UnitState* parent = nullptr;
+  std::shared_ptr<UnitState> held_parent;  // a parent without parameters has no hooks that own it; its children do
   std::vector<UnitState*> children;
   std::vector<std::shared_ptr<ParameterGroup>> groups;
 

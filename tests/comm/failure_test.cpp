@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-#include <unistd.h>
 
 #include <array>
 #include <cstdio>
@@ -203,33 +202,9 @@ LaunchEnvironment environment(int rank, int size, uint16_t port) {
   return env;
 }
 
-int variable(const char* name) { return std::stoi(std::getenv(name)); }
-
-// Ranks 0 and 1 wait for rank 2, which ends as a killed process does. They stay until both have failed, so that neither
-// is taken for the one that died.
-TEST(Failure, DISABLED_ChildOfDeadProcess) {
-  const int rank = variable("FSDP_TEST_RANK");
-  const auto store =
-      open_store(environment(rank, 3, static_cast<uint16_t>(variable("FSDP_TEST_PORT"))), std::chrono::seconds(60));
-  ConnectOptions options;
-  options.deadline = std::chrono::seconds(60);
-  const World world = connect(store, rank, 3, options);
-  barrier(world, "start");
-  if (rank == 2) _exit(1);
-  const auto begin = Clock::now();
-  const std::string text = communication_error([&] { barrier(world, "after the death"); });
-  const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  store->set("failed/" + std::to_string(rank), std::vector<uint8_t>{1});
-  store->wait({"failed/" + std::to_string(1 - rank)}, std::chrono::seconds(30));
-  std::printf("RESULT %.1f %s\n", seconds, text.c_str());
-}
-
-std::FILE* start_child(int rank, uint16_t port) {
-  std::array<char, 4096> path{};
-  if (readlink("/proc/self/exe", path.data(), path.size() - 1) < 0) throw std::runtime_error("no /proc/self/exe");
+std::FILE* start_rank(int rank, uint16_t port) {
   const std::string command =
-      c10::str("FSDP_TEST_RANK=", rank, " FSDP_TEST_PORT=", port, " OMP_NUM_THREADS=1 timeout 60 '", path.data(),
-               "' --gtest_also_run_disabled_tests --gtest_filter=*.DISABLED_ChildOfDeadProcess");
+      c10::str("OMP_NUM_THREADS=1 timeout 60 '", FSDP_DYING_RANK, "' ", rank, " ", static_cast<int>(port));
   return popen(command.c_str(), "r");
 }
 
@@ -244,7 +219,7 @@ std::string read_all(std::FILE* pipe) {
 TEST(Failure, ADeadProcessIsNamedByAllOthersQuickly) {
   const StoreServer server;
   std::array<std::FILE*, 3> children{};
-  for (int rank = 0; rank < 3; ++rank) children[static_cast<size_t>(rank)] = start_child(rank, server.port());
+  for (int rank = 0; rank < 3; ++rank) children[static_cast<size_t>(rank)] = start_rank(rank, server.port());
   for (int rank = 0; rank < 3; ++rank) {
     const std::string text = read_all(children[static_cast<size_t>(rank)]);
     if (rank == 2) continue;

@@ -37,6 +37,18 @@ void expect_forward_parity(const World& world, ShardedBlocks& sharded) {
   EXPECT_TRUE(torch::allclose(sharded.module->forward(rows), expected, 1e-5, 1e-6));
 }
 
+// The model is of use again: it trains on.
+void expect_that_it_trains(const World& world, ShardedBlocks& sharded, SGD& optimizer) {
+  const torch::Tensor rows = share_of(world, batch(2));
+  const double before = loss_of(*sharded.module, rows).item<double>();
+  for (int step = 0; step < 5; ++step) {
+    loss_of(*sharded.module, rows).backward();
+    optimizer.step();
+    zero_grad(*sharded.module);
+  }
+  EXPECT_LT(loss_of(*sharded.module, rows).item<double>(), before);
+}
+
 TEST(Mistakes, OptimizerOnModuleParametersIsSeenAtTheSecondBackward) {
   run_ranks(2, [](const World& world) {
     ShardedBlocks sharded = shard_blocks(world);
@@ -225,11 +237,28 @@ TEST(Mistakes, IgnoredParametersStayAsTheyAre) {
 TEST(Mistakes, ModulesWithNothingToShardAreRefused) {
   run_ranks(1, [](const World& world) {
     torch::nn::GELU empty;
-    EXPECT_THAT(error_of([&] { fully_shard(*empty, Mesh::shard(world)); }), HasSubstr("no parameters left to shard"));
+    EXPECT_THAT(error_of([&] { fully_shard(*empty, Mesh::shard(world)); }), HasSubstr("no parameters to shard"));
     const auto module = make_block_model(1);
     const Unit unit = fully_shard(*module, Mesh::shard(world));
     EXPECT_THAT(error_of([&] { fully_shard(*module, Mesh::shard(world)); }), HasSubstr("Shard each module once"));
   });
+}
+
+TEST(Mistakes, AStepBetweenForwardAndBackwardIsAnError) {
+  for (const int size : {1, 2}) {
+    run_ranks(size, [](const World& world) {
+      ShardedBlocks sharded = shard_blocks(world);
+      SGD optimizer(parameters(*sharded.module), {.lr = 0.1});
+      const torch::Tensor rows = share_of(world, batch(1));
+      loss_of(*sharded.module, rows).backward();
+      const torch::Tensor early = loss_of(*sharded.module, rows);
+      optimizer.step();
+      EXPECT_THAT(error_of([&] { early.backward(); }),
+                  AllOf(HasSubstr("outlet."), HasSubstr("before the optimizer's step")));
+      zero_grad(*sharded.module);
+      expect_that_it_trains(world, sharded, optimizer);
+    });
+  }
 }
 
 TEST(Mistakes, AMeshWithReplicasIsRefusedByItsAxis) {

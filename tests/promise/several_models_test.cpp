@@ -50,6 +50,37 @@ TEST(SeveralModels, TwoForwardsThenTwoBackwards) {
   }
 }
 
+torch::nn::Sequential make_pair_of_layers() {
+  return testing::make_seeded(7, [] { return torch::nn::Sequential(torch::nn::Linear(5, 4), torch::nn::Linear(4, 3)); });
+}
+
+TEST(SeveralModels, ARootWithoutParametersOfItsOwn) {
+  run_ranks(2, [](const World& world) {
+    auto sharded = make_pair_of_layers();
+    auto plain = make_pair_of_layers();
+    ShardOptions options;
+    options.strategy = Strategy::kOptim;  // reduces in the last microbatch only, which the root has to tell its units
+    for (auto& layer : *sharded) fully_shard(*layer.ptr(), Mesh::shard(world), options);
+    {
+      const Unit root = fully_shard(*sharded, Mesh::shard(world), options);
+      EXPECT_EQ(root.num_units(), 3);
+      parameters(*sharded);
+      for (const bool is_last : {false, true}) {
+        const Microbatch scope(root, is_last);
+        sharded->forward(share_of(world, batch(is_last ? 2 : 1))).square().mean().backward();
+        EXPECT_EQ(root.counters().reduces, is_last ? 2 : 0);
+        plain->forward(batch(is_last ? 2 : 1)).square().mean().backward();
+      }
+      expect_same_gradients(*sharded, *plain);
+    }
+    zero_grad(*sharded);
+    plain->zero_grad();
+    sharded->forward(share_of(world, batch(3))).square().mean().backward();
+    plain->forward(batch(3)).square().mean().backward();
+    expect_same_gradients(*sharded, *plain);
+  });
+}
+
 // Outputs of a frozen teacher are the student's targets.
 torch::Tensor distillation_loss(BlockModel& student, BlockModel& teacher, const torch::Tensor& rows) {
   return (student.forward(rows) - teacher.forward(rows).detach()).square().mean();

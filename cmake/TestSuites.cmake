@@ -1,0 +1,34 @@
+# One ctest entry per test suite rather than per test: a process that links LibTorch takes 0.3 s to start, most tests a
+# few milliseconds. The suites are read from the sources, so nothing is run at build time.
+#
+#   fsdp_add_test_suites(target LABEL label [FAST_SUITES suite...] [TIMEOUT seconds])
+#
+# FAST_SUITES get the label `fast` instead.
+function(fsdp_add_test_suites target)
+  cmake_parse_arguments(arg "" "LABEL;TIMEOUT" "FAST_SUITES" ${ARGN})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 300)
+  endif()
+  get_target_property(sources ${target} SOURCES)
+  set(suites "")
+  foreach(source ${sources})
+    get_filename_component(path ${source} ABSOLUTE)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${path})
+    file(STRINGS ${path} lines REGEX "^(TEST|TEST_F|TEST_P|RC_GTEST_PROP)\\([A-Za-z0-9_]+,")
+    foreach(line ${lines})
+      string(REGEX REPLACE "^[A-Z_]+\\(([A-Za-z0-9_]+),.*" "\\1" suite "${line}")
+      list(APPEND suites ${suite})
+    endforeach()
+  endforeach()
+  list(REMOVE_DUPLICATES suites)
+  foreach(suite ${suites})
+    set(label ${arg_LABEL})
+    if(suite IN_LIST arg_FAST_SUITES)
+      set(label fast)
+    endif()
+    add_test(NAME ${target}.${suite} COMMAND ${target} --gtest_brief=1 --gtest_filter=${suite}.*:*/${suite}.*)
+    # One thread each: ranks are threads or processes already, and ctest runs several tests at once.
+    set_tests_properties(${target}.${suite} PROPERTIES LABELS ${label} TIMEOUT ${arg_TIMEOUT}
+                         ENVIRONMENT OMP_NUM_THREADS=1 FAIL_REGULAR_EXPRESSION "0 tests from 0 test suites ran")
+  endforeach()
+endfunction()
