@@ -11,22 +11,12 @@
 #include "fsdp/buffer/dbuffer.h"
 #include "fsdp/comm/comm.h"
 #include "fsdp/group/gradient_buffers.h"
+#include "fsdp/group/group_owner.h"
 #include "fsdp/group/phase.h"
 #include "fsdp/precision/precision.h"
 #include "fsdp/strategy/strategy.h"
 
 namespace fsdp {
-
-// What a group tells whoever drives it. Implemented by the Context.
-class GroupOwner {
- public:
-  virtual ~GroupOwner() = default;
-  // A program called into the library (optimizer, clipping, zero_grad): throws what happened where nothing may be
-  // thrown, checks that no parameter left its buffer, and lets everything rest.
-  virtual void on_library_entry() = 0;
-  // Somebody asked for the leaves, so an optimizer has a chance to be right.
-  virtual void on_leaves_requested() = 0;
-};
 
 // What a group is made of. The parameters are in flat order and share dtype, device and trainability.
 struct GroupSpec {

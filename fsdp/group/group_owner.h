@@ -1,0 +1,16 @@
+#pragma once
+
+namespace fsdp {
+
+// What a group tells whoever drives it. Implemented by the Context.
+class GroupOwner {
+ public:
+  virtual ~GroupOwner() = default;
+  // A program called into the library (optimizer, clipping, zero_grad): throws what happened where nothing may be
+  // thrown, checks that no parameter left its buffer, and lets everything rest.
+  virtual void on_library_entry() = 0;
+  // Somebody asked for the leaves, so an optimizer has a chance to be right.
+  virtual void on_leaves_requested() = 0;
+};
+
+}  // namespace fsdp
