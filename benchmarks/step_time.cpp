@@ -140,7 +140,7 @@ class StepTime {
     result_["exposed_reduce_ms"] = counters.exposed_reduce_ms / steps;
     result_["gathers"] = static_cast<double>(counters.gathers) / steps;
     result_["reduces"] = static_cast<double>(counters.reduces) / steps;
-    result_["slab_allocations"] = counters.slab_allocations;
+    result_["buffer_allocations"] = counters.buffer_allocations;
   }
 
   // What a rank must hold at the worst moment of a step, beside what it held.

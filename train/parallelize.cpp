@@ -28,7 +28,7 @@ ShardOptions shard_options(const ShardConfig& config) {
   if (config.reshard_after_forward != "auto") {
     options.reshard_after_forward = config.reshard_after_forward == "true";
   }
-  options.schedule.depth = static_cast<int>(config.prefetch_depth);
+  options.schedule = schedule::Schedule::static_order(static_cast<int>(config.prefetch_depth));
   return options;
 }
 

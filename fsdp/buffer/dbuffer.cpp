@@ -48,18 +48,18 @@ at::Tensor DBuffer::own_slice() const {
   return local_.narrow(0, index_ * layout_->shard_numel, layout_->shard_numel);
 }
 
-void DBuffer::reallocate(SlabAllocator& slabs) {
+void DBuffer::reallocate(BufferAllocator& allocator) {
   FSDP_ASSERT(!resident_, "buffer has its memory already");
-  exchange_memory(local_, slabs.take(bytes()), bytes());
+  exchange_memory(local_, allocator.take(bytes()), bytes());
   resident_ = true;
 }
 
-void DBuffer::release(SlabAllocator& slabs) {
+void DBuffer::release(BufferAllocator& allocator) {
   FSDP_ASSERT(resident_, "buffer has no memory");
   c10::StorageImpl* storage = local_.storage().unsafeGetStorageImpl();
   c10::DataPtr memory = storage->set_data_ptr(c10::DataPtr(nullptr, local_.device()));
   storage->set_nbytes(0);
-  slabs.give_back(std::move(memory), bytes());
+  allocator.give_back(std::move(memory), bytes());
   resident_ = false;
 }
 

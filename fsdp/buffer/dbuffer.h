@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "fsdp/buffer/slab_allocator.h"
+#include "fsdp/buffer/buffer_allocator.h"
 #include "fsdp/comm/comm.h"
 #include "fsdp/layout/planner.h"
 #include "fsdp/strategy/strategy.h"
@@ -44,8 +44,8 @@ class DBuffer {
   at::Tensor own_slice() const;
 
   // Take and return the memory of a kSlab buffer. Views of local() follow, also those that autograd saved.
-  void reallocate(SlabAllocator& slabs);
-  void release(SlabAllocator& slabs);
+  void reallocate(BufferAllocator& allocator);
+  void release(BufferAllocator& allocator);
 
   // COLLECTIVE. Fills this replicated buffer from every rank's `shard` [S], which may be own_slice().
   comm::Pending all_gather_from(const at::Tensor& shard, comm::Comm& comm, comm::CallLabel label);

@@ -55,10 +55,22 @@ void CallLog::set_state(int64_t number, CallState state) {
   ++revision_;
 }
 
-CallRecord CallLog::latest() const {
+std::vector<CallRecord> CallLog::current() const {
   const std::lock_guard lock(mutex_);
-  if (latest_ == 0) return {};
-  return ring_[static_cast<size_t>(latest_ - 1) % kCapacity];
+  std::vector<CallRecord> records;
+  const auto is_open = [](const CallRecord& record) {
+    return record.state == CallState::kIssued || record.state == CallState::kWaiting;
+  };
+  const int64_t size = static_cast<int64_t>(ring_.size());
+  for (int64_t number = count_ - size + 1; number <= count_; ++number) {
+    const CallRecord& record = ring_[static_cast<size_t>(number - 1) % kCapacity];
+    if (is_open(record)) records.push_back(record);
+  }
+  if (latest_ > count_ - size) {
+    const CallRecord& last = ring_[static_cast<size_t>(latest_ - 1) % kCapacity];
+    if (latest_ > 0 && !is_open(last)) records.push_back(last);
+  }
+  return records;
 }
 
 int64_t CallLog::revision() const {

@@ -35,8 +35,8 @@ class CallLog {
   int64_t issue(const CallLabel& label, int64_t bytes);
   void set_state(int64_t number, CallState state);
 
-  // The call this process is in or was in last; number 0 if there was none.
-  CallRecord latest() const;
+  // The calls this process is in, oldest first, then the one it was in last if that is over; empty if there was none.
+  std::vector<CallRecord> current() const;
   // Grows with every change; lets a publisher skip what did not move.
   int64_t revision() const;
   // One JSON object per line, oldest first.
@@ -46,7 +46,7 @@ class CallLog {
   mutable std::mutex mutex_;
   std::vector<CallRecord> ring_;
   int64_t count_ = 0;
-  int64_t latest_ = 0;
+  int64_t latest_ = 0;  // issued or changed last
   int64_t revision_ = 0;
 };
 

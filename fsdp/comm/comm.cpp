@@ -44,7 +44,6 @@ void Pending::wait() {
     comm_->fail(number_, label_, failure);
   }
   comm_->set_state(number_, CallState::kDone);
-  if (next_) std::exchange(next_, nullptr)();
 }
 
 Comm::Comm(std::weak_ptr<Connection> connection, std::vector<int> ranks, int rank, std::unique_ptr<Transport> transport)
@@ -53,6 +52,7 @@ Comm::Comm(std::weak_ptr<Connection> connection, std::vector<int> ranks, int ran
 Comm::Issued Comm::issue(const CallLabel& label, int64_t bytes) {
   int64_t number = 0;
   if (const auto connection = connection_.lock()) number = connection->calls().issue(label, bytes);
+  const std::lock_guard lock(mutex_);
   return {number, make_tag(sequence_[label.op + '/' + label.unit]++, label, bytes)};
 }
 
@@ -87,18 +87,6 @@ Pending Comm::reduce_scatter(const at::Tensor& input, const at::Tensor& output, 
                [&](uint32_t tag) { return transport_->reduce_scatter(input, output, staging, accumulate, tag); });
 }
 
-Pending Comm::all_reduce(const at::Tensor& buffer, const at::Tensor& staging, CallLabel label) {
-  const int64_t shard = buffer.numel() / size();
-  const at::Tensor own = buffer.narrow(0, rank_ * shard, shard);
-  Pending pending = start(label, num_bytes(buffer), [&](uint32_t tag) {
-    return transport_->reduce_scatter(buffer, own, staging, Accumulate::kOverwrite, tag);
-  });
-  pending.then([this, buffer, own, label] {
-    all_gather(buffer, own, {label.op + " (gather)", label.unit, label.cause}).wait();
-  });
-  return pending;
-}
-
 void Comm::all_reduce_small(const at::Tensor& values, CallLabel label) {
   if (size() == 1) return;
   const at::DisableRecordFunctionGuard no_observers;
@@ -130,8 +118,9 @@ void Comm::fail(int64_t number, const CallLabel& label, const TransferFailure& f
   const int mine = ranks_[static_cast<size_t>(rank_)];
   const std::string call = c10::str("[comm] rank ", mine, ": ", label.op, unit, cause, ", call ", number);
   if (failure.kind == TransferFailure::Kind::kPeerClosed) {
-    FSDP_THROW(kCommunication, call, ": rank ", global,
-               " closed its connection. It failed, or was stopped; its own output ", "has the cause.");
+    const int first = connection ? connection->first_to_die(global) : global;
+    FSDP_THROW(kCommunication, call, ": rank ", first,
+               " closed its connection. It failed, or was stopped; its own output has the cause.");
   }
   if (failure.kind == TransferFailure::Kind::kDeadline && connection) {
     const double seconds = std::chrono::duration<double>(connection->deadline()).count();

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -26,21 +27,19 @@ class Pending {
   // Blocks until the result is complete. Throws Error(kCommunication) at the deadline or when a peer died; the text
   // names the call, what caused it and the ranks that are missing.
   void wait();
-  // Runs after the transfer within wait(); for results that need a second stage.
-  void then(std::function<void()> next) { next_ = std::move(next); }
+  // The transfer itself, to give it up from another thread.
+  const std::shared_ptr<Transfer>& transfer() const { return transfer_; }
 
  private:
   std::shared_ptr<Comm> comm_;
   int64_t number_ = 0;
   CallLabel label_;
-  std::unique_ptr<Transfer> transfer_;
-  std::function<void()> next_;
+  std::shared_ptr<Transfer> transfer_;
 };
 
 // The ranks of one group and the only door to them: every collective of the library is a method of this class. Each
 // call has a name, a number and a deadline, and is kept in the connection's log. Calls are COLLECTIVE, calls of one
-// operation on one unit in the same order on every rank of the group, from one thread at a time; tensors are contiguous
-// and 1-D.
+// operation on one unit in the same order on every rank of the group; tensors are contiguous and 1-D. Thread-safe.
 class Comm : public std::enable_shared_from_this<Comm> {
  public:
   Comm(std::weak_ptr<Connection> connection, std::vector<int> ranks, int rank, std::unique_ptr<Transport> transport);
@@ -56,8 +55,6 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Pending reduce_scatter(const at::Tensor& input, const at::Tensor& output, const at::Tensor& staging,
                          Accumulate accumulate, CallLabel label);
   int64_t staging_numel(int64_t shard_numel) const { return transport_->staging_numel(shard_numel); }
-  // buffer [size * n]: the sum over ranks, in place, equal bits everywhere. staging as above.
-  Pending all_reduce(const at::Tensor& buffer, const at::Tensor& staging, CallLabel label);
   // For numbers, not bulk data: any numel; gathers all values and adds them in rank order. Blocking.
   void all_reduce_small(const at::Tensor& values, CallLabel label);
   // Blocking. Rank `root`'s tensor on every rank.
@@ -79,6 +76,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   std::vector<int> ranks_;
   int rank_;
   std::unique_ptr<Transport> transport_;
+  std::mutex mutex_;
   std::unordered_map<std::string, uint32_t> sequence_;  // calls so far, by operation and unit
 };
 

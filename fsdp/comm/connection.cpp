@@ -72,6 +72,7 @@ std::shared_ptr<Comm> Connection::group(const std::vector<int>& ranks) {
                  options_.host, "': ", error.what());
     }
   }
+  if (options_.delays.any()) transport = make_delayed_transport(std::move(transport), options_.delays);
   auto comm = std::make_shared<Comm>(weak_from_this(), ranks, group_rank, std::move(transport));
   groups_.push_back(comm);
   return comm;
@@ -90,22 +91,40 @@ std::string Connection::describe_missing(const CallLabel& label, const std::vect
   std::string text;
   for (const int rank : ranks) {
     if (rank == rank_) continue;
-    const auto progress = monitor_->progress_of(rank);
-    const bool same = progress && progress->label.op == label.op && progress->label.unit == label.unit;
-    if (same && progress->state != CallState::kDone) continue;
+    const std::vector<Progress> calls = monitor_->progress_of(rank);
+    const bool is_here = std::any_of(calls.begin(), calls.end(), [&](const Progress& call) {
+      return call.label.op == label.op && call.label.unit == label.unit && call.state != CallState::kDone;
+    });
+    if (is_here) continue;
     if (!text.empty()) text += "; ";
     text += "rank " + std::to_string(rank) + " is missing: ";
-    if (!progress) {
+    if (calls.empty()) {
       text += "it made no call yet";
       continue;
     }
-    const bool waiting = progress->state == CallState::kWaiting;
+    const auto open = std::find_if(calls.begin(), calls.end(),
+                                   [](const Progress& call) { return call.state == CallState::kWaiting; });
+    const bool waiting = open != calls.end();
+    const Progress* progress = waiting ? &*open : &calls.back();
     text += std::string(waiting ? "it waits in " : "its last call was ") + progress->label.op;
     if (!progress->label.unit.empty()) text += " of '" + progress->label.unit + "'";
     if (!progress->label.cause.empty()) text += " (" + progress->label.cause + ")";
     text += ", call " + std::to_string(progress->number);
   }
   return text.empty() ? "All ranks are in this call; the network is slower than the deadline." : text + ".";
+}
+
+int Connection::first_to_die(int lost_rank) {
+  if (!monitor_) return lost_rank;
+  // Each rank says whom it lost before it gives up, so the chain ends at one that said nothing.
+  int first = lost_rank;
+  for (int hops = 0; hops < size_; ++hops) {
+    const std::optional<int> next = monitor_->loss_of(first);
+    if (!next || *next == rank_) break;
+    first = *next;
+  }
+  monitor_->publish_loss(first);
+  return first;
 }
 
 void Connection::dump_calls() noexcept {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fsdp/comm/call_log.h"
+#include "fsdp/comm/delayed_transport.h"
 #include "fsdp/comm/transport.h"
 #include "fsdp/mesh/mesh.h"
 
@@ -23,6 +24,7 @@ struct ConnectOptions {
   std::string host = "127.0.0.1";  // this host, as the other ranks reach it
   // Where the log of calls goes when one fails: calls-rank<N>.jsonl. Empty: nowhere.
   std::string dump_folder;
+  TransferDelays delays;  // of this rank's transfers; tests only
 };
 
 // One rank's membership of a job: the store, the log of calls, the progress it publishes, and the groups made from it.
@@ -44,6 +46,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // One sentence for each of `ranks` that is not waiting in call `label` too: what it did last, as far as it told the
   // store.
   std::string describe_missing(const CallLabel& label, const std::vector<int>& ranks);
+
+  // `lost_rank` closed its connection; the rank that died first, as far as the others told the store. Tells it too.
+  int first_to_die(int lost_rank);
 
   // Writes the log of calls to the dump folder, if there is one. Never throws.
   void dump_calls() noexcept;

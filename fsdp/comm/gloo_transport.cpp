@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -35,13 +36,19 @@ class GlooTransfer : public Transfer {
 
   void wait() override {
     for (PeerWork& item : works_) {
+      bool complete = false;
       try {
-        item.work->wait();
+        complete = item.work->wait();
       } catch (const std::exception& error) {
         rethrow_as_failure(item.peer, error);
       }
+      if (!complete) throw TransferFailure(TransferFailure::Kind::kOther, item.peer, "given up by this rank");
     }
     finish();
+  }
+
+  void abort() noexcept override {
+    for (const PeerWork& item : works_) item.work->abort();
   }
 
  protected:
@@ -126,6 +133,7 @@ class GlooTransport : public Transport {
  private:
   void receive(GlooTransfer& transfer, const at::Tensor& tensor, int peer, uint32_t tag) {
     std::vector<at::Tensor> tensors{tensor};
+    const std::lock_guard lock(mutex_);
     try {
       transfer.add(peer, group_->recv(tensors, peer, static_cast<int>(tag)));
     } catch (const std::exception& error) {
@@ -135,6 +143,7 @@ class GlooTransport : public Transport {
 
   void send(GlooTransfer& transfer, const at::Tensor& tensor, int peer, uint32_t tag) {
     std::vector<at::Tensor> tensors{tensor};
+    const std::lock_guard lock(mutex_);
     try {
       transfer.add(peer, group_->send(tensors, peer, static_cast<int>(tag)));
     } catch (const std::exception& error) {
@@ -145,6 +154,7 @@ class GlooTransport : public Transport {
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
   int rank_;
   int size_;
+  std::mutex mutex_;  // the process group counts its calls without a lock
 };
 
 }  // namespace

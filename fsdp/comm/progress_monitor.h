@@ -7,31 +7,38 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "fsdp/comm/call_log.h"
 
 namespace fsdp::comm {
 
-// What one rank published: the call it is in, or was in last.
+// What one rank published of a call it is in, or was in last.
 struct Progress {
   int64_t number = 0;
   CallState state = CallState::kDone;
   CallLabel label;
 };
 
-// Publishes this rank's latest call to the store a few times a second, from its own thread and connection, so that the
+// Publishes this rank's calls to the store a few times a second, from its own thread and connection, so that the
 // hot path only writes its log and yet every rank can be asked what it did last when a wait reaches its deadline.
 class ProgressMonitor {
  public:
   ProgressMonitor(c10::intrusive_ptr<c10d::Store> store, int rank, CallLog& calls);
   ~ProgressMonitor();
 
-  // What `rank` published last; empty if nothing, or if the store is gone.
-  std::optional<Progress> progress_of(int rank);
+  // What `rank` published last: the calls it is in, then the one before; empty if nothing, or if the store is gone.
+  std::vector<Progress> progress_of(int rank);
+
+  // This rank gives up because `lost_rank` closed its connection.
+  void publish_loss(int lost_rank);
+  // The rank that `rank` gave up for, if it said so: follow this to the first that died.
+  std::optional<int> loss_of(int rank);
 
  private:
   void run();
   void publish();
+  std::optional<std::string> read(const std::string& key);
 
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_;

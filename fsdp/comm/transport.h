@@ -24,6 +24,8 @@ class Transfer {
   virtual ~Transfer() = default;
   // Returns when the result is complete and every buffer may be reused. Call once.
   virtual void wait() = 0;
+  // Makes a wait() that runs on another thread, or comes later, throw soon. May be called at any time.
+  virtual void abort() noexcept {}
 };
 
 // How the sum of a reduction meets what its output already holds.

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "fsdp/base/check.h"
@@ -11,20 +12,25 @@
 
 namespace fsdp {
 
+using comm::Accumulate;
+
 GradientBuffers::GradientBuffers(GradientSpec spec)
-    : layout_(std::move(spec.layout)),
-      traits_(spec.traits),
-      comm_(std::move(spec.comm)),
-      slabs_(std::move(spec.slabs)),
-      leaves_(std::move(spec.leaves)),
-      main_placement_(spec.placement),
-      main_options_(spec.main_options),
-      reduce_buffer_(layout_, Placement::kPartial, comm_->rank(), main_options_.dtype(spec.reduce_dtype),
-                     Backing::kSlab),
-      used_(leaves_.size(), false),
-      placed_(leaves_.size(), false),
-      this_pass_(leaves_.size(), false),
-      arrived_(leaves_.size(), 0) {}
+    : spec_(std::move(spec)),
+      has_replicas_(spec_.links.replicate != nullptr),
+      used_(spec_.leaves.size(), false),
+      placed_(spec_.leaves.size(), false),
+      this_pass_(spec_.leaves.size(), false),
+      arrived_(spec_.leaves.size(), 0) {
+  const int index = spec_.links.shard->rank();
+  const auto buffer_of = [&](at::ScalarType dtype) {
+    return DBuffer(spec_.layout, Placement::kPartial, index, spec_.main_options.dtype(dtype), Backing::kSlab);
+  };
+  reduce_buffer_ = buffer_of(spec_.reduce_dtype);
+  if (spec_.accumulate_dtype != spec_.reduce_dtype) wide_buffer_ = buffer_of(spec_.accumulate_dtype);
+  if (has_replicas_) {
+    partial_ = DBuffer(spec_.layout, Placement::kShard, index, spec_.main_options, Backing::kSlab);
+  }
+}
 
 bool GradientBuffers::used() const { return std::find(used_.begin(), used_.end(), true) != used_.end(); }
 
@@ -32,16 +38,17 @@ void GradientBuffers::forget_use() { std::fill(used_.begin(), used_.end(), false
 
 void GradientBuffers::begin_backward() { std::fill(this_pass_.begin(), this_pass_.end(), false); }
 
-void GradientBuffers::begin_collecting() {
+void GradientBuffers::begin_collecting(Collect collect) {
   if (phase() == GradPhase::kCollecting) return;
-  reduce_buffer_.reallocate(*slabs_);
+  const bool wide = wide_buffer_.defined() && collect == Collect::kAcrossMicrobatches;
+  (wide ? wide_buffer_ : reduce_buffer_).reallocate(*spec_.allocator);
   phase_.change_to(GradPhase::kCollecting);
 }
 
-void GradientBuffers::add(size_t i, const at::Tensor& gradient, double scale) {
-  FSDP_ASSERT(gradient.numel() == layout_->numels[i], "gradient of ", gradient.numel(), " elements");
-  begin_collecting();
-  kernels::pack_gradient(reduce_buffer_.part(i), gradient, scale, placed_[i]);
+void GradientBuffers::add(size_t i, const at::Tensor& gradient, double scale, Collect collect) {
+  FSDP_ASSERT(gradient.numel() == spec_.layout->numels[i], "gradient of ", gradient.numel(), " elements");
+  begin_collecting(collect);
+  kernels::pack_gradient(collected_in().part(i), gradient, scale, placed_[i]);
   placed_[i] = true;
   this_pass_[i] = true;
   arrived_[i] = 1;
@@ -49,7 +56,7 @@ void GradientBuffers::add(size_t i, const at::Tensor& gradient, double scale) {
 
 bool GradientBuffers::complete() const {
   bool any = false;
-  for (size_t i = 0; i < leaves_.size(); ++i) {
+  for (size_t i = 0; i < used_.size(); ++i) {
     if (used_[i] && !this_pass_[i]) return false;
     any = any || used_[i];
   }
@@ -57,86 +64,165 @@ bool GradientBuffers::complete() const {
 }
 
 // Parameters without a gradient, and the padding, contribute zeros.
-void GradientBuffers::fill_missing() {
-  const at::Tensor& buffer = reduce_buffer_.local();
+void GradientBuffers::fill_missing(DBuffer& target) {
+  const at::Tensor& buffer = target.local();
   int64_t end = 0;
-  for (size_t i = 0; i < leaves_.size(); ++i) {
-    const int64_t begin = layout_->offsets[i];
+  for (size_t i = 0; i < placed_.size(); ++i) {
+    const int64_t begin = spec_.layout->offsets[i];
     if (begin > end) buffer.narrow(0, end, begin - end).zero_();
-    end = begin + layout_->numels[i];
-    if (!placed_[i]) reduce_buffer_.part(i).zero_();
+    end = begin + spec_.layout->numels[i];
+    if (!placed_[i]) target.part(i).zero_();
   }
   if (buffer.numel() > end) buffer.narrow(0, end, buffer.numel() - end).zero_();
 }
 
+void GradientBuffers::narrow_to_reduce_dtype() {
+  if (!wide_buffer_.resident()) return;
+  reduce_buffer_.reallocate(*spec_.allocator);
+  reduce_buffer_.local().copy_(wide_buffer_.local());
+  wide_buffer_.release(*spec_.allocator);
+}
+
 // Leaves' .grad decides: the main grad counts as empty where it is undefined, which is what zero_grad() makes of it.
-comm::Accumulate GradientBuffers::prepare_main_grad() {
+Accumulate GradientBuffers::prepare_main_grad() {
   if (!main_grad_.defined()) {
-    main_grad_ = DBuffer(layout_, main_placement_, comm_->rank(), main_options_, Backing::kOwned);
-    for (size_t i = 0; i < leaves_.size(); ++i)
+    main_grad_ =
+        DBuffer(spec_.main_layout, spec_.main_placement, spec_.main_index, spec_.main_options, Backing::kOwned);
+    for (size_t i = 0; i < spec_.leaves.size(); ++i)
       grad_slices_.push_back(main_grad_.part(i).detach());  // no view, so that zero_grad() may detach it
   }
-  if (reduced_since_publish_) return comm::Accumulate::kAdd;
+  if (std::exchange(reduced_since_publish_, true)) return Accumulate::kAdd;
   const auto is_defined = [](const at::Tensor& leaf) { return leaf.grad().defined(); };
-  if (std::none_of(leaves_.begin(), leaves_.end(), is_defined)) return comm::Accumulate::kOverwrite;
-  for (size_t i = 0; i < leaves_.size(); ++i) {
-    const at::Tensor grad = leaves_[i].grad();
+  if (std::none_of(spec_.leaves.begin(), spec_.leaves.end(), is_defined)) return Accumulate::kOverwrite;
+  for (size_t i = 0; i < spec_.leaves.size(); ++i) {
+    const at::Tensor grad = spec_.leaves[i].grad();
     if (!grad.defined()) {
       grad_slices_[i].zero_();
     } else if (!grad.is_same(grad_slices_[i])) {
       grad_slices_[i].copy_(grad);  // the program put a tensor of its own there
     }
   }
-  return comm::Accumulate::kAdd;
+  return Accumulate::kAdd;
 }
 
-int64_t GradientBuffers::start_reduce(const std::string& unit) {
-  const TraceScope trace("reduce", unit);
-  begin_collecting();
-  fill_missing();
-  accumulate_ = prepare_main_grad();
-  reduced_since_publish_ = true;
-  const int64_t staging_numel = comm_->staging_numel(layout_->shard_numel);
-  staging_bytes_ = staging_numel * static_cast<int64_t>(reduce_buffer_.local().element_size());
-  at::Tensor staging;
-  if (staging_bytes_ > 0) {
-    staging_ = slabs_->take(staging_bytes_);
-    staging = at::from_blob(staging_.get(), {staging_numel}, reduce_buffer_.local().options());
+// One piece serves both stages, which follow each other.
+at::Tensor GradientBuffers::take_staging() {
+  int64_t numel = spec_.links.shard->staging_numel(spec_.layout->shard_numel);
+  if (has_replicas_) {
+    const auto& replicate = *spec_.links.replicate;
+    numel = std::max(numel, replicate.staging_numel(spec_.layout->shard_numel / replicate.size()));
   }
-  const comm::CallLabel label{"reduce", unit, ""};
-  if (traits_.reduce == ReduceKind::kAllReduce) {
-    reduce_ = comm_->all_reduce(reduce_buffer_.local(), staging, label);
-  } else {
-    reduce_ = comm_->reduce_scatter(reduce_buffer_.local(), main_grad_.local(), staging, accumulate_, label);
+  if (numel == 0) return {};
+  return staging_.take(*spec_.allocator, numel, reduce_buffer_.local().options());
+}
+
+int64_t GradientBuffers::start_reduce(const std::string& unit, ReduceReach reach) {
+  const TraceScope trace("start reduce", unit);
+  begin_collecting(Collect::kForThisReduce);
+  fill_missing(collected_in());
+  narrow_to_reduce_dtype();
+  const at::Tensor staging = take_staging();
+  comm::Job job = has_replicas_ ? reduce_in_shard_group(staging, unit) : reduce_to_all(staging, unit);
+  int64_t bytes = received_bytes(reduce_buffer_.bytes(), *spec_.links.shard);
+  if (spec_.traits.reduce == ReduceKind::kAllReduce) bytes *= 2;
+  if (has_replicas_ && reach == ReduceReach::kAllReplicas) {
+    add_replica_stages(job, staging, unit);
+    const int64_t wire = partial_.bytes() / static_cast<int64_t>(partial_.local().element_size()) *
+                         static_cast<int64_t>(reduce_buffer_.local().element_size());
+    bytes += received_bytes(wire, *spec_.links.replicate) * (spec_.traits.shards_over_replicas ? 1 : 2);
+    releases_partial_ = true;
   }
   phase_.change_to(GradPhase::kReducing);
-  const int64_t passes = traits_.reduce == ReduceKind::kAllReduce ? 2 : 1;
-  return passes * reduce_buffer_.bytes() / comm_->size() * (comm_->size() - 1);
+  reduce_ = GroupLinks::post(spec_.links.reduce_thread, std::move(job));
+  return bytes;
+}
+
+// Without replicas: straight into the main grad.
+comm::Job GradientBuffers::reduce_to_all(const at::Tensor& staging, const std::string& unit) {
+  const comm::CallLabel label{"reduce", unit, ""};
+  const Accumulate accumulate = prepare_main_grad();
+  const at::Tensor main = main_grad_.local();
+  if (spec_.traits.reduce == ReduceKind::kReduceScatter) {
+    return {"reduce",
+            unit,
+            spec_.links.shard->reduce_scatter(reduce_buffer_.local(), main, staging, accumulate, label),
+            {},
+            {}};
+  }
+  const at::Tensor sum = reduce_buffer_.local();
+  comm::Job job = comm::all_reduce(spec_.links.shard, sum, staging, label);
+  job.finish = [main, sum, accumulate] { accumulate == Accumulate::kAdd ? main.add_(sum) : main.copy_(sum); };
+  return job;
+}
+
+comm::Job GradientBuffers::reduce_in_shard_group(const at::Tensor& staging, const std::string& unit) {
+  const Accumulate accumulate = partial_.resident() ? Accumulate::kAdd : Accumulate::kOverwrite;
+  if (!partial_.resident()) partial_.reallocate(*spec_.allocator);
+  return {"reduce",
+          unit,
+          spec_.links.shard->reduce_scatter(reduce_buffer_.local(), partial_.local(), staging, accumulate,
+                                            {"reduce", unit, ""}),
+          {},
+          {}};
+}
+
+// The partial sums travel between replicas in the reduce dtype and meet the main grad in its own.
+void GradientBuffers::add_replica_stages(comm::Job& job, const at::Tensor& staging, const std::string& unit) {
+  const Accumulate accumulate = prepare_main_grad();
+  const at::Tensor main = main_grad_.local();
+  const at::Tensor partial = partial_.local();
+  const auto replicate = spec_.links.replicate;
+  const comm::CallLabel label{"reduce over replicas", unit, ""};
+  at::Tensor wire = partial;
+  if (spec_.reduce_dtype != partial.scalar_type()) {
+    wire = replica_wire_.take(*spec_.allocator, partial.numel(), partial.options().dtype(spec_.reduce_dtype));
+  }
+  const auto narrow = [wire, partial] {
+    if (!wire.is_same(partial)) at::Tensor(wire).copy_(partial);
+  };
+  if (spec_.traits.shards_over_replicas) {
+    job.next.emplace_back([=] {
+      narrow();
+      return replicate->reduce_scatter(wire, main, staging, accumulate, label);
+    });
+    return;
+  }
+  const int64_t part = wire.numel() / replicate->size();
+  const at::Tensor own = wire.narrow(0, replicate->rank() * part, part);
+  job.next.emplace_back([=] {
+    narrow();
+    return replicate->reduce_scatter(wire, own, staging, Accumulate::kOverwrite, label);
+  });
+  job.next.emplace_back([=] { return replicate->all_gather(wire, own, {label.op + " (gather)", unit, ""}); });
+  job.finish = [=] { accumulate == Accumulate::kAdd ? main.add_(wire) : main.copy_(wire); };
 }
 
 void GradientBuffers::finish_reduce(const std::string& unit) {
   if (phase() != GradPhase::kReducing) return;
   const TraceScope trace("wait reduce", unit);
-  reduce_.wait();
-  if (traits_.reduce == ReduceKind::kAllReduce) {
-    const at::Tensor& sum = reduce_buffer_.local();
-    accumulate_ == comm::Accumulate::kAdd ? main_grad_.local().add_(sum) : main_grad_.local().copy_(sum);
+  std::exception_ptr failure;
+  try {
+    reduce_.wait();
+  } catch (...) {
+    failure = std::current_exception();
   }
   release_reduce_memory();
+  if (std::exchange(releases_partial_, false)) partial_.release(*spec_.allocator);
+  if (failure) std::rethrow_exception(failure);
 }
 
 void GradientBuffers::release_reduce_memory() {
-  reduce_buffer_.release(*slabs_);
-  if (staging_bytes_ > 0) slabs_->give_back(std::move(staging_), staging_bytes_);
-  staging_bytes_ = 0;
+  collected_in().release(*spec_.allocator);
+  staging_.release(*spec_.allocator);
+  replica_wire_.release(*spec_.allocator);
   std::fill(placed_.begin(), placed_.end(), false);
   phase_.change_to(GradPhase::kEmpty);
 }
 
 void GradientBuffers::publish() {
   if (!reduced_since_publish_) return;
-  for (size_t i = 0; i < leaves_.size(); ++i) {
-    if (arrived_[i] != 0) leaves_[i].mutable_grad() = grad_slices_[i];
+  for (size_t i = 0; i < spec_.leaves.size(); ++i) {
+    if (arrived_[i] != 0) spec_.leaves[i].mutable_grad() = grad_slices_[i];
     arrived_[i] = 0;
   }
   reduced_since_publish_ = false;
@@ -145,6 +231,7 @@ void GradientBuffers::publish() {
 void GradientBuffers::drop() {
   FSDP_ASSERT(phase() != GradPhase::kReducing, "gradients dropped while they are reduced");
   if (phase() == GradPhase::kCollecting) release_reduce_memory();
+  if (partial_.defined() && partial_.resident()) partial_.release(*spec_.allocator);
   std::fill(arrived_.begin(), arrived_.end(), 0);
   reduced_since_publish_ = false;
 }

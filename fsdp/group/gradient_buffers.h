@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "fsdp/buffer/dbuffer.h"
-#include "fsdp/comm/comm.h"
+#include "fsdp/buffer/scratch.h"
+#include "fsdp/group/group_links.h"
 #include "fsdp/group/phase.h"
 #include "fsdp/strategy/strategy.h"
 
@@ -16,19 +17,28 @@ namespace fsdp {
 
 // Where the gradients of a group go.
 struct GradientSpec {
-  std::shared_ptr<const layout::FlatLayout> layout;
-  Placement placement = Placement::kShard;  // of the main grad: that of the main weight
-  at::TensorOptions main_options;           // likewise its dtype and device
+  std::shared_ptr<const layout::FlatLayout> layout;       // over the ranks of links.shard
+  std::shared_ptr<const layout::FlatLayout> main_layout;  // of the main grad: that of the main weight
+  Placement main_placement = Placement::kShard;           // likewise, and the two below
+  int main_index = 0;
+  at::TensorOptions main_options;
   at::ScalarType reduce_dtype = at::kFloat;
+  at::ScalarType accumulate_dtype = at::kFloat;
   StrategyTraits traits;
-  std::shared_ptr<comm::Comm> comm;
-  std::shared_ptr<SlabAllocator> slabs;
+  GroupLinks links;
+  std::shared_ptr<BufferAllocator> allocator;
   std::vector<at::Tensor> leaves;  // get .grad
 };
 
+// Whether a gradient waits in its buffer for a later microbatch or goes out with this one.
+enum class Collect { kForThisReduce, kAcrossMicrobatches };
+
+// Whether a reduction ends with this rank's shard group, or goes on over the replicas.
+enum class ReduceReach { kShardGroup, kAllReplicas };
+
 // The gradient half of a parameter group: what arrived in this backward, the reduce buffer it is collected in (all of
-// it, on this rank, in the reduce dtype), and the main grad that the reduction adds to. Local unless marked COLLECTIVE.
-// Driven by a Context, one thread at a time.
+// it, on this rank), the partial sums of this rank's shard group where there are replicas, and the main grad that the
+// reduction adds to. Local unless marked COLLECTIVE. Driven by a Context, one thread at a time.
 class GradientBuffers {
  public:
   explicit GradientBuffers(GradientSpec spec);
@@ -44,16 +54,19 @@ class GradientBuffers {
 
   // ---- what the backward brings
   void begin_backward();
-  // Moves `gradient` of parameter i, times `scale`, into the reduce buffer; adds to one that is there.
-  void add(size_t i, const at::Tensor& gradient, double scale);
+  // Moves `gradient` of parameter i, times `scale`, into the buffer; adds to one that is there.
+  void add(size_t i, const at::Tensor& gradient, double scale, Collect collect);
   // Every parameter that the forward read has its gradient.
   bool complete() const;
 
   // ---- reduction
-  // COLLECTIVE. Sum over the ranks, into the main grad: overwrites an empty one, adds to others. Returns the bytes that
-  // this rank will receive. `unit` names it in messages.
-  int64_t start_reduce(const std::string& unit);
+  // COLLECTIVE. Sum over the ranks, into the main grad: overwrites an empty one, adds to others. With
+  // ReduceReach::kShardGroup where there are replicas, into the partial sums. Returns the bytes that this rank will
+  // receive. `unit` names it in messages.
+  int64_t start_reduce(const std::string& unit, ReduceReach reach);
   void finish_reduce(const std::string& unit);
+  // Sums of the shard group that the replicas do not know yet.
+  bool has_partial_sums() const { return partial_.resident(); }
   // Which parameters had a gradient since the last publish(), one byte each.
   std::vector<uint8_t>& arrived() { return arrived_; }
   // Gives the leaves of parameters that arrived their .grad.
@@ -62,30 +75,32 @@ class GradientBuffers {
   void drop();
 
  private:
-  void begin_collecting();
-  void fill_missing();
+  void begin_collecting(Collect collect);
+  DBuffer& collected_in() { return wide_buffer_.resident() ? wide_buffer_ : reduce_buffer_; }
+  void fill_missing(DBuffer& buffer);
+  void narrow_to_reduce_dtype();
   comm::Accumulate prepare_main_grad();
+  at::Tensor take_staging();
+  comm::Job reduce_in_shard_group(const at::Tensor& staging, const std::string& unit);
+  comm::Job reduce_to_all(const at::Tensor& staging, const std::string& unit);
+  void add_replica_stages(comm::Job& job, const at::Tensor& staging, const std::string& unit);
   void release_reduce_memory();
 
-  std::shared_ptr<const layout::FlatLayout> layout_;
-  StrategyTraits traits_;
-  std::shared_ptr<comm::Comm> comm_;
-  std::shared_ptr<SlabAllocator> slabs_;
-  std::vector<at::Tensor> leaves_;
-  Placement main_placement_;
-  at::TensorOptions main_options_;
-
+  GradientSpec spec_;
+  bool has_replicas_;
   DBuffer main_grad_;  // made by the first reduction
   std::vector<at::Tensor> grad_slices_;
   DBuffer reduce_buffer_;
+  DBuffer wide_buffer_;   // in the accumulate dtype; defined only where that differs from the reduce dtype
+  DBuffer partial_;       // defined only where there are replicas
+  Scratch replica_wire_;  // the partial sums in the reduce dtype, while they travel
+  Scratch staging_;
   PhaseOf<GradPhase> phase_{GradPhase::kEmpty};
-  comm::Pending reduce_;
-  comm::Accumulate accumulate_ = comm::Accumulate::kOverwrite;  // of the reduce in flight
-  c10::DataPtr staging_;                                        // likewise
-  int64_t staging_bytes_ = 0;
+  comm::Completion reduce_;
+  bool releases_partial_ = false;       // when the reduction in flight is done
   bool reduced_since_publish_ = false;  // the main grad holds sums that the leaves do not show yet
   std::vector<bool> used_;              // read in a forward since the last backward
-  std::vector<bool> placed_;            // has a gradient in the reduce buffer
+  std::vector<bool> placed_;            // has a gradient in the buffer
   std::vector<bool> this_pass_;         // got a gradient in the running backward
   std::vector<uint8_t> arrived_;
 };

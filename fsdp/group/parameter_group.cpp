@@ -17,8 +17,7 @@ namespace {
 // Differs from every revision of a main weight.
 constexpr int64_t kNoRevision = -1;
 
-Residence choose_residence(const StrategyTraits& traits, int num_shards, bool same_dtype) {
-  const bool main_weight_is_whole = !traits.shards_main_weight || num_shards == 1;
+Residence choose_residence(const StrategyTraits& traits, bool main_weight_is_whole, bool same_dtype) {
   if (main_weight_is_whole) return same_dtype ? Residence::kAliased : Residence::kPersistent;
   return traits.gather == GatherTiming::kPerStep ? Residence::kPersistent : Residence::kReleased;
 }
@@ -28,12 +27,16 @@ Residence choose_residence(const StrategyTraits& traits, int num_shards, bool sa
 ParameterGroup::ParameterGroup(GroupSpec spec)
     : names_(std::move(spec.names)),
       unit_name_(std::move(spec.unit_name)),
-      layout_(std::move(spec.layout)),
       traits_(traits(spec.strategy)),
+      links_(std::move(spec.links)),
       trainable_(spec.parameters.front().requires_grad()),
-      comm_(std::move(spec.comm)),
-      slabs_(std::move(spec.slabs)),
+      allocator_(std::move(spec.allocator)),
       owner_(std::move(spec.owner)) {
+  const int replicas = links_.replicate ? links_.replicate->size() : 1;
+  layout_ = std::make_shared<const layout::FlatLayout>(spec.layout.coarsened(replicas));
+  main_layout_ = over_replicas() ? std::make_shared<const layout::FlatLayout>(spec.layout) : layout_;
+  main_index_ = links_.shard->rank();
+  if (over_replicas()) main_index_ = main_index_ * replicas + links_.replicate->rank();
   for (const at::Tensor& parameter : spec.parameters) {
     sizes_.push_back(parameter.sizes().vec());
     parameters_.emplace_back(parameter.getIntrusivePtr());
@@ -49,14 +52,13 @@ void ParameterGroup::make_buffers(const std::vector<at::Tensor>& parameters, con
   const at::ScalarType main_dtype = parameters.front().scalar_type();
   const at::ScalarType param_dtype = precision.param.value_or(main_dtype);
   const auto options = parameters.front().options().requires_grad(false);
-  const int rank = comm_->rank();
-  const bool sharded = traits_.shards_main_weight;
-  const Placement placement = sharded ? Placement::kShard : Placement::kReplicate;
-  residence_ = choose_residence(traits_, comm_->size(), param_dtype == main_dtype);
+  const int rank = links_.shard->rank();
+  const Placement placement = traits_.shards_main_weight ? Placement::kShard : Placement::kReplicate;
+  residence_ = choose_residence(traits_, whole_main_weight(), param_dtype == main_dtype);
 
-  main_weight_ = DBuffer(layout_, placement, rank, options, Backing::kOwned);
+  main_weight_ = DBuffer(main_layout_, placement, main_index_, options, Backing::kOwned);
   for (size_t i = 0; i < parameters.size(); ++i) {
-    const layout::Range slice = sharded ? layout_->slice_of(rank, i) : layout::Range{0, layout_->numels[i]};
+    const layout::Range slice = main_slice(i);
     main_weight_.part(i).copy_(parameters[i].detach().view({-1}).narrow(0, slice.begin, slice.size()));
   }
   if (residence_ == Residence::kAliased) {
@@ -65,7 +67,7 @@ void ParameterGroup::make_buffers(const std::vector<at::Tensor>& parameters, con
   } else {
     const Backing backing = residence_ == Residence::kPersistent ? Backing::kOwned : Backing::kSlab;
     unsharded_ = DBuffer(layout_, Placement::kReplicate, rank, options.dtype(param_dtype), backing);
-    if (residence_ == Residence::kReleased && param_dtype != main_dtype) {
+    if (residence_ == Residence::kReleased && (param_dtype != main_dtype || over_replicas())) {
       model_weight_ = DBuffer(layout_, Placement::kShard, rank, options.dtype(param_dtype), Backing::kOwned);
     }
   }
@@ -93,8 +95,31 @@ void ParameterGroup::make_leaves(const Precision& precision) {
   }
   if (!trainable_) return;
   const at::Tensor& main = main_weight_.local();
-  gradients_.emplace(GradientSpec{layout_, main_weight_.placement(), main.options(),
-                                  precision.reduce.value_or(main.scalar_type()), traits_, comm_, slabs_, leaves_});
+  GradientSpec spec;
+  spec.layout = layout_;
+  spec.main_layout = main_layout_;
+  spec.main_placement = main_weight_.placement();
+  spec.main_index = main_index_;
+  spec.main_options = main.options();
+  spec.reduce_dtype = precision.reduce.value_or(main.scalar_type());
+  spec.accumulate_dtype = precision.accumulate.value_or(main.scalar_type());
+  spec.traits = traits_;
+  spec.links = links_;
+  spec.allocator = allocator_;
+  spec.leaves = leaves_;
+  gradients_.emplace(std::move(spec));
+}
+
+layout::Range ParameterGroup::main_slice(size_t i) const {
+  if (!traits_.shards_main_weight) return {0, main_layout_->numels[i]};
+  return main_layout_->slice_of(main_index_, i);
+}
+
+std::vector<std::shared_ptr<comm::Comm>> ParameterGroup::main_weight_comms() const {
+  std::vector<std::shared_ptr<comm::Comm>> comms;
+  if (traits_.shards_main_weight) comms.push_back(links_.shard);
+  if (over_replicas()) comms.push_back(links_.replicate);
+  return comms;
 }
 
 void ParameterGroup::prefix_names(const std::string& unit_name, const std::string& prefix) {
@@ -121,10 +146,33 @@ std::optional<std::string> ParameterGroup::find_moved_parameter() const {
   return std::nullopt;
 }
 
+std::string ParameterGroup::moved_message(const std::string& name) {
+  return c10::str("[parameters] '", name,
+                  "' left the buffer it was sharded into: Module::to(), clone() or load() gave it ",
+                  "other memory. Move, convert or load a model before fully_shard().");
+}
+
 // ---- weights
 
+int64_t ParameterGroup::resting_copy_bytes() const {
+  if (residence_ == Residence::kPersistent) return unsharded_.bytes();
+  return model_weight_.defined() ? model_weight_.bytes() : 0;
+}
+
+int64_t ParameterGroup::gathered_bytes() const {
+  if (residence_ != Residence::kReleased) return 0;
+  return (unsharded_.resident() ? unsharded_.bytes() : 0) + forward_shard_.bytes();
+}
+
+// The part of the model weight that is made from this rank's main weight.
+at::Tensor ParameterGroup::own_model_weight() const {
+  if (!over_replicas()) return model_weight_.local();
+  const int64_t numel = main_layout_->shard_numel;
+  return model_weight_.local().narrow(0, links_.replicate->rank() * numel, numel);
+}
+
 at::Tensor ParameterGroup::model_weight_copy() const {
-  if (model_weight_.defined()) return model_weight_.local();
+  if (model_weight_.defined()) return own_model_weight();
   if (residence_ != Residence::kPersistent || unsharded_.local().scalar_type() == main_weight_.local().scalar_type()) {
     return {};
   }
@@ -137,7 +185,7 @@ void ParameterGroup::set_model_weight_current() {
   if (residence_ == Residence::kPersistent && whole_main_weight()) unsharded_revision_ = model_revision_;
 }
 
-bool ParameterGroup::whole_main_weight() const { return !traits_.shards_main_weight || comm_->size() == 1; }
+bool ParameterGroup::whole_main_weight() const { return !traits_.shards_main_weight || main_layout_->num_shards == 1; }
 
 bool ParameterGroup::current() const {
   if (residence_ == Residence::kAliased) return true;
@@ -155,7 +203,7 @@ void ParameterGroup::refresh_model_weight() {
   const int64_t revision = main_weight_revision();
   if (model_revision_ == revision) return;
   if (model_weight_.defined()) {
-    model_weight_.local().copy_(main_weight_.local());
+    own_model_weight().copy_(main_weight_.local());
   } else if (residence_ == Residence::kPersistent) {
     const at::Tensor source = gather_source();
     writable(source.defined() ? source : unsharded_.local()).copy_(main_weight_.local());
@@ -166,14 +214,54 @@ void ParameterGroup::refresh_model_weight() {
 int64_t ParameterGroup::start_unshard(const std::string& cause) {
   if (current() || weight_phase() == WeightPhase::kUnsharding) return 0;
   const TraceScope trace("unshard", unit_name_);
-  refresh_model_weight();
-  if (!unsharded_.resident()) unsharded_.reallocate(*slabs_);
+  const int64_t revision = main_weight_revision();
+  const bool from_forward_group = forward_shard_.resident() && forward_revision_ == revision;
+  if (!from_forward_group) {
+    forget_forward_shard();
+    refresh_model_weight();
+  }
+  if (!unsharded_.resident()) unsharded_.reallocate(*allocator_);
   weight_phase_.change_to(WeightPhase::kUnsharding);
-  unsharded_revision_ = main_weight_revision();
+  unsharded_revision_ = revision;
   const at::Tensor source = gather_source();
   if (!source.defined()) return 0;
-  gather_ = unsharded_.all_gather_from(source, *comm_, {"gather", unit_name_, cause});
-  return unsharded_.bytes() / comm_->size() * (comm_->size() - 1);
+  int64_t bytes = 0;
+  comm::Job job =
+      from_forward_group ? gather_from_forward_group(cause, &bytes) : gather_from_shards(source, cause, &bytes);
+  gather_ = GroupLinks::post(links_.gather_thread, std::move(job));
+  return bytes;
+}
+
+comm::Job ParameterGroup::gather_from_forward_group(const std::string& cause, int64_t* bytes) {
+  *bytes = received_bytes(unsharded_.bytes(), *links_.forward);
+  return {"gather",
+          unit_name_,
+          unsharded_.all_gather_from(forward_shard_.tensor(), *links_.forward,
+                                     {"gather from the forward group", unit_name_, cause}),
+          {},
+          {}};
+}
+
+comm::Job ParameterGroup::gather_from_shards(const at::Tensor& source, const std::string& cause, int64_t* bytes) {
+  *bytes = received_bytes(unsharded_.bytes(), *links_.shard);
+  const comm::CallLabel label{"gather", unit_name_, cause};
+  if (!over_replicas() || replica_revision_ == model_revision_) {
+    return {"gather", unit_name_, unsharded_.all_gather_from(source, *links_.shard, label), {}, {}};
+  }
+  // Every replica wrote its part of this shard group's weights; all of them come before the gather that they are for.
+  *bytes += received_bytes(model_weight_.bytes(), *links_.replicate);
+  replica_revision_ = model_revision_;
+  const at::Tensor whole = writable(model_weight_.local());
+  comm::Job job{
+      "gather",
+      unit_name_,
+      links_.replicate->all_gather(whole, writable(own_model_weight()), {"gather over replicas", unit_name_, cause}),
+      {},
+      {}};
+  const at::Tensor output = writable(unsharded_.local());
+  job.next.emplace_back(
+      [output, whole, label, shard = links_.shard] { return shard->all_gather(output, whole, label); });
+  return job;
 }
 
 void ParameterGroup::finish_unshard() {
@@ -184,16 +272,34 @@ void ParameterGroup::finish_unshard() {
     gather_.wait();
   } catch (...) {
     unsharded_revision_ = kNoRevision;
+    replica_revision_ = kNoRevision;
     throw;
   }
+  forget_forward_shard();
 }
 
 void ParameterGroup::reshard() {
   if (residence_ != Residence::kReleased || weight_phase() == WeightPhase::kResting) return;
   finish_unshard();
   const TraceScope trace("reshard", unit_name_);
-  unsharded_.release(*slabs_);
+  unsharded_.release(*allocator_);
   weight_phase_.change_to(WeightPhase::kResting);
+}
+
+void ParameterGroup::reshard_to_forward_group() {
+  if (residence_ == Residence::kReleased && links_.forward != nullptr && current()) {
+    const int64_t numel = unsharded_.local().numel() / links_.forward->size();
+    const at::Tensor& kept = forward_shard_.take(*allocator_, numel, unsharded_.local().options());
+    at::Tensor(kept).copy_(writable(unsharded_.local()).narrow(0, links_.forward->rank() * numel, numel));
+    forward_revision_ = unsharded_revision_;
+  }
+  reshard();
+}
+
+int64_t ParameterGroup::forget_forward_shard() {
+  const int64_t bytes = forward_shard_.bytes();
+  forward_shard_.release(*allocator_);
+  return bytes;
 }
 
 void ParameterGroup::note_forward_use(size_t i) {
@@ -208,11 +314,15 @@ void ParameterGroup::distrust_unsharded() {
 
 void ParameterGroup::poison() {
   if (residence_ == Residence::kAliased) return;
-  if (!unsharded_.resident()) unsharded_.reallocate(*slabs_);
+  try {
+    gather_.wait();  // it writes there
+  } catch (const std::exception&) {
+    // The program hears of the failure that led here.
+  }
+  if (!unsharded_.resident()) unsharded_.reallocate(*allocator_);
   writable(unsharded_.local()).fill_(std::numeric_limits<double>::quiet_NaN());
   if (weight_phase() == WeightPhase::kResting) weight_phase_.change_to(WeightPhase::kUnsharding);
   if (weight_phase() == WeightPhase::kUnsharding) weight_phase_.change_to(WeightPhase::kUnsharded);
-  gather_ = {};
   unsharded_revision_ = kNoRevision;
 }
 

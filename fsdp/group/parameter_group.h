@@ -9,38 +9,17 @@
 #include <vector>
 
 #include "fsdp/buffer/dbuffer.h"
-#include "fsdp/comm/comm.h"
+#include "fsdp/buffer/scratch.h"
 #include "fsdp/group/gradient_buffers.h"
-#include "fsdp/group/group_owner.h"
+#include "fsdp/group/group_spec.h"
 #include "fsdp/group/phase.h"
-#include "fsdp/precision/precision.h"
-#include "fsdp/strategy/strategy.h"
 
 namespace fsdp {
 
-// What a group is made of. The parameters are in flat order and share dtype, device and trainability.
-struct GroupSpec {
-  std::string unit_name;
-  std::vector<std::string> names;
-  std::vector<at::Tensor> parameters;
-  std::shared_ptr<const layout::FlatLayout> layout;
-  Strategy strategy = Strategy::kOptimGradsParams;
-  Precision precision;
-  std::shared_ptr<comm::Comm> comm;
-  std::shared_ptr<SlabAllocator> slabs;
-  std::weak_ptr<GroupOwner> owner;
-};
-
-// How the full parameters live between uses.
-enum class Residence {
-  kAliased,     // the unsharded buffer is the main weight itself: nothing to gather, nothing to free
-  kPersistent,  // always in memory, brought up to date after an optimizer step
-  kReleased,    // memory only while unsharded
-};
-
 // The parameters of one unit that share mesh, dtype, trainability and layout, and all flat buffers of theirs:
 //   main_weight   what the optimizer updates; sharded (replicated under no_shard)
-//   model_weight  what is gathered: the same buffer, or a copy in the compute dtype
+//   model_weight  what is gathered: the same buffer, or a copy in the compute dtype, or (main weight sharded over the
+//                 replicas too) this shard group's part of all of them
 //   unsharded     the gathered weights; the module's parameters are views of it, set once, for ever
 // and, where they are trainable, their gradients (group/gradient_buffers.h).
 // Driven by a Context, which calls in the order that group/phase.h allows. One thread at a time.
@@ -62,7 +41,11 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   Residence residence() const { return residence_; }
   const StrategyTraits& strategy_traits() const { return traits_; }
   const layout::FlatLayout& layout() const { return *layout_; }
-  comm::Comm& comm() { return *comm_; }
+  const GroupLinks& links() const { return links_; }
+  // The part of parameter i that this rank's optimizer owns.
+  layout::Range main_slice(size_t i) const;
+  // The groups of ranks over which the main weight is sharded, for sums over all of it.
+  std::vector<std::shared_ptr<comm::Comm>> main_weight_comms() const;
   // Null once the model is gone; an optimizer may outlive it.
   std::shared_ptr<GroupOwner> owner() { return owner_.lock(); }
   // Index of the parameter that holds element `offset` of the unsharded buffer.
@@ -71,12 +54,17 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   bool holds(const at::Tensor& parameter) const;
   // Name of the first parameter whose data is no longer in the unsharded buffer (Module::to, clone, load), if any.
   std::optional<std::string> find_moved_parameter() const;
+  static std::string moved_message(const std::string& name);
 
   // ---- weights
   const DBuffer& unsharded() const { return unsharded_; }
   const DBuffer& main_weight() const { return main_weight_; }
-  // Undefined, or the low-precision copy that is gathered, at rest: [S] or all. An optimizer may write it together with
-  // the main weight and then calls set_model_weight_current().
+  // Bytes of a low-precision or per-shard-group copy that rests beside the main weight.
+  int64_t resting_copy_bytes() const;
+  // Bytes of gathered weights in memory now, of those that come and go.
+  int64_t gathered_bytes() const;
+  // Undefined, or the low-precision copy of this rank's main weight. An optimizer may write it together with the main
+  // weight and then calls set_model_weight_current().
   at::Tensor model_weight_copy() const;
   void set_model_weight_current();
   bool model_weight_is_current() const { return model_revision_ == main_weight_revision(); }
@@ -90,6 +78,10 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   int64_t start_unshard(const std::string& cause);
   void finish_unshard();
   void reshard();
+  // After a forward whose backward comes: keeps this rank's part between the ranks of links.forward, if there are any.
+  void reshard_to_forward_group();
+  int64_t forget_forward_shard();  // returns its bytes
+  void set_forward_group(std::shared_ptr<comm::Comm> comm) { links_.forward = std::move(comm); }
   // The forward read parameter i, with these values: the backward must find them again.
   void note_forward_use(size_t i);
   // Whether an optimizer wrote since a forward read this group.
@@ -112,33 +104,42 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void refresh_model_weight();
   int64_t main_weight_revision() const { return main_weight_.local()._version() + observed_writes_; }
   bool whole_main_weight() const;
+  bool over_replicas() const { return traits_.shards_over_replicas && links_.replicate != nullptr; }
+  at::Tensor own_model_weight() const;
   at::Tensor gather_source() const;
+  comm::Job gather_from_forward_group(const std::string& cause, int64_t* bytes);
+  comm::Job gather_from_shards(const at::Tensor& source, const std::string& cause, int64_t* bytes);
 
   std::vector<std::string> names_;
   std::string unit_name_;
   std::vector<std::vector<int64_t>> sizes_;
   // Weak: the parameters own the unit (through their hooks), not the other way round.
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> parameters_;
-  std::shared_ptr<const layout::FlatLayout> layout_;
   StrategyTraits traits_;
+  GroupLinks links_;
+  std::shared_ptr<const layout::FlatLayout> layout_;       // over the ranks of links_.shard
+  std::shared_ptr<const layout::FlatLayout> main_layout_;  // of the main weight; finer where replicas share it
+  int main_index_ = 0;
   bool trainable_ = false;
   Residence residence_ = Residence::kReleased;
-  std::shared_ptr<comm::Comm> comm_;
-  std::shared_ptr<SlabAllocator> slabs_;
+  std::shared_ptr<BufferAllocator> allocator_;
   std::weak_ptr<GroupOwner> owner_;
 
   DBuffer main_weight_;
-  DBuffer model_weight_;  // defined only where its dtype differs from the main weight's and it rests sharded
+  DBuffer model_weight_;  // defined only where it differs from the main weight and rests sharded
   DBuffer unsharded_;
+  Scratch forward_shard_;
   std::vector<at::Tensor> leaves_;
   std::optional<GradientBuffers> gradients_;
 
   PhaseOf<WeightPhase> weight_phase_{WeightPhase::kResting};
   int64_t observed_writes_ = 0;
-  int64_t model_revision_ = -1;      // main weight's revision when the model weight was made from it
-  int64_t unsharded_revision_ = -1;  // and when it was gathered
-  int64_t used_revision_ = -1;       // and when a forward with gradients read it last
-  comm::Pending gather_;
+  int64_t model_revision_ = -1;      // main weight's revision when this rank's model weight was made from it
+  int64_t replica_revision_ = -1;    // when the replicas' parts of it were gathered
+  int64_t unsharded_revision_ = -1;  // when the unsharded buffer was
+  int64_t forward_revision_ = -1;    // that of forward_shard_
+  int64_t used_revision_ = -1;       // when a forward with gradients read it last
+  comm::Completion gather_;
 };
 
 }  // namespace fsdp

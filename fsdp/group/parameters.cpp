@@ -95,9 +95,7 @@ std::vector<int64_t> logical_sizes(const at::Tensor& leaf) {
 LocalRange local_range(const at::Tensor& leaf) {
   const auto member = registry::find_leaf(leaf);
   if (!member) return {0, leaf.numel()};
-  ParameterGroup& group = *member->group;
-  if (group.main_weight().placement() != Placement::kShard) return {0, leaf.numel()};
-  const layout::Range slice = group.layout().slice_of(group.comm().rank(), member->index);
+  const layout::Range slice = member->group->main_slice(member->index);
   return {slice.begin, slice.end};
 }
 

@@ -216,6 +216,14 @@ Range FlatLayout::slice_of(int64_t shard, size_t tensor) const {
   return begin < end ? Range{begin - offsets[tensor], end - offsets[tensor]} : Range{};
 }
 
+FlatLayout FlatLayout::coarsened(int64_t factor) const {
+  if (factor < 1 || num_shards % factor != 0) {
+    throw std::invalid_argument("[layout] coarsened: got factor " + std::to_string(factor) + " for " +
+                                std::to_string(num_shards) + " shards, expected a divisor.");
+  }
+  return {offsets, numels, shard_numel * factor, num_shards / factor};
+}
+
 FlatLayout plan(std::span<const TensorSpec> tensors, int64_t num_shards, int64_t align_elements) {
   check_arguments(tensors, num_shards, align_elements);
   FlatLayout layout;

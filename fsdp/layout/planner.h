@@ -53,6 +53,10 @@ struct FlatLayout {
   // none.
   Range slice_of(int64_t shard, size_t tensor) const;
 
+  // The same tensors over num_shards / factor shards of `factor` times the size. Throws std::invalid_argument if factor
+  // does not divide num_shards.
+  FlatLayout coarsened(int64_t factor) const;
+
   bool operator==(const FlatLayout&) const = default;
 };
 

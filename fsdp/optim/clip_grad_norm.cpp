@@ -6,8 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
-#include <set>
+#include <memory>
 
 #include "fsdp/base/check.h"
 #include "fsdp/group/leaves.h"
@@ -18,17 +17,22 @@
 namespace fsdp {
 namespace {
 
-// Sums of squares, apart by the group of ranks that holds the rest of the sum; null: this rank has all of it.
-using SumsByComm = std::map<comm::Comm*, double>;
+// A sum of squares and the groups of ranks that hold the rest of it; none: this rank has all of it.
+struct PartialSum {
+  std::vector<std::shared_ptr<comm::Comm>> comms;
+  double sum = 0;
+};
 
-SumsByComm local_sums(const std::vector<at::Tensor>& leaves) {
-  SumsByComm sums;
+// In the order in which the leaves name them, which is the same on every rank: all take part in the same sums, with or
+// without a gradient.
+std::vector<PartialSum> local_sums(const std::vector<at::Tensor>& leaves) {
+  std::vector<PartialSum> sums;
   for (const at::Tensor& leaf : leaves) {
     const auto member = registry::find_leaf(leaf);
-    const bool sharded = member && member->group->main_weight().placement() == Placement::kShard;
-    // Every rank visits every group, so that all take part in the same sums, with or without a gradient.
-    double& sum = sums[sharded ? &member->group->comm() : nullptr];
-    if (leaf.grad().defined()) sum += kernels::sum_squares(leaf.grad());
+    const auto comms = member ? member->group->main_weight_comms() : std::vector<std::shared_ptr<comm::Comm>>();
+    auto known = std::find_if(sums.begin(), sums.end(), [&](const PartialSum& item) { return item.comms == comms; });
+    if (known == sums.end()) known = sums.insert(sums.end(), PartialSum{comms});
+    if (leaf.grad().defined()) known->sum += kernels::sum_squares(leaf.grad());
   }
   return sums;
 }
@@ -46,9 +50,9 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& leaves, double max_nor
   const c10::InferenceMode normal_tensors(false);
   const at::NoGradGuard no_grad;
   double total = 0;
-  for (const auto& [comm, sum] : local_sums(leaves)) {
+  for (const auto& [comms, sum] : local_sums(leaves)) {
     const at::Tensor shared = at::full({1}, sum, at::kDouble);
-    if (comm != nullptr) comm->all_reduce_small(shared, {"gradient norm", "", ""});
+    for (const auto& comm : comms) comm->all_reduce_small(shared, {"gradient norm", "", ""});
     total += shared.item<double>();
   }
   const auto norm = static_cast<float>(std::sqrt(total));

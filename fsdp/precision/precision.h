@@ -11,11 +11,14 @@ namespace fsdp {
 // parameters had when they were sharded (fp32 as a rule).
 struct Precision {
   std::optional<at::ScalarType> param;   // gathered and computed with; unset: the parameters' own dtype
-  std::optional<at::ScalarType> reduce;  // gradients on the wire and unsharded sums; unset: the parameters' own dtype
+  std::optional<at::ScalarType> reduce;  // gradients on the wire; unset: the parameters' own dtype
+  // Unsharded sums of gradients that wait for a later microbatch (no_sync, ZeRO-0 and ZeRO-1); unset: the parameters'
+  // own dtype. Sharded sums always have the parameters' own dtype, which is what optimizers expect of a gradient.
+  std::optional<at::ScalarType> accumulate;
 
-  static Precision fp32() { return {at::kFloat, at::kFloat}; }
+  static Precision fp32() { return {at::kFloat, at::kFloat, at::kFloat}; }
   // bf16 compute and gather; fp32 main weights and reduction (Megatron's O1).
-  static Precision bf16() { return {at::kBFloat16, at::kFloat}; }
+  static Precision bf16() { return {at::kBFloat16, at::kFloat, at::kFloat}; }
 
   bool operator==(const Precision&) const = default;
 };

@@ -23,8 +23,9 @@ bool repeats(const std::vector<int>& recording, const std::vector<int>& order) {
 }  // namespace
 
 StaticOrder::StaticOrder(StaticOrderOptions options) : options_(options) {
-  if (options.depth < 0 || options.max_bytes < 0) {
-    throw std::invalid_argument("[StaticOrder] depth and max_bytes: got " + std::to_string(options.depth) + " and " +
+  if (options.forward_depth < 0 || options.backward_depth < 0 || options.max_bytes < 0) {
+    throw std::invalid_argument("[StaticOrder] depths and max_bytes: got " + std::to_string(options.forward_depth) +
+                                ", " + std::to_string(options.backward_depth) + " and " +
                                 std::to_string(options.max_bytes) + ", expected at least 0.");
   }
   reset_digest();
@@ -76,7 +77,8 @@ bool StaticOrder::end_pass() {
 std::vector<int> StaticOrder::ahead(std::span<const int64_t> unit_bytes) const {
   std::vector<int> units;
   if (!found_) return units;
-  const size_t end = std::min(current_.size(), position_ + static_cast<size_t>(options_.depth));
+  const int depth = pass_ == Pass::kForward ? options_.forward_depth : options_.backward_depth;
+  const size_t end = std::min(current_.size(), position_ + static_cast<size_t>(depth));
   int64_t bytes_left = options_.max_bytes;
   for (size_t i = position_; i < end; ++i) {
     const int unit = current_[i];

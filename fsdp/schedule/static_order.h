@@ -14,7 +14,8 @@ namespace fsdp::schedule {
 enum class Pass { kForward, kBackward };
 
 struct StaticOrderOptions {
-  int depth = 1;  // how many units ahead are named at most; 0 turns prefetch off
+  int forward_depth = 1;  // how many units ahead are named at most, in a forward; 0 turns prefetch off
+  int backward_depth = 1;
   // Bytes that the units named by ahead() may have together.
   int64_t max_bytes = std::numeric_limits<int64_t>::max();
   // Visits a recording may have. A longer pass (forwards that never end in a backward) is followed but not learnt from.
@@ -41,9 +42,10 @@ class StaticOrder {
   bool end_pass();
 
   // The next units after the place of the last visit, nearest first, without repeats and without the unit visited last;
-  // looks at most `depth` visits ahead. Empty while the order or the place in it is unknown. `unit_bytes[u]`, if given,
-  // are the bytes that gathering unit u takes (0 for one that is unsharded already); the list stops where max_bytes
-  // would be passed. Before the first recorded backward, backward follows the reverse of the forward just recorded.
+  // looks at most the pass's depth ahead. Empty while the order or the place in it is unknown. `unit_bytes[u]`, if
+  // given, are the bytes that gathering unit u takes (0 for one that is unsharded already); the list stops where
+  // max_bytes would be passed. Before the first recorded backward, backward follows the reverse of the forward just
+  // recorded.
   std::vector<int> ahead(std::span<const int64_t> unit_bytes = {}) const;
 
   // How often a known order was replaced by another.

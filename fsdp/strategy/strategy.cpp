@@ -22,36 +22,57 @@ struct Row {
   Strategy strategy;
   std::string_view name;
   std::array<std::string_view, 4> aliases;  // lower case, with '_' for '-'; empty ones are unused
-  PlacementTriple triple;
+  MeshPlacement placement;
   StrategyTraits traits;
 };
 
-constexpr std::array<Row, 4> kTable = {{
+constexpr PlacementTriple kReplicas = {R, P, R};
+constexpr PlacementTriple kZero3 = {S, S, S};
+
+constexpr std::array<Row, 7> kTable = {{
     {Strategy::kNoShard,
      "no_shard",
      {"ddp", "zero_0", "zero0", ""},
-     {R, P, R},
-     {false, GatherTiming::kNever, false, ReduceKind::kAllReduce, ReduceTiming::kLastMicrobatch}},
+     {kReplicas, {R, P, R}},
+     {false, GatherTiming::kNever, false, ReduceKind::kAllReduce, ReduceTiming::kLastMicrobatch, false,
+      MeshNeed::kShardAxis}},
     {Strategy::kOptim,
      "optim",
      {"zero_1", "zero1", "", ""},
-     {R, P, S},
-     {true, GatherTiming::kPerStep, false, ReduceKind::kReduceScatter, ReduceTiming::kLastMicrobatch}},
+     {kReplicas, {R, P, S}},
+     {true, GatherTiming::kPerStep, false, ReduceKind::kReduceScatter, ReduceTiming::kLastMicrobatch, false,
+      MeshNeed::kShardAxis}},
     {Strategy::kOptimGrads,
      "optim_grads",
      {"zero_2", "zero2", "shard_grad_op", ""},
-     {R, S, S},
-     {true, GatherTiming::kPerForward, false, ReduceKind::kReduceScatter, ReduceTiming::kEveryMicrobatch}},
+     {kReplicas, {R, S, S}},
+     {true, GatherTiming::kPerForward, false, ReduceKind::kReduceScatter, ReduceTiming::kEveryMicrobatch, false,
+      MeshNeed::kShardAxis}},
     {Strategy::kOptimGradsParams,
      "optim_grads_params",
      {"zero_3", "zero3", "full_shard", ""},
-     {S, S, S},
-     {true, GatherTiming::kPerForwardAndBackward, true, ReduceKind::kReduceScatter, ReduceTiming::kEveryMicrobatch}},
+     {kReplicas, kZero3},
+     {true, GatherTiming::kPerForwardAndBackward, true, ReduceKind::kReduceScatter, ReduceTiming::kEveryMicrobatch,
+      false, MeshNeed::kShardAxis}},
+    {Strategy::kHybrid,
+     "hybrid",
+     {"hsdp", "hybrid_shard", "", ""},
+     {kReplicas, kZero3},
+     {true, GatherTiming::kPerForwardAndBackward, true, ReduceKind::kReduceScatter, ReduceTiming::kEveryMicrobatch,
+      false, MeshNeed::kShardAndReplicateAxis}},
+    {Strategy::kHybridZero2,
+     "hybrid_zero2",
+     {"_hybrid_shard_zero2", "hybrid_shard_zero2", "hybrid_zero_2", ""},
+     {kReplicas, {R, S, S}},
+     {true, GatherTiming::kPerForward, false, ReduceKind::kReduceScatter, ReduceTiming::kEveryMicrobatch, false,
+      MeshNeed::kShardAndReplicateAxis}},
+    {Strategy::kHybridOptim,
+     "hybrid_optim",
+     {"hfsdp", "", "", ""},
+     {{R, S, S}, kZero3},
+     {true, GatherTiming::kPerForwardAndBackward, true, ReduceKind::kReduceScatter, ReduceTiming::kEveryMicrobatch,
+      true, MeshNeed::kShardAndReplicateAxis}},
 }};
-
-// Known to users of other libraries and to DESIGN; refused by name until they exist.
-constexpr std::array<std::string_view, 7> kLater = {
-    "hybrid", "hsdp", "hybrid_shard", "hybrid_zero2", "_hybrid_shard_zero2", "hybrid_optim", "hfsdp"};
 
 const Row& row_of(Strategy strategy) {
   const auto row = std::find_if(kTable.begin(), kTable.end(), [&](const Row& r) { return r.strategy == strategy; });
@@ -110,16 +131,19 @@ std::string legal_names() {
 }
 
 std::string text_of(PlacementTriple triple) {
-  const auto letter = [](Placement placement) {
+  const auto word = [](Placement placement) {
     return placement == R ? "replicate" : placement == S ? "shard" : "partial";
   };
-  return std::string("(") + letter(triple.weight) + ", " + letter(triple.gradient) + ", " + letter(triple.optimizer) +
-         ")";
+  return std::string("(") + word(triple.weight) + ", " + word(triple.gradient) + ", " + word(triple.optimizer) + ")";
+}
+
+std::string text_of(const MeshPlacement& placement) {
+  return text_of(placement.replicate) + " x " + text_of(placement.shard);
 }
 
 }  // namespace
 
-PlacementTriple placements(Strategy strategy) { return row_of(strategy).triple; }
+MeshPlacement placements(Strategy strategy) { return row_of(strategy).placement; }
 
 StrategyTraits traits(Strategy strategy) { return row_of(strategy).traits; }
 
@@ -131,22 +155,18 @@ Strategy parse_strategy(std::string_view text) {
     const auto alias = std::find(row.aliases.begin(), row.aliases.end(), wanted);
     if (row.name == wanted || (!wanted.empty() && alias != row.aliases.end())) return row.strategy;
   }
-  if (std::find(kLater.begin(), kLater.end(), wanted) != kLater.end()) {
-    throw std::invalid_argument("[strategy] got '" + wanted + "', which is not in this version, expected one of " +
-                                legal_names() + ".");
-  }
   throw std::invalid_argument("[strategy] got '" + wanted + "', expected one of " + legal_names() + ". Did you mean '" +
                               std::string(nearest(wanted)) + "'?");
 }
 
-Strategy strategy_of(PlacementTriple triple) {
+Strategy strategy_of(MeshPlacement placement) {
   std::string legal;
   for (const Row& row : kTable) {
-    if (row.triple == triple) return row.strategy;
-    legal.append(legal.empty() ? "" : "; ").append(row.name).append(" ").append(text_of(row.triple));
+    if (row.placement == placement) return row.strategy;
+    legal.append(legal.empty() ? "" : "; ").append(row.name).append(" ").append(text_of(row.placement));
   }
-  throw std::invalid_argument("[strategy] placement of (weight, gradient, optimizer): got " + text_of(triple) +
-                              ", expected one of: " + legal + ".");
+  throw std::invalid_argument("[strategy] placement of (weight, gradient, optimizer) over replicate x shard: got " +
+                              text_of(placement) + ", expected one of: " + legal + ".");
 }
 
 }  // namespace fsdp

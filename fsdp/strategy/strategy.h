@@ -7,7 +7,8 @@ namespace fsdp {
 // How one kind of tensor lies on a mesh axis: whole on every rank, cut into shards, or every rank holds a summand.
 enum class Placement { kReplicate, kShard, kPartial };
 
-// Placement of the model weight, of the gradient between microbatches, and of main weight and optimizer state.
+// Placement of the model weight, of the gradient between microbatches, and of main weight and optimizer state, on one
+// mesh axis.
 struct PlacementTriple {
   Placement weight;
   Placement gradient;
@@ -16,8 +17,25 @@ struct PlacementTriple {
   bool operator==(const PlacementTriple&) const = default;
 };
 
-// What is sharded over the shard axis, each more than the one before. ZeRO-0, 1, 2 and 3.
-enum class Strategy { kNoShard, kOptim, kOptimGrads, kOptimGradsParams };
+// The same on both axes of a mesh.
+struct MeshPlacement {
+  PlacementTriple replicate;
+  PlacementTriple shard;
+
+  bool operator==(const MeshPlacement&) const = default;
+};
+
+// What is sharded, and over which mesh axes. The first four are ZeRO-0, 1, 2 and 3 over the axis "shard"; on a mesh
+// that also has an axis "replicate" they are repeated over it. The others name what needs both axes.
+enum class Strategy {
+  kNoShard,
+  kOptim,
+  kOptimGrads,
+  kOptimGradsParams,
+  kHybrid,       // ZeRO-3 inside "shard", gradients all-reduced over "replicate"
+  kHybridZero2,  // the same, but weights stay gathered from forward to backward
+  kHybridOptim,  // like kHybrid, but main weight and optimizer state are sharded over both axes
+};
 
 // When full weights are gathered from the shards.
 enum class GatherTiming { kNever, kPerStep, kPerForward, kPerForwardAndBackward };
@@ -27,6 +45,9 @@ enum class ReduceKind { kAllReduce, kReduceScatter };
 // When gradients travel under gradient accumulation.
 enum class ReduceTiming { kEveryMicrobatch, kLastMicrobatch };
 
+// Which mesh axes a strategy is made for.
+enum class MeshNeed { kShardAxis, kShardAndReplicateAxis };
+
 // What the runtime and the planner need to know of a strategy; everything else follows from these values.
 struct StrategyTraits {
   bool shards_main_weight;
@@ -34,19 +55,22 @@ struct StrategyTraits {
   bool reshard_after_forward;  // the default of ShardOptions::reshard_after_forward
   ReduceKind reduce;
   ReduceTiming reduce_timing;
+  bool shards_over_replicas;  // main weight and optimizer state over the replicate axis too
+  MeshNeed mesh;
 };
 
-PlacementTriple placements(Strategy strategy);
+MeshPlacement placements(Strategy strategy);
 StrategyTraits traits(Strategy strategy);
 
-// The name used in configuration files, logs and checkpoints: "no_shard", "optim", "optim_grads", "optim_grads_params".
+// The name used in configuration files, logs and checkpoints: "no_shard", ..., "hybrid_optim".
 std::string_view name(Strategy strategy);
 
-// Accepts the name and its aliases (ZeRO-3, FULL_SHARD, zero3, ...) in any case. Throws std::invalid_argument with the
-// nearest and all legal names, or that a hybrid strategy is not in this version.
+// Accepts the name and its aliases (ZeRO-3, FULL_SHARD, HSDP, ...) in any case. Throws std::invalid_argument with the
+// nearest and all legal names.
 Strategy parse_strategy(std::string_view text);
 
-// The strategy with these placements. Throws std::invalid_argument listing the legal triples.
-Strategy strategy_of(PlacementTriple triple);
+// The strategy with these placements; where a one-axis strategy and a hybrid one have the same, the former. Throws
+// std::invalid_argument listing the legal ones.
+Strategy strategy_of(MeshPlacement placement);
 
 }  // namespace fsdp

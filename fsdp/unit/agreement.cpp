@@ -9,6 +9,12 @@
 namespace fsdp {
 namespace {
 
+std::string describe(const std::optional<ReshardAfterForward>& reshard) {
+  if (!reshard) return "by strategy";
+  if (const int* size = std::get_if<int>(&*reshard)) return std::to_string(*size);
+  return std::get<bool>(*reshard) ? "true" : "false";
+}
+
 uint64_t digest_of_shape(const UnitDescription& unit) {
   std::string text;
   for (size_t i = 0; i < unit.parameters.size(); ++i) {
@@ -19,8 +25,9 @@ uint64_t digest_of_shape(const UnitDescription& unit) {
   text += c10::str(static_cast<int>(options.strategy), "/", static_cast<int>(options.layout.granularity), "/",
                    options.layout.block, "/", static_cast<int>(options.precision.param.value_or(at::kLong)), "/",
                    static_cast<int>(options.precision.reduce.value_or(at::kLong)), "/",
-                   options.reshard_after_forward ? static_cast<int>(*options.reshard_after_forward) : -1, "/",
-                   static_cast<int>(options.initial_weights), "/", options.schedule.depth);
+                   describe(options.reshard_after_forward), "/", static_cast<int>(options.initial_weights), "/",
+                   static_cast<int>(options.replica_reduce), "/", describe(options.schedule), "/",
+                   options.schedule.max_bytes, "/", static_cast<int>(options.precision.accumulate.value_or(at::kLong)));
   return XXH3_64bits(text.data(), text.size());
 }
 

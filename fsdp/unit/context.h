@@ -14,6 +14,7 @@
 #include "fsdp/group/parameter_group.h"
 #include "fsdp/mesh/mesh.h"
 #include "fsdp/schedule/static_order.h"
+#include "fsdp/unit/options.h"
 #include "fsdp/unit/unit.h"
 #include "fsdp/unit/unit_state.h"
 
@@ -28,12 +29,14 @@ struct Touch {
 
 // Drives all units of one world: decides on every touch and every gradient which weights are gathered and freed and
 // which gradients are reduced, in an order that is the same on every rank. One Context serves one user thread and the
-// autograd threads that it starts. docs/one_step.md walks through a step.
+// autograd threads that it starts. docs/one_step.md walks through a step. Touches and weights: context.cpp; gradients:
+// context_backward.cpp.
 class Context : public GroupOwner, public std::enable_shared_from_this<Context> {
  public:
-  // The context of `world`, made at first use; all roots of a world share it.
-  static std::shared_ptr<Context> of(const World& world, const schedule::StaticOrderOptions& schedule);
-  Context(const World& world, const schedule::StaticOrderOptions& schedule);
+  // The context of `world`, made at first use; all roots of a world share it. Throws Error(kUsage) if it was made with
+  // other options.
+  static std::shared_ptr<Context> of(const World& world, const ContextOptions& options);
+  Context(const World& world, const ContextOptions& options);
   ~Context() override;
 
   // ---- what happens to it
@@ -53,8 +56,14 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   void rethrow_deferred() { error_.rethrow(); }
   // For places that may not throw: the next library entry does.
   void defer(std::exception_ptr error) { error_.set(std::move(error)); }
+  // COLLECTIVE over the world.
+  int64_t sum_over_ranks(int64_t value, const std::string& what);
+
   Counters& counters() { return counters_; }
-  std::shared_ptr<SlabAllocator> slabs() const { return slabs_; }
+  const std::shared_ptr<BufferAllocator>& allocator() const { return allocator_; }
+  const std::shared_ptr<comm::CommThread>& gather_thread() const { return gather_thread_; }
+  const std::shared_ptr<comm::CommThread>& reduce_thread() const { return reduce_thread_; }
+  const schedule::Schedule& schedule() const { return options_.schedule; }
   const World& world() const { return world_; }
 
   void add_unit(UnitState& unit);
@@ -65,24 +74,36 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   struct BackwardGuard;
   using Clock = std::chrono::steady_clock;
 
+  // ---- weights
   void follow(c10::ArrayRef<Touch> touches, const char* operator_name);
   void check_thread(const Touch& touch, const char* operator_name) const;
   void check_unchanged(const Touch& touch, const char* operator_name) const;
   bool in_use(const UnitState& unit) const;
   void move_to(c10::ArrayRef<Touch> touches, const char* operator_name);
   void begin_forward();
+  std::vector<int> units_ahead() const;
   void reshard_others(c10::ArrayRef<Touch> touches, const std::vector<int>& ahead);
   bool may_reshard(const UnitState& unit) const;
   void prefetch(const std::vector<int>& ahead);
+  int num_gathers_in_flight() const;
   void poison(UnitState& unit);
   void list_as_live(UnitState& unit);
   void start_unshard(UnitState& unit, const std::string& cause);
   void finish_unshard(UnitState& unit);
+  enum class After { kUse, kForward };
+  void reshard(UnitState& unit, After after);
+  void rest_all();
+  void check_moved_parameters() const;
+  void count_gathered(int64_t change);
+  void begin_compute(const UnitState& unit);
+  void end_compute();
 
+  // ---- gradients
   void enter_backward();
   void note_reused_units();
   bool reduces_now(const UnitState& unit, const ParameterGroup& group) const;
   void make_room_to_collect(ParameterGroup& group);
+  void finish_unit_in_backward(UnitState& unit);
   void start_reduce(UnitState& unit, ParameterGroup& group);
   void note_collective(const UnitState& unit, char kind);
   void finish_oldest_reduce();
@@ -92,20 +113,25 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   void agree_on_arrivals(const std::vector<ParameterGroup*>& groups);
   void check_optimizer_mistake();
   void abandon_backward();
-  void rest_all();
-  void check_moved_parameters() const;
-  std::vector<ParameterGroup*> trainable_groups(bool of_this_backward) const;
+  std::vector<ParameterGroup*> trainable_groups_of_this_backward() const;
 
   World world_;
-  std::shared_ptr<comm::Comm> comm_;  // of the shard axis
-  std::shared_ptr<SlabAllocator> slabs_;
+  ContextOptions options_;
+  std::shared_ptr<comm::Comm> comm_;  // of the world
+  std::shared_ptr<BufferAllocator> allocator_;
+  std::shared_ptr<comm::CommThread> gather_thread_;  // null in a world of one; both the same where unified
+  std::shared_ptr<comm::CommThread> reduce_thread_;
   std::thread::id user_thread_;
   std::vector<UnitState*> units_;  // null where one was destroyed
   std::vector<UnitState*> live_;   // units whose weights are gathered or on their way, and may be freed
   schedule::StaticOrder order_;
   bool forward_open_ = false;
   UnitState* current_ = nullptr;         // the unit computed with now
+  int64_t transitions_ = 0;              // how often that changed
   std::deque<ParameterGroup*> reduces_;  // in flight, oldest first
+
+  const UnitState* computing_ = nullptr;  // its compute range is being traced
+  Clock::time_point compute_begin_;
 
   bool in_backward_ = false;
   bool backward_aborted_ = false;

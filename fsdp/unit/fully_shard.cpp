@@ -7,7 +7,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <set>
+#include <numeric>
 #include <unordered_set>
 
 #include "fsdp/base/check.h"
@@ -183,18 +183,18 @@ std::vector<NamedTensors> split_into_groups(const NamedTensors& parameters) {
 }
 
 void add_group(const std::shared_ptr<LiveUnit>& unit, const NamedTensors& members, const ShardOptions& options,
-               const std::shared_ptr<comm::Comm>& comm) {
+               const GroupLinks& links) {
   GroupSpec spec;
   spec.unit_name = unit->state.name;
   for (const NamedTensor& member : members) {
     spec.names.push_back(member.name);
     spec.parameters.push_back(member.tensor);
   }
-  spec.layout = std::make_shared<const layout::FlatLayout>(plan_group(members, options, comm->size()));
+  spec.layout = plan_group(members, options, links.shard->size() * (links.replicate ? links.replicate->size() : 1));
   spec.strategy = options.strategy;
   spec.precision = options.precision;
-  spec.comm = comm;
-  spec.slabs = unit->state.context->slabs();
+  spec.links = links;
+  spec.allocator = unit->state.context->allocator();
   spec.owner = unit->state.context;
   auto group = std::make_shared<ParameterGroup>(std::move(spec));
   unit->state.groups.push_back(group);
@@ -210,44 +210,82 @@ void add_group(const std::shared_ptr<LiveUnit>& unit, const NamedTensors& member
   }
 }
 
-void check_mesh(const Mesh& mesh) {
+void check_mesh(const Mesh& mesh, Strategy strategy) {
   for (const MeshAxis& axis : mesh.axes()) {
-    FSDP_CHECK(axis.name == "shard" || axis.size == 1, "[fully_shard] mesh ", mesh.describe(), ": axis '", axis.name,
-               "' has ", axis.size, " ranks, but this version shards over one axis, 'shard'. Use Mesh::shard(world).");
+    FSDP_CHECK(axis.name == "shard" || axis.name == "replicate" || axis.size == 1, "[fully_shard] mesh ",
+               mesh.describe(), ": axis '", axis.name, "' has ", axis.size,
+               " ranks, expected the axes 'replicate' and 'shard'. Use Mesh::shard(world), or Mesh(world, "
+               "{{\"replicate\", hosts}, {\"shard\", ranks_per_host}}).");
   }
+  FSDP_CHECK(traits(strategy).mesh == MeshNeed::kShardAxis || mesh.has("replicate"), "[fully_shard] strategy ",
+             name(strategy), " on mesh ", mesh.describe(), ": it needs an axis 'replicate' too. Use Mesh(world, ",
+             "{{\"replicate\", hosts}, {\"shard\", ranks_per_host}}).");
+}
+
+void check_options(const Mesh& mesh, const ShardOptions& options) {
+  check_mesh(mesh, options.strategy);
+  try {
+    schedule::check(options.schedule);
+  } catch (const std::invalid_argument& error) {
+    throw Error(ErrorCode::kUsage, error.what());
+  }
+}
+
+std::vector<int> all_ranks(const Mesh& mesh) {
+  std::vector<int> ranks(static_cast<size_t>(mesh.world().size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+GroupLinks make_links(const Mesh& mesh, Strategy strategy, const Context& context) {
+  comm::Connection& connection = *mesh.world().connection;
+  GroupLinks links;
+  links.gather_thread = context.gather_thread();
+  links.reduce_thread = context.reduce_thread();
+  if (traits(strategy).reduce == ReduceKind::kAllReduce) {
+    links.shard = connection.group(all_ranks(mesh));
+    return links;
+  }
+  links.shard = connection.group(mesh.ranks("shard"));
+  if (mesh.size("replicate") > 1) links.replicate = connection.group(mesh.ranks("replicate"));
+  return links;
 }
 
 Unit shard_parameters(const NamedTensors& all, const Mesh& mesh, const ShardOptions& options) {
   const at::NoGradGuard no_grad;
   const c10::InferenceMode normal_tensors(false);
   const at::AutoGradMode still_no_grad(false);
-  check_mesh(mesh);
-  const auto context = Context::of(mesh.world(), options.schedule);
+  check_options(mesh, options);
+  const auto context = Context::of(mesh.world(), {options.schedule, options.allocator});
   context->on_library_entry();
   const NamedTensors parameters = unowned_parameters(all, options.ignored_parameters);
   const std::vector<UnitState*> nested = nested_units(all, *context);
-  FSDP_CHECK(!parameters.empty() || (!nested.empty() && !is_same_module(all, nested)), "[fully_shard] the module has no parameters to shard: it has ",
-             all.size(), ", and all are ignored or belong to units that are nested elsewhere. Shard each module once, ",
+  FSDP_CHECK(!parameters.empty() || (!nested.empty() && !is_same_module(all, nested)),
+             "[fully_shard] the module has no parameters to shard: it has ", all.size(),
+             ", and all are ignored or belong to units that are nested elsewhere. Shard each module once, ",
              "inner modules first.");
-  const auto comm = mesh.world().connection->group(mesh.ranks("shard"));
+  const GroupLinks links = make_links(mesh, options.strategy, *context);
   UnitDescription description{{}, {}, &options};
   for (const NamedTensor& parameter : parameters) {
     description.names.push_back(parameter.name);
     description.parameters.push_back(parameter.tensor);
   }
-  agree_on_unit(description, *comm);
+  agree_on_unit(description, *links.shard);
+  if (links.replicate) agree_on_unit(description, *links.replicate);
   name_nested_units(all, nested);
   auto unit = std::make_shared<LiveUnit>(context, "root");
-  unit->state.reshard_after_forward =
-      options.reshard_after_forward.value_or(traits(options.strategy).reshard_after_forward);
-  unit->state.reshard_after_backward = true;
+  unit->state.num_ranks = mesh.world().size;
+  unit->state.replica_reduce = options.replica_reduce;
   for (UnitState* child : nested) {
     child->parent = &unit->state;
     unit->state.children.push_back(child);
     if (parameters.empty()) child->held_parent = std::shared_ptr<UnitState>(unit, &unit->state);
   }
-  for (const NamedTensors& members : split_into_groups(parameters)) add_group(unit, members, options, comm);
-  return Unit(std::shared_ptr<UnitState>(unit, &unit->state));
+  for (const NamedTensors& members : split_into_groups(parameters)) add_group(unit, members, options, links);
+  Unit handle(std::shared_ptr<UnitState>(unit, &unit->state));
+  unit->state.set_reshard_after_forward(
+      options.reshard_after_forward.value_or(traits(options.strategy).reshard_after_forward));
+  return handle;
 }
 
 }  // namespace

@@ -49,7 +49,8 @@ void TouchTable::add(const c10::StorageImpl* storage, ParameterGroup* group, Uni
     }
     tables_.push_back(std::move(larger));
   }
-  // Counted even where the address is known already: growing early is harmless, a full table would be searched for ever.
+  // Counted even where the address is known already: growing early is harmless, a full table would be searched for
+  // ever.
   insert(*tables_.back(), storage, group, unit);
   ++used_;
   current_.store(tables_.back().get(), std::memory_order_release);
@@ -57,8 +58,8 @@ void TouchTable::add(const c10::StorageImpl* storage, ParameterGroup* group, Uni
 
 void TouchTable::remove(const c10::StorageImpl* storage) {
   const std::lock_guard lock(write_mutex_);
-  // The slot keeps its key: a chain of probes may run through it, and the address may come back. An address that was never
-  // added must not take a slot.
+  // The slot keeps its key: a chain of probes may run through it, and the address may come back. An address that was
+  // never added must not take a slot.
   if (find(storage).group != nullptr) insert(*tables_.back(), storage, nullptr, nullptr);
 }
 

@@ -75,17 +75,31 @@ void Unit::set_requires_gradient_sync(bool sync) {
   for (UnitState* unit : state_->subtree()) unit->requires_sync = sync;
 }
 
-void Unit::set_reshard_after_forward(bool reshard) {
-  for (UnitState* unit : state_->subtree()) unit->reshard_after_forward = reshard;
+void Unit::set_requires_all_reduce(bool all_reduce) {
+  for (UnitState* unit : state_->subtree()) unit->requires_all_reduce = all_reduce;
+}
+
+void Unit::set_reshard_after_forward(ReshardAfterForward reshard) {
+  for (UnitState* unit : state_->subtree()) unit->set_reshard_after_forward(reshard);
 }
 
 void Unit::set_reshard_after_backward(bool reshard) {
   for (UnitState* unit : state_->subtree()) unit->reshard_after_backward = reshard;
 }
 
-void Unit::set_gradient_divide_factor(double factor) {
-  FSDP_CHECK(factor > 0, "[set_gradient_divide_factor] got ", factor, ", expected a number above 0.");
-  for (UnitState* unit : state_->subtree()) unit->divide_factor = factor;
+void Unit::set_gradient_divide_factor(double factor) { set_gradient_scale(GradScale::sum(factor)); }
+
+void Unit::set_gradient_scale(const GradScale& scale) {
+  FSDP_CHECK(scale.divisor > 0, "[set_gradient_scale] divisor: got ", scale.divisor, ", expected a number above 0.");
+  GradScale resolved = scale;
+  if (scale.kind == GradScale::Kind::kPerToken) {
+    FSDP_CHECK(scale.tokens >= 0, "[set_gradient_scale] tokens of this rank: got ", scale.tokens,
+               ", expected at least 0.");
+    resolved.tokens = state_->context->sum_over_ranks(scale.tokens, "tokens");
+    FSDP_CHECK(resolved.tokens > 0, "[set_gradient_scale] no rank has a token, so there is no gradient per token. ",
+               "Leave such a step out.");
+  }
+  for (UnitState* unit : state_->subtree()) unit->scale = resolved;
 }
 
 std::string Unit::describe() const {
@@ -105,11 +119,11 @@ Counters Unit::counters() const { return state_->context->counters(); }
 void Unit::reset_counters() {
   Counters& counters = state_->context->counters();
   const int64_t resident = counters.resident_unsharded_bytes;
-  const int64_t allocations = counters.slab_allocations;
+  const int64_t allocations = counters.buffer_allocations;
   counters = {};
   counters.resident_unsharded_bytes = resident;
   counters.peak_unsharded_bytes = resident;
-  counters.slab_allocations = allocations;
+  counters.buffer_allocations = allocations;
 }
 
 RestingBytes Unit::resting_bytes() const {
@@ -118,12 +132,9 @@ RestingBytes Unit::resting_bytes() const {
     for (const auto& group : unit->groups) {
       bytes.main_weight += bytes_per_rank(group->main_weight());
       if (group->trainable()) bytes.main_grad += bytes_per_rank(group->gradients().main_grad());
-      if (group->residence() == Residence::kPersistent) {
-        bytes.model_weight += group->unsharded().bytes();
-      } else if (group->residence() == Residence::kReleased && group->model_weight_copy().defined()) {
-        bytes.model_weight += static_cast<int64_t>(group->model_weight_copy().nbytes());
-      }
-      const int64_t shards = group->main_weight().placement() == Placement::kShard ? group->comm().size() : 1;
+      bytes.model_weight += group->resting_copy_bytes();
+      int64_t shards = 1;
+      for (const auto& comm : group->main_weight_comms()) shards *= comm->size();
       bytes.padding +=
           group->layout().padding() / shards * static_cast<int64_t>(group->main_weight().local().element_size());
     }

@@ -4,6 +4,9 @@
 #include <memory>
 #include <string>
 
+#include "fsdp/group/grad_scale.h"
+#include "fsdp/unit/options.h"
+
 namespace fsdp {
 
 class UnitState;
@@ -19,7 +22,7 @@ struct Counters {
   int64_t resident_unsharded_bytes = 0;  // gathered weights in memory now
   int64_t peak_unsharded_bytes = 0;      // and at most, since the reset
   int64_t peak_reduce_bytes = 0;         // gradient buffers on their way, at most
-  int64_t slab_allocations = 0;          // buffers taken from the system rather than reused
+  int64_t buffer_allocations = 0;        // how often memory for buffers was taken from the system, since the start
 };
 
 // Bytes this rank holds for a root's parameters at rest.
@@ -43,12 +46,18 @@ class Unit {
   void reshard();
 
   // The setters apply to this unit and all units below it.
-  // false: gradients stay on this rank, unsharded, in the reduce dtype, and are added up (FSDP1's no_sync).
+  // false: gradients stay on this rank, unsharded, in the accumulate dtype, and are added up (FSDP1's no_sync).
   void set_requires_gradient_sync(bool sync);
-  void set_reshard_after_forward(bool reshard);
+  // false: sums of this rank's shard group wait, in the main weight's dtype, for a backward that may take them to the
+  // other replicas.
+  void set_requires_all_reduce(bool all_reduce);
+  // See ReshardAfterForward. COLLECTIVE over the shard axis for a group size that is new.
+  void set_reshard_after_forward(ReshardAfterForward reshard);
   // false: gathered weights outlive the backward; they are gathered again only after an optimizer changed them.
   void set_reshard_after_backward(bool reshard);
-  // Gradients are summed over the ranks and divided by `factor`; default: the number of ranks that reduce.
+  // Default: GradScale::mean(). COLLECTIVE over the world for GradScale::per_token(), which adds up the ranks' tokens.
+  void set_gradient_scale(const GradScale& scale);
+  // GradScale::sum(factor).
   void set_gradient_divide_factor(double factor);
 
   // Local. Units, parameters, bytes, padding, recorded order and what is resident, as a table of text.

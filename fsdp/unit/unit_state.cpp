@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "fsdp/base/check.h"
+#include "fsdp/comm/connection.h"
 #include "fsdp/unit/context.h"
 #include "fsdp/unit/touch_table.h"
 
@@ -56,6 +58,48 @@ bool UnitState::settled() const {
 
 bool UnitState::has_frozen_parameters() const {
   return std::any_of(groups.begin(), groups.end(), [](const auto& group) { return !group->trainable(); });
+}
+
+void UnitState::set_reshard_after_forward(ReshardAfterForward reshard) {
+  const int* group_size = std::get_if<int>(&reshard);
+  reshard_after_forward = group_size != nullptr ? *group_size > 1 : std::get<bool>(reshard);
+  for (const auto& group : groups) {
+    const comm::Comm& shard = *group->links().shard;
+    std::shared_ptr<comm::Comm> forward;
+    if (group_size != nullptr) {
+      FSDP_CHECK(*group_size >= 1 && shard.size() % *group_size == 0, "[reshard_after_forward] unit '", name, "': got ",
+                 *group_size, ", expected a divisor of the ", shard.size(),
+                 " ranks of the shard axis, or true or false.");
+      if (*group_size > 1 && *group_size < shard.size()) {
+        const auto first = shard.ranks().begin() + shard.rank() / *group_size * *group_size;
+        forward = context->world().connection->group(std::vector<int>(first, first + *group_size));
+      }
+    }
+    group->set_forward_group(std::move(forward));
+  }
+}
+
+ReduceReach UnitState::reduce_reach() const {
+  const bool due = last_microbatch || replica_reduce == ReduceTiming::kEveryMicrobatch;
+  return due && requires_all_reduce ? ReduceReach::kAllReplicas : ReduceReach::kShardGroup;
+}
+
+double UnitState::gradient_factor() const {
+  switch (scale.kind) {
+    case GradScale::Kind::kMean:
+      return 1.0 / (num_ranks * scale.divisor);
+    case GradScale::Kind::kSum:
+      return 1.0 / scale.divisor;
+    case GradScale::Kind::kPerToken:
+      return 1.0 / (static_cast<double>(scale.tokens) * scale.divisor);
+  }
+  return 1.0;
+}
+
+int64_t UnitState::gathered_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& group : groups) bytes += group->gathered_bytes();
+  return bytes;
 }
 
 int64_t UnitState::released_bytes() const {

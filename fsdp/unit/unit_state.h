@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/group/grad_scale.h"
 #include "fsdp/group/parameter_group.h"
+#include "fsdp/unit/options.h"
 
 namespace fsdp {
 
@@ -32,8 +34,15 @@ class UnitState {
   bool settled() const;
   bool has_frozen_parameters() const;
   bool syncs_gradients() const { return requires_sync && no_sync_depth == 0; }
-  // Bytes of the gathered weights that come and go (groups that rest).
+  // On the groups there are now. COLLECTIVE over the shard axis if a group size is new.
+  void set_reshard_after_forward(ReshardAfterForward reshard);
+  // Gradients are to be added up over the replicas now.
+  ReduceReach reduce_reach() const;
+  // What a gradient is multiplied with.
+  double gradient_factor() const;
+  // Bytes of the gathered weights that come and go (groups that rest), and how many of them are in memory now.
   int64_t released_bytes() const;
+  int64_t gathered_bytes() const;
 
   std::shared_ptr<Context> context;
   std::string name;  // dotted name of the module within its root; "root" for a root
@@ -46,11 +55,15 @@ class UnitState {
   bool reshard_after_forward = true;
   bool reshard_after_backward = true;
   bool requires_sync = true;
+  bool requires_all_reduce = true;
+  ReduceTiming replica_reduce = ReduceTiming::kLastMicrobatch;
   bool last_microbatch = true;
   int no_sync_depth = 0;
-  std::optional<double> divide_factor;
+  GradScale scale;    // kPerToken: with the tokens of all ranks
+  int num_ranks = 1;  // whose gradients are added up
 
   bool prefetched = false;       // gathered ahead, not read yet
+  int64_t last_use = 0;          // the transition of the Context in which it was entered last
   int gathers_in_pass = 0;       // in the running forward
   bool keep_in_forward = false;  // the last forward came back to it after it was resharded
   bool had_gradients = false;    // in the running backward

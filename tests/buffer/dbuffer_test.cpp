@@ -54,7 +54,8 @@ TEST(DBuffer, OwnedMemoryStartsAsZeros) {
 
 // What autograd saved, here weight.t(), sees what is filled in later.
 TEST(DBuffer, ViewsFollowTheMemory) {
-  SlabAllocator slabs(c10::Device(at::kCPU));
+  const auto allocator = make_buffer_allocator({}, c10::Device(at::kCPU));
+  BufferAllocator& slabs = *allocator;
   DBuffer buffer(example(), Placement::kReplicate, 0, at::kFloat, Backing::kSlab);
   EXPECT_FALSE(buffer.resident());
   EXPECT_EQ(buffer.local().storage().nbytes(), 0U);
@@ -74,7 +75,8 @@ TEST(DBuffer, ViewsFollowTheMemory) {
 }
 
 TEST(DBuffer, MemoryIsTakenAndReturnedOnce) {
-  SlabAllocator slabs(c10::Device(at::kCPU));
+  const auto allocator = make_buffer_allocator({}, c10::Device(at::kCPU));
+  BufferAllocator& slabs = *allocator;
   DBuffer buffer(example(), Placement::kReplicate, 0, at::kFloat, Backing::kSlab);
   EXPECT_THROW(buffer.release(slabs), Error);
   buffer.reallocate(slabs);

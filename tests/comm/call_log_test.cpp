@@ -18,20 +18,26 @@ std::vector<nlohmann::json> parse(const std::string& lines) {
 
 TEST(CallLog, StartsEmpty) {
   const CallLog log;
-  EXPECT_EQ(log.latest().number, 0);
+  EXPECT_TRUE(log.current().empty());
   EXPECT_EQ(log.dump_json(), "");
 }
 
-TEST(CallLog, TellsTheLatestCallAndItsState) {
+TEST(CallLog, TellsTheOpenCallsAndTheLastOne) {
   CallLog log;
   EXPECT_EQ(log.issue({"gather", "a", ""}, 10), 1);
   EXPECT_EQ(log.issue({"reduce", "b", "why"}, 20), 2);
-  EXPECT_EQ(log.latest().label.op, "reduce");
   const int64_t revision = log.revision();
   log.set_state(1, CallState::kWaiting);
   EXPECT_GT(log.revision(), revision);
-  EXPECT_EQ(log.latest().number, 1);
-  EXPECT_EQ(log.latest().state, CallState::kWaiting);
+  ASSERT_EQ(log.current().size(), 2U);
+  EXPECT_EQ(log.current()[0].state, CallState::kWaiting);
+  EXPECT_EQ(log.current()[1].label.op, "reduce");
+  log.set_state(2, CallState::kDone);
+  ASSERT_EQ(log.current().size(), 2U);  // the open one, then the one that is over
+  EXPECT_EQ(log.current()[1].state, CallState::kDone);
+  log.set_state(1, CallState::kDone);
+  ASSERT_EQ(log.current().size(), 1U);
+  EXPECT_EQ(log.current()[0].number, 1);
 }
 
 TEST(CallLog, KeepsTheLast256AsJsonOldestFirst) {
@@ -66,7 +72,7 @@ TEST(CallLog, IsThreadSafe) {
     threads.emplace_back([&] {
       for (int i = 0; i < 500; ++i) {
         log.set_state(log.issue({"gather", "", ""}, 1), CallState::kDone);
-        log.latest();
+        log.current();
       }
     });
   }

@@ -1,6 +1,6 @@
-// One of three processes; usage: dying_rank RANK PORT. Ranks 0 and 1 wait for rank 2, which ends as a killed process does.
-// They stay until both have failed, so that neither is taken for the one that died, and print how long it took and what
-// the error said.
+// One of three processes; usage: dying_rank RANK PORT. Ranks 0 and 1 wait for rank 2, which ends as a killed process
+// does. They stay until both have failed, so that neither is taken for the one that died, and print how long it took
+// and what the error said.
 #include <unistd.h>
 
 #include <chrono>

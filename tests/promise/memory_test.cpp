@@ -116,9 +116,9 @@ TEST(Memory, SteadyStepsTakeNothingFromTheSystem) {
       ShardedBlocks sharded = shard_blocks(world, options, 5);
       AdamW optimizer(parameters(*sharded.module), {});
       for (int step = 0; step < 2; ++step) train_step(sharded, world, optimizer);
-      const int64_t before = sharded.root.counters().slab_allocations;
+      const int64_t before = sharded.root.counters().buffer_allocations;
       for (int step = 0; step < 4; ++step) train_step(sharded, world, optimizer);
-      EXPECT_EQ(sharded.root.counters().slab_allocations, before) << name(strategy);
+      EXPECT_EQ(sharded.root.counters().buffer_allocations, before) << name(strategy);
     });
   }
 }

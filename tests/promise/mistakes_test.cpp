@@ -261,14 +261,20 @@ TEST(Mistakes, AStepBetweenForwardAndBackwardIsAnError) {
   }
 }
 
-TEST(Mistakes, AMeshWithReplicasIsRefusedByItsAxis) {
+TEST(Mistakes, AMeshThatDoesNotFitIsRefusedByItsAxis) {
   run_ranks(2, [](const World& world) {
     Holder module(torch::zeros({4}));
-    const Mesh mesh(world, {{"replicate", 2}, {"shard", 1}});
-    EXPECT_THAT(error_of([&] { fully_shard(module, mesh); }),
-                AllOf(HasSubstr("'replicate'"), HasSubstr("Mesh::shard(world)")));
-    const Mesh flat(world, {{"replicate", 1}, {"shard", 2}});
-    EXPECT_EQ(error_of([&] { fully_shard(module, flat); }), "no error");
+    const Mesh tensor(world, {{"tensor", 2}, {"shard", 1}});
+    EXPECT_THAT(error_of([&] { fully_shard(module, tensor); }),
+                AllOf(HasSubstr("'tensor' has 2 ranks"), HasSubstr("Mesh::shard(world)")));
+    ShardOptions options;
+    options.strategy = Strategy::kHybrid;
+    EXPECT_THAT(error_of([&] { fully_shard(module, Mesh::shard(world), options); }),
+                AllOf(HasSubstr("hybrid on mesh shard=2"), HasSubstr("needs an axis 'replicate'")));
+    options.strategy = Strategy::kOptimGradsParams;
+    options.reshard_after_forward = 3;
+    EXPECT_THAT(error_of([&] { fully_shard(module, Mesh::shard(world), options); }),
+                AllOf(HasSubstr("got 3"), HasSubstr("divisor of the 2 ranks")));
   });
 }
 

@@ -51,7 +51,8 @@ TEST(SeveralModels, TwoForwardsThenTwoBackwards) {
 }
 
 torch::nn::Sequential make_pair_of_layers() {
-  return testing::make_seeded(7, [] { return torch::nn::Sequential(torch::nn::Linear(5, 4), torch::nn::Linear(4, 3)); });
+  return testing::make_seeded(7,
+                              [] { return torch::nn::Sequential(torch::nn::Linear(5, 4), torch::nn::Linear(4, 3)); });
 }
 
 TEST(SeveralModels, ARootWithoutParametersOfItsOwn) {

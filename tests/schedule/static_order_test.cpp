@@ -19,7 +19,7 @@ bool run_pass(StaticOrder& order, Pass pass, const Units& units) {
 }
 
 TEST(StaticOrder, KnowsNothingAtFirst) {
-  StaticOrder order({.depth = 2});
+  StaticOrder order({.forward_depth = 2, .backward_depth = 2});
   EXPECT_TRUE(order.ahead().empty());
   order.begin_pass(Pass::kForward);
   order.visit(0);
@@ -28,7 +28,7 @@ TEST(StaticOrder, KnowsNothingAtFirst) {
 }
 
 TEST(StaticOrder, FollowsTheRecordedOrder) {
-  StaticOrder order({.depth = 2});
+  StaticOrder order({.forward_depth = 2, .backward_depth = 2});
   EXPECT_FALSE(run_pass(order, Pass::kForward, {0, 1, 2, 3}));
   order.begin_pass(Pass::kForward);
   EXPECT_TRUE(order.ahead().empty());
@@ -59,7 +59,7 @@ TEST(StaticOrder, FirstBackwardIsTheReverseOfTheForward) {
 }
 
 TEST(StaticOrder, DepthZeroPredictsNothing) {
-  StaticOrder order({.depth = 0});
+  StaticOrder order({.forward_depth = 0, .backward_depth = 0});
   run_pass(order, Pass::kForward, {0, 1});
   order.begin_pass(Pass::kForward);
   order.visit(0);
@@ -67,7 +67,7 @@ TEST(StaticOrder, DepthZeroPredictsNothing) {
 }
 
 TEST(StaticOrder, BytesAreBounded) {
-  StaticOrder order({.depth = 3, .max_bytes = 100});
+  StaticOrder order({.forward_depth = 3, .backward_depth = 3, .max_bytes = 100});
   run_pass(order, Pass::kForward, {0, 1, 2, 3});
   order.begin_pass(Pass::kForward);
   order.visit(0);
@@ -117,7 +117,7 @@ TEST(StaticOrder, AlternatingRootsKeepTheirOrders) {
 }
 
 TEST(StaticOrder, UnitUsedTwiceInOnePass) {
-  StaticOrder order({.depth = 2});
+  StaticOrder order({.forward_depth = 2, .backward_depth = 2});
   run_pass(order, Pass::kForward, {0, 1, 0, 2});
   order.begin_pass(Pass::kForward);
   order.visit(0);
@@ -185,7 +185,7 @@ TEST(StaticOrder, DigestIsOfTheVisitsSinceReset) {
 TEST(StaticOrder, BadArguments) {
   StaticOrder order;
   EXPECT_THROW(order.visit(-1), std::invalid_argument);
-  EXPECT_THROW(StaticOrder({.depth = -1}), std::invalid_argument);
+  EXPECT_THROW(StaticOrder({.forward_depth = -1, .backward_depth = -1}), std::invalid_argument);
   EXPECT_THROW(StaticOrder({.max_bytes = -1}), std::invalid_argument);
 }
 
@@ -205,7 +205,7 @@ RC_GTEST_PROP(StaticOrderProperty, PredictsARepeatedPassExactly, (std::vector<ui
 }
 
 RC_GTEST_PROP(StaticOrderProperty, AnyVisitsAreSafe, (std::vector<std::pair<uint8_t, uint8_t>> events)) {
-  StaticOrder order({.depth = 3, .max_recorded = 16});
+  StaticOrder order({.forward_depth = 3, .backward_depth = 3, .max_recorded = 16});
   for (const auto& [kind, unit] : events) {
     if (kind % 8 == 0) order.begin_pass(kind % 16 == 0 ? Pass::kForward : Pass::kBackward);
     if (kind % 8 == 1) order.end_pass();

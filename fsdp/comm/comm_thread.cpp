@@ -1,0 +1,168 @@
+#include "fsdp/comm/comm_thread.h"
+
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+#include <c10/core/InferenceMode.h>
+#include <pthread.h>
+
+#include <csignal>
+#include <utility>
+
+#include "fsdp/base/error.h"
+
+namespace fsdp::comm {
+
+struct Completion::State {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  std::exception_ptr error;
+
+  void finish(const std::exception_ptr& failure);
+};
+
+void Completion::State::finish(const std::exception_ptr& failure) {
+  {
+    const std::lock_guard lock(mutex);
+    done = true;
+    error = failure;
+  }
+  changed.notify_all();
+}
+
+struct CommThread::Item {
+  Job job;
+  std::shared_ptr<Completion::State> completion;
+  std::shared_ptr<TraceSink> trace;  // of the thread that posted it
+};
+
+namespace {
+std::exception_ptr destroyed() {
+  return std::make_exception_ptr(
+      Error(ErrorCode::kCommunication, "[comm] the model was destroyed while a collective of its was in flight."));
+}
+}  // namespace
+
+void Completion::wait() {
+  if (!state_) return;
+  const auto state = std::exchange(state_, nullptr);
+  std::unique_lock lock(state->mutex);
+  state->changed.wait(lock, [&] { return state->done; });
+  if (state->error) std::rethrow_exception(state->error);
+}
+
+CommThread::CommThread(std::string name) : name_(std::move(name)), thread_([this] { run(); }) {
+  pthread_setname_np(thread_.native_handle(), name_.substr(0, 15).c_str());
+}
+
+CommThread::~CommThread() {
+  give_up();
+  thread_.join();
+}
+
+void CommThread::give_up() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    fail_queue(destroyed());
+    if (current_) current_->abort();
+  }
+  changed_.notify_all();
+}
+
+// What waits behind a failure would only wait for the same ranks again.
+void CommThread::fail_queue(const std::exception_ptr& error) {
+  for (const auto& item : queue_) item->completion->finish(error);
+  queue_.clear();
+}
+
+Completion CommThread::post(Job job) {
+  Completion completion;
+  completion.state_ = std::make_shared<Completion::State>();
+  auto item = std::make_unique<Item>(Item{std::move(job), completion.state_, current_trace_sink()});
+  {
+    const std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(item));
+    if (stop_) fail_queue(destroyed());
+  }
+  changed_.notify_all();
+  return completion;
+}
+
+void CommThread::run() {
+  // Signals are the program's business.
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  const at::DisableRecordFunctionGuard no_observers;
+  const c10::InferenceMode normal_tensors(false);
+  const at::NoGradGuard no_grad;
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });
+    if (stop_) return;
+    std::unique_ptr<Item> item = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    const auto begin = std::chrono::steady_clock::now();
+    std::exception_ptr error;
+    try {
+      carry_out(item->job);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    if (item->trace) {
+      item->trace->add({item->job.name, item->job.unit, begin, std::chrono::steady_clock::now(), name_});
+    }
+    const auto completion = item->completion;
+    item.reset();  // lets go of the buffers before anybody uses them again
+    completion->finish(error);
+    lock.lock();
+    if (error) fail_queue(error);
+  }
+}
+
+void CommThread::carry_out(Job& job) {
+  carry_out_stage(job.first);
+  for (const auto& start : job.next) {
+    Pending transfer = start();
+    carry_out_stage(transfer);
+  }
+  if (job.finish) job.finish();
+}
+
+void CommThread::carry_out_stage(Pending& transfer) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (stop_) std::rethrow_exception(destroyed());
+    current_ = transfer.transfer();
+  }
+  struct Forget {
+    CommThread* thread;
+    ~Forget() {
+      const std::lock_guard lock(thread->mutex_);
+      thread->current_ = nullptr;
+    }
+  } forget{this};
+  transfer.wait();
+}
+
+Job all_reduce(const std::shared_ptr<Comm>& comm, const at::Tensor& buffer, const at::Tensor& staging,
+               const CallLabel& label) {
+  const int64_t shard = buffer.numel() / comm->size();
+  const at::Tensor own = buffer.narrow(0, comm->rank() * shard, shard);
+  Job job{label.op, label.unit, comm->reduce_scatter(buffer, own, staging, Accumulate::kOverwrite, label), {}, {}};
+  job.next.push_back([comm, buffer, own, label] {
+    return comm->all_gather(buffer, own, {label.op + " (gather)", label.unit, label.cause});
+  });
+  return job;
+}
+
+Completion carry_out(Job job) {
+  job.first.wait();
+  for (const auto& start : job.next) start().wait();
+  if (job.finish) job.finish();
+  return {};
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "fsdp/base/trace.h"
+#include "fsdp/comm/comm.h"
+
+namespace fsdp::comm {
+
+// A collective and what follows it: `first` is started already; each of `next` starts a transfer when the one before is
+// complete; `finish` runs last. None of them may use what the program's thread uses before wait() returned.
+struct Job {
+  std::string name;  // of its trace event: "gather", "reduce"
+  std::string unit;
+  Pending first;
+  std::vector<std::function<Pending()>> next;
+  std::function<void()> finish;
+};
+
+// A job that is under way; empty, or done after wait().
+class Completion {
+ public:
+  bool in_flight() const { return state_ != nullptr; }
+  // Blocks until the job is done; throws what it threw. Call once.
+  void wait();
+
+ private:
+  friend class CommThread;
+  friend Completion carry_out(Job job);
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+// Carries jobs through on a thread of its own, in the order they were posted, so that the program computes meanwhile.
+// Post from one thread.
+class CommThread {
+ public:
+  explicit CommThread(std::string name);
+  // Gives up what is in flight: peers that wait for this rank meet their deadline, or a closed connection.
+  ~CommThread();
+  CommThread(const CommThread&) = delete;
+  CommThread& operator=(const CommThread&) = delete;
+
+  Completion post(Job job);
+  // Makes the job that is carried out throw, and forgets those that wait. Nothing may be posted any more.
+  void give_up();
+
+ private:
+  struct Item;
+  void run();
+  void fail_queue(const std::exception_ptr& error);
+  void carry_out(Job& job);
+  void carry_out_stage(Pending& transfer);
+
+  std::string name_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::unique_ptr<Item>> queue_;
+  std::shared_ptr<Transfer> current_;  // what is waited for
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+// What CommThread::post() does, on the calling thread and at once: for a world of one.
+Completion carry_out(Job job);
+
+// buffer [size * n]: the sum over ranks, in place, equal bits everywhere; staging as Comm::reduce_scatter. Starts the
+// first half.
+Job all_reduce(const std::shared_ptr<Comm>& comm, const at::Tensor& buffer, const at::Tensor& staging,
+               const CallLabel& label);
+
+}  // namespace fsdp::comm

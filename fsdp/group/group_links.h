@@ -1,0 +1,28 @@
+#pragma once
+
+#include <memory>
+
+#include "fsdp/comm/comm.h"
+#include "fsdp/comm/comm_thread.h"
+
+namespace fsdp {
+
+// The ranks that a group shares its parameters with, and the threads that carry its collectives.
+struct GroupLinks {
+  std::shared_ptr<comm::Comm> shard;      // ranks that hold the shards (no_shard: all ranks)
+  std::shared_ptr<comm::Comm> replicate;  // ranks that hold the same shards; null where there is but one
+  // Ranks between which weights stay sharded from forward to backward, when those are fewer than `shard`; else null.
+  std::shared_ptr<comm::Comm> forward;
+  // Null in a world of one: jobs are then carried out by the caller.
+  std::shared_ptr<comm::CommThread> gather_thread;
+  std::shared_ptr<comm::CommThread> reduce_thread;
+
+  static comm::Completion post(const std::shared_ptr<comm::CommThread>& thread, comm::Job job) {
+    return thread ? thread->post(std::move(job)) : comm::carry_out(std::move(job));
+  }
+};
+
+// Bytes that one of `comm`'s ranks receives when a buffer of `bytes` is gathered or reduce-scattered.
+inline int64_t received_bytes(int64_t bytes, const comm::Comm& comm) { return bytes / comm.size() * (comm.size() - 1); }
+
+}  // namespace fsdp

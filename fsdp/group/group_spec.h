@@ -1,0 +1,39 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fsdp/buffer/buffer_allocator.h"
+#include "fsdp/group/group_links.h"
+#include "fsdp/group/group_owner.h"
+#include "fsdp/layout/planner.h"
+#include "fsdp/precision/precision.h"
+#include "fsdp/strategy/strategy.h"
+
+namespace fsdp {
+
+// What a group is made of. The parameters are in flat order and share dtype, device and trainability.
+struct GroupSpec {
+  std::string unit_name;
+  std::vector<std::string> names;
+  std::vector<at::Tensor> parameters;
+  // Over the ranks that share the main weight: links.shard's, times links.replicate's where there are replicas.
+  layout::FlatLayout layout;
+  Strategy strategy = Strategy::kOptimGradsParams;
+  Precision precision;
+  GroupLinks links;
+  std::shared_ptr<BufferAllocator> allocator;
+  std::weak_ptr<GroupOwner> owner;
+};
+
+// How the full parameters live between uses.
+enum class Residence {
+  kAliased,     // the unsharded buffer is the main weight itself: nothing to gather, nothing to free
+  kPersistent,  // always in memory, brought up to date after an optimizer step
+  kReleased,    // memory only while unsharded
+};
+
+}  // namespace fsdp

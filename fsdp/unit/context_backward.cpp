@@ -1,0 +1,258 @@
+// What a Context does from the first touch or gradient of a backward to its end, and when one does not end well.
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "fsdp/base/check.h"
+#include "fsdp/unit/backstage.h"
+#include "fsdp/unit/context.h"
+
+namespace fsdp {
+namespace {
+
+// Gradients on their way take memory; two buffers keep the wire busy.
+constexpr size_t kMaxReducesInFlight = 2;
+
+}  // namespace
+
+// Lives in the graph task of a backward. Destroyed without having run, it tells that the backward threw.
+struct Context::BackwardGuard {
+  explicit BackwardGuard(std::shared_ptr<Context> context) : context(std::move(context)) {}
+  ~BackwardGuard() {
+    if (!finished) context->backward_aborted_ = true;
+  }
+  std::shared_ptr<Context> context;
+  bool finished = false;
+};
+
+// ---- backward
+
+void Context::enter_backward() {
+  if (in_backward_ && !backward_aborted_) return;
+  if (in_backward_) abandon_backward();
+  end_compute();
+  in_backward_ = true;
+  backward_aborted_ = false;
+  reduced_in_backward_ = false;
+  current_ = nullptr;
+  if (forward_open_) {
+    note_reused_units();
+    order_.end_pass();
+    forward_open_ = false;
+  }
+  order_.begin_pass(schedule::Pass::kBackward);
+  for (UnitState* unit : units_) {
+    if (unit == nullptr) continue;
+    unit->had_gradients = false;
+    for (const auto& group : unit->groups) {
+      if (group->trainable()) group->gradients().begin_backward();
+    }
+  }
+  auto guard = std::make_shared<BackwardGuard>(shared_from_this());
+  torch::autograd::Engine::get_default_engine().queue_callback([guard] {
+    guard->finished = true;
+    guard->context->finish_backward();
+  });
+}
+
+// A unit that a forward came back to after it was resharded stays unsharded in the next one. Where every unit was
+// gathered again, those were two forwards in a row, and keeping all of them would keep the model.
+void Context::note_reused_units() {
+  const auto visited = [](const UnitState* unit) { return unit != nullptr && unit->gathers_in_pass > 0; };
+  const auto reused = [](const UnitState* unit) { return unit->gathers_in_pass > 1 || unit->keep_in_forward; };
+  bool any_once = false;
+  for (const UnitState* unit : units_)
+    any_once = any_once || (visited(unit) && unit->parent != nullptr && !reused(unit));
+  for (UnitState* unit : units_) {
+    if (visited(unit)) unit->keep_in_forward = any_once && reused(unit);
+  }
+}
+
+void Context::gradient_ready(UnitState& unit, ParameterGroup& group, size_t index, const at::Tensor& parameter) {
+  rethrow_deferred();
+  enter_backward();
+  const Backstage backstage;
+  FSDP_CHECK(group.holds(parameter), ParameterGroup::moved_message(group.parameter_name(index)));
+  at::Tensor gradient = parameter.grad();
+  const_cast<at::Tensor&>(parameter).mutable_grad().reset();
+  if (!gradient.defined()) return;
+  unit.root().had_gradients = true;
+  FSDP_CHECK(gradient.layout() == at::kStrided, "[backward] gradient of '", group.parameter_name(index),
+             "': got a sparse tensor, expected a dense one. Build the embedding with sparse=false.");
+  make_room_to_collect(group);
+  const bool goes_out = reduces_now(unit, group);
+  group.gradients().add(index, gradient, unit.gradient_factor(),
+                        goes_out ? Collect::kForThisReduce : Collect::kAcrossMicrobatches);
+  if (!group.gradients().complete()) return;
+  if (options_.schedule.backward == schedule::BackwardPrefetch::kPost) prefetch(units_ahead());
+  if (options_.schedule.release == schedule::ReleaseOrder::kReshardFirst) finish_unit_in_backward(unit);
+  if (goes_out) start_reduce(unit, group);
+  if (options_.schedule.release == schedule::ReleaseOrder::kReduceFirst) finish_unit_in_backward(unit);
+}
+
+// Frozen parameters may still be read; delayed releases come with later transitions.
+void Context::finish_unit_in_backward(UnitState& unit) {
+  if (options_.schedule.kind == schedule::Kind::kDelayedRelease) return;
+  if (unit.settled() && unit.reshard_after_backward && !unit.has_frozen_parameters()) reshard(unit);
+}
+
+// Strategies that reduce in the last microbatch only, and no_sync, keep gradients on this rank until then.
+bool Context::reduces_now(const UnitState& unit, const ParameterGroup& group) const {
+  return unit.syncs_gradients() &&
+         (unit.last_microbatch || group.strategy_traits().reduce_timing == ReduceTiming::kEveryMicrobatch);
+}
+
+// A group that collects needs its reduce buffer for itself, and no more than two may be on their way beside it.
+void Context::make_room_to_collect(ParameterGroup& group) {
+  const GradPhase phase = group.gradients().phase();
+  if (phase == GradPhase::kCollecting) return;
+  const size_t limit = options_.schedule.threads == schedule::CommThreads::kUnified ? 1 : kMaxReducesInFlight;
+  while (group.gradients().phase() == GradPhase::kReducing || reduces_.size() >= limit) {
+    finish_oldest_reduce();
+  }
+}
+
+void Context::start_reduce(UnitState& unit, ParameterGroup& group) {
+  make_room_to_collect(group);
+  note_collective(unit, 'r');
+  counters_.reduce_bytes += group.gradients().start_reduce(group.unit_name(), unit.reduce_reach());
+  counters_.reduces += 1;
+  reduces_.push_back(&group);
+  int64_t in_flight = 0;
+  for (const ParameterGroup* reducing : reduces_) in_flight += reducing->gradients().reduce_buffer_bytes();
+  counters_.peak_reduce_bytes = std::max(counters_.peak_reduce_bytes, in_flight);
+  reduced_in_backward_ = true;
+}
+
+void Context::finish_oldest_reduce() {
+  const auto begin = Clock::now();
+  ParameterGroup* group = reduces_.front();
+  reduces_.pop_front();
+  group->gradients().finish_reduce(group->unit_name());
+  counters_.exposed_reduce_ms += std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+}
+
+std::vector<ParameterGroup*> Context::trainable_groups_of_this_backward() const {
+  std::vector<ParameterGroup*> groups;
+  for (UnitState* unit : units_) {
+    if (unit == nullptr || !unit->root().had_gradients) continue;
+    for (const auto& group : unit->groups) {
+      if (group->trainable()) groups.push_back(group.get());
+    }
+  }
+  return groups;
+}
+
+// End of the outermost backward.
+void Context::finish_backward() {
+  const Backstage backstage;
+  end_compute();
+  in_backward_ = false;
+  current_ = nullptr;
+  rethrow_deferred();
+  reduce_leftovers();
+  while (!reduces_.empty()) finish_oldest_reduce();
+  if (reduced_in_backward_) agree_on_step();
+  rest_all();
+  order_.end_pass();
+  if (reduced_in_backward_) check_optimizer_mistake();
+}
+
+// Groups that were used but did not get all their gradients: every rank reduces them here, so that ranks whose graphs
+// differ still meet. Roots in which no gradient arrived are left alone: autograd::grad, or another root's turn.
+void Context::reduce_leftovers() {
+  for (size_t i = units_.size(); i-- > 0;) {
+    UnitState* unit = units_[i];
+    if (unit == nullptr || !unit->root().had_gradients) continue;
+    for (const auto& group : unit->groups) {
+      if (!group->trainable()) continue;
+      GradientBuffers& gradients = group->gradients();
+      const bool has_partial_sums = gradients.has_partial_sums() && unit->reduce_reach() == ReduceReach::kAllReplicas &&
+                                    gradients.phase() != GradPhase::kReducing;
+      const bool outstanding = gradients.phase() == GradPhase::kCollecting || has_partial_sums ||
+                               (gradients.used() && !gradients.complete());
+      if (outstanding && reduces_now(*unit, *group)) start_reduce(*unit, *group);
+      gradients.forget_use();
+    }
+  }
+}
+
+// Before any optimizer can write: all ranks went the same way, and know which parameters had gradients anywhere.
+void Context::agree_on_step() {
+  const std::vector<ParameterGroup*> groups = trainable_groups_of_this_backward();
+  if (comm_->size() > 1) {
+    uint64_t arrivals = 14695981039346656037ULL;
+    for (ParameterGroup* group : groups) {
+      for (const uint8_t byte : group->gradients().arrived()) arrivals = (arrivals ^ byte) * 1099511628211ULL;
+    }
+    const at::Tensor mine = at::empty({2}, at::kLong);
+    mine.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(collectives_digest_);
+    mine.mutable_data_ptr<int64_t>()[1] = static_cast<int64_t>(arrivals);
+    const at::Tensor all = at::empty({2 * comm_->size()}, at::kLong);
+    comm_->all_gather(all, mine, {"agree on the step", "", ""}).wait();
+    const int64_t* digests = all.const_data_ptr<int64_t>();
+    bool same_arrivals = true;
+    for (int rank = 0; rank < comm_->size(); ++rank) {
+      FSDP_CHECK(digests[2 * rank] == digests[0], "[backward] rank ", rank,
+                 " gathered or reduced other units than rank 0 ",
+                 "in this step. Every rank must run the same operators on sharded parameters.");
+      same_arrivals = same_arrivals && digests[2 * rank + 1] == digests[1];
+    }
+    if (!same_arrivals) agree_on_arrivals(groups);
+  }
+  collectives_digest_ = 0;
+  for (ParameterGroup* group : groups) group->gradients().publish();
+}
+
+void Context::agree_on_arrivals(const std::vector<ParameterGroup*>& groups) {
+  std::vector<int> flags;
+  for (ParameterGroup* group : groups)
+    flags.insert(flags.end(), group->gradients().arrived().begin(), group->gradients().arrived().end());
+  const at::Tensor sum = at::tensor(flags, at::kInt);
+  comm_->all_reduce_small(sum, {"agree on gradients", "", ""});
+  const int* anywhere = sum.const_data_ptr<int>();
+  for (ParameterGroup* group : groups) {
+    for (uint8_t& flag : group->gradients().arrived()) flag = *anywhere++ > 0 ? 1 : 0;
+  }
+}
+
+void Context::check_optimizer_mistake() {
+  ++backwards_with_reduces_;
+  FSDP_CHECK(leaves_requested_ || backwards_with_reduces_ < 2,
+             "[backward] gradients were reduced twice, but nobody asked for ",
+             "the tensors that hold them: the optimizer was built on module->parameters(), which it cannot update. ",
+             "Build it on fsdp::parameters(module).");
+}
+
+// ---- when things go wrong
+
+void Context::abandon_backward() {
+  const Backstage backstage;
+  in_backward_ = false;
+  backward_aborted_ = false;
+  while (!reduces_.empty()) finish_oldest_reduce();
+  for (UnitState* unit : units_) {
+    if (unit == nullptr) continue;
+    for (const auto& group : unit->groups) {
+      if (!group->trainable()) continue;
+      if (unit->root().had_gradients) group->gradients().drop();
+      group->gradients().forget_use();
+    }
+    reshard(*unit);
+  }
+  collectives_digest_ = 0;
+  current_ = nullptr;
+}
+
+// Ranks may do the same in another order (a gradient that is late on one of them), so the digest is a sum.
+void Context::note_collective(const UnitState& unit, char kind) {
+  uint64_t hash = 14695981039346656037ULL;
+  for (const uint64_t value : {static_cast<uint64_t>(kind), static_cast<uint64_t>(unit.id)}) {
+    hash = (hash ^ value) * 1099511628211ULL;
+  }
+  collectives_digest_ += hash;
+}
+
+}  // namespace fsdp
