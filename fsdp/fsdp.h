@@ -10,6 +10,7 @@
 #include "fsdp/optim/clip_grad_norm.h"  // clip_grad_norm_
 #include "fsdp/optim/sgd.h"             // SGD
 #include "fsdp/precision/precision.h"   // Precision
+#include "fsdp/profile/session.h"       // profile::Session
 #include "fsdp/strategy/strategy.h"     // Strategy
 #include "fsdp/unit/fully_shard.h"      // fully_shard, ShardOptions
 

@@ -10,6 +10,8 @@ namespace fsdp {
 namespace {
 
 constexpr int64_t kAlignment = 64;
+// A step that takes more buffers never ends: some outlive every backward. It is no longer recorded.
+constexpr size_t kLongestStep = size_t{1} << 16;
 
 // A buffer of the recorded step: events are numbered, a take and its return are one event each.
 struct Lifetime {
@@ -56,35 +58,35 @@ class TracedAllocator : public BufferAllocator {
     const size_t index = lifetimes_.size();
     const size_t event = events_++;
     follows_plan_ = follows_plan_ && index < plan_.size() && plan_[index].bytes == size && plan_[index].taken == event;
-    lifetimes_.push_back({size, event, 0, 0});
+    if (index < kLongestStep) lifetimes_.push_back({size, event, 0, 0});
     ++in_use_;
     if (!follows_plan_) {
       c10::DataPtr memory = take_from_system(size);
-      users_[memory.get()] = index;
+      users_[memory.get()] = {index, size};
       return memory;
     }
     void* address = static_cast<char*>(arena_.get()) + plan_[index].offset;
-    users_[address] = index;
+    users_[address] = {index, size};
     return {address, device_};
   }
 
   void give_back(c10::DataPtr memory, int64_t) override {
     const auto user = users_.find(memory.get());
     FSDP_ASSERT(user != users_.end(), "memory that is not of this allocator");
-    const size_t index = user->second;
+    const auto [index, size] = user->second;
     users_.erase(user);
-    Lifetime& lifetime = lifetimes_[index];
-    lifetime.returned = events_++;
+    const size_t event = events_++;
+    if (index < kLongestStep) lifetimes_[index].returned = event;
     // A buffer that lives on beyond its plan could be handed out twice.
-    if (follows_plan_ && plan_[index].returned != lifetime.returned) follows_plan_ = false;
+    if (follows_plan_ && plan_[index].returned != event) follows_plan_ = false;
     --in_use_;
-    if (!is_in_arena(memory.get())) return_to_system(std::move(memory), lifetime.bytes);
+    if (!is_in_arena(memory.get())) return_to_system(std::move(memory), size);
   }
 
   void end_of_step() override {
     if (in_use_ > 0 || lifetimes_.empty()) return;
     const bool was_planned = follows_plan_ && lifetimes_.size() == plan_.size();
-    if (!was_planned) replan();
+    if (!was_planned && lifetimes_.size() < kLongestStep) replan();
     lifetimes_.clear();
     events_ = 0;
     follows_plan_ = true;
@@ -109,7 +111,11 @@ class TracedAllocator : public BufferAllocator {
   int64_t arena_bytes_ = 0;
   std::vector<Lifetime> plan_;
   std::vector<Lifetime> lifetimes_;  // of the running step
-  std::unordered_map<const void*, size_t> users_;
+  struct User {
+    size_t lifetime;
+    int64_t bytes;
+  };
+  std::unordered_map<const void*, User> users_;
   size_t events_ = 0;
   int64_t in_use_ = 0;
   bool follows_plan_ = false;

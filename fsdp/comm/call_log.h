@@ -13,6 +13,7 @@ struct CallLabel {
   std::string op;     // "gather", "reduce", ...
   std::string unit;   // whose data; "" where there is none
   std::string cause;  // "aten::linear read 'layers.3.weight'", or ""
+  int part = 0;       // which of the unit's parameter groups: their calls are ordered each for itself
 };
 
 enum class CallState { kIssued, kWaiting, kDone, kFailed };

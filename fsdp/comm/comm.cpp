@@ -20,6 +20,7 @@ uint32_t make_tag(uint32_t sequence, const CallLabel& label, int64_t bytes) {
   for (const char c : label.op) mix(static_cast<unsigned char>(c));
   mix(0);
   for (const char c : label.unit) mix(static_cast<unsigned char>(c));
+  mix(static_cast<unsigned char>(label.part));
   for (int shift = 0; shift < 64; shift += 8) mix(static_cast<unsigned char>(bytes >> shift));
   return ((hash ^ (hash >> 19)) & 0x7ffffU) << 12 | (sequence & 0xfffU);
 }
@@ -53,7 +54,7 @@ Comm::Issued Comm::issue(const CallLabel& label, int64_t bytes) {
   int64_t number = 0;
   if (const auto connection = connection_.lock()) number = connection->calls().issue(label, bytes);
   const std::lock_guard lock(mutex_);
-  return {number, make_tag(sequence_[label.op + '/' + label.unit]++, label, bytes)};
+  return {number, make_tag(sequence_[label.op + '/' + label.unit + '/' + std::to_string(label.part)]++, label, bytes)};
 }
 
 void Comm::set_state(int64_t number, CallState state) {

@@ -39,7 +39,8 @@ class Pending {
 
 // The ranks of one group and the only door to them: every collective of the library is a method of this class. Each
 // call has a name, a number and a deadline, and is kept in the connection's log. Calls are COLLECTIVE, calls of one
-// operation on one unit in the same order on every rank of the group; tensors are contiguous and 1-D. Thread-safe.
+// operation on one part of a unit in the same order on every rank of the group; tensors are contiguous and 1-D.
+// Thread-safe.
 class Comm : public std::enable_shared_from_this<Comm> {
  public:
   Comm(std::weak_ptr<Connection> connection, std::vector<int> ranks, int rank, std::unique_ptr<Transport> transport);
@@ -77,7 +78,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   int rank_;
   std::unique_ptr<Transport> transport_;
   std::mutex mutex_;
-  std::unordered_map<std::string, uint32_t> sequence_;  // calls so far, by operation and unit
+  std::unordered_map<std::string, uint32_t> sequence_;  // calls so far, by operation, unit and part
 };
 
 }  // namespace fsdp::comm

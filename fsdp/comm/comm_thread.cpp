@@ -151,9 +151,9 @@ Job all_reduce(const std::shared_ptr<Comm>& comm, const at::Tensor& buffer, cons
                const CallLabel& label) {
   const int64_t shard = buffer.numel() / comm->size();
   const at::Tensor own = buffer.narrow(0, comm->rank() * shard, shard);
-  Job job{label.op, label.unit, comm->reduce_scatter(buffer, own, staging, Accumulate::kOverwrite, label), {}, {}};
+  Job job(label.op, label.unit, comm->reduce_scatter(buffer, own, staging, Accumulate::kOverwrite, label));
   job.next.push_back([comm, buffer, own, label] {
-    return comm->all_gather(buffer, own, {label.op + " (gather)", label.unit, label.cause});
+    return comm->all_gather(buffer, own, {label.op + " (gather)", label.unit, label.cause, label.part});
   });
   return job;
 }

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "fsdp/base/trace.h"
@@ -18,6 +19,9 @@ namespace fsdp::comm {
 // A collective and what follows it: `first` is started already; each of `next` starts a transfer when the one before is
 // complete; `finish` runs last. None of them may use what the program's thread uses before wait() returned.
 struct Job {
+  Job(std::string name, std::string unit, Pending first)
+      : name(std::move(name)), unit(std::move(unit)), first(std::move(first)) {}
+
   std::string name;  // of its trace event: "gather", "reduce"
   std::string unit;
   Pending first;

@@ -139,15 +139,12 @@ int64_t GradientBuffers::start_reduce(const std::string& unit, ReduceReach reach
 
 // Without replicas: straight into the main grad.
 comm::Job GradientBuffers::reduce_to_all(const at::Tensor& staging, const std::string& unit) {
-  const comm::CallLabel label{"reduce", unit, ""};
+  const comm::CallLabel label{"reduce", unit, "", spec_.part};
   const Accumulate accumulate = prepare_main_grad();
   const at::Tensor main = main_grad_.local();
   if (spec_.traits.reduce == ReduceKind::kReduceScatter) {
-    return {"reduce",
-            unit,
-            spec_.links.shard->reduce_scatter(reduce_buffer_.local(), main, staging, accumulate, label),
-            {},
-            {}};
+    return comm::Job("reduce", unit,
+                     spec_.links.shard->reduce_scatter(reduce_buffer_.local(), main, staging, accumulate, label));
   }
   const at::Tensor sum = reduce_buffer_.local();
   comm::Job job = comm::all_reduce(spec_.links.shard, sum, staging, label);
@@ -158,12 +155,9 @@ comm::Job GradientBuffers::reduce_to_all(const at::Tensor& staging, const std::s
 comm::Job GradientBuffers::reduce_in_shard_group(const at::Tensor& staging, const std::string& unit) {
   const Accumulate accumulate = partial_.resident() ? Accumulate::kAdd : Accumulate::kOverwrite;
   if (!partial_.resident()) partial_.reallocate(*spec_.allocator);
-  return {"reduce",
-          unit,
-          spec_.links.shard->reduce_scatter(reduce_buffer_.local(), partial_.local(), staging, accumulate,
-                                            {"reduce", unit, ""}),
-          {},
-          {}};
+  return comm::Job("reduce", unit,
+                   spec_.links.shard->reduce_scatter(reduce_buffer_.local(), partial_.local(), staging, accumulate,
+                                                     {"reduce", unit, "", spec_.part}));
 }
 
 // The partial sums travel between replicas in the reduce dtype and meet the main grad in its own.
@@ -172,7 +166,7 @@ void GradientBuffers::add_replica_stages(comm::Job& job, const at::Tensor& stagi
   const at::Tensor main = main_grad_.local();
   const at::Tensor partial = partial_.local();
   const auto replicate = spec_.links.replicate;
-  const comm::CallLabel label{"reduce over replicas", unit, ""};
+  const comm::CallLabel label{"reduce over replicas", unit, "", spec_.part};
   at::Tensor wire = partial;
   if (spec_.reduce_dtype != partial.scalar_type()) {
     wire = replica_wire_.take(*spec_.allocator, partial.numel(), partial.options().dtype(spec_.reduce_dtype));
@@ -193,7 +187,9 @@ void GradientBuffers::add_replica_stages(comm::Job& job, const at::Tensor& stagi
     narrow();
     return replicate->reduce_scatter(wire, own, staging, Accumulate::kOverwrite, label);
   });
-  job.next.emplace_back([=] { return replicate->all_gather(wire, own, {label.op + " (gather)", unit, ""}); });
+  job.next.emplace_back([=] {
+    return replicate->all_gather(wire, own, {label.op + " (gather)", unit, "", label.part});
+  });
   job.finish = [=] { accumulate == Accumulate::kAdd ? main.add_(wire) : main.copy_(wire); };
 }
 

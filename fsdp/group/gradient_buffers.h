@@ -27,6 +27,7 @@ struct GradientSpec {
   StrategyTraits traits;
   GroupLinks links;
   std::shared_ptr<BufferAllocator> allocator;
+  int part = 0;                    // of the unit
   std::vector<at::Tensor> leaves;  // get .grad
 };
 

@@ -18,6 +18,7 @@ namespace fsdp {
 // What a group is made of. The parameters are in flat order and share dtype, device and trainability.
 struct GroupSpec {
   std::string unit_name;
+  int part = 0;  // position among the unit's groups
   std::vector<std::string> names;
   std::vector<at::Tensor> parameters;
   // Over the ranks that share the main weight: links.shard's, times links.replicate's where there are replicas.

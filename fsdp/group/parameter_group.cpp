@@ -29,6 +29,7 @@ ParameterGroup::ParameterGroup(GroupSpec spec)
       unit_name_(std::move(spec.unit_name)),
       traits_(traits(spec.strategy)),
       links_(std::move(spec.links)),
+      part_(spec.part),
       trainable_(spec.parameters.front().requires_grad()),
       allocator_(std::move(spec.allocator)),
       owner_(std::move(spec.owner)) {
@@ -106,6 +107,7 @@ void ParameterGroup::make_leaves(const Precision& precision) {
   spec.traits = traits_;
   spec.links = links_;
   spec.allocator = allocator_;
+  spec.part = part_;
   spec.leaves = leaves_;
   gradients_.emplace(std::move(spec));
 }
@@ -234,33 +236,25 @@ int64_t ParameterGroup::start_unshard(const std::string& cause) {
 
 comm::Job ParameterGroup::gather_from_forward_group(const std::string& cause, int64_t* bytes) {
   *bytes = received_bytes(unsharded_.bytes(), *links_.forward);
-  return {"gather",
-          unit_name_,
-          unsharded_.all_gather_from(forward_shard_.tensor(), *links_.forward,
-                                     {"gather from the forward group", unit_name_, cause}),
-          {},
-          {}};
+  const comm::CallLabel label = label_of("gather from the forward group", cause);
+  return comm::Job("gather", unit_name_, unsharded_.all_gather_from(forward_shard_.tensor(), *links_.forward, label));
 }
 
 comm::Job ParameterGroup::gather_from_shards(const at::Tensor& source, const std::string& cause, int64_t* bytes) {
   *bytes = received_bytes(unsharded_.bytes(), *links_.shard);
-  const comm::CallLabel label{"gather", unit_name_, cause};
+  const comm::CallLabel label = label_of("gather", cause);
   if (!over_replicas() || replica_revision_ == model_revision_) {
-    return {"gather", unit_name_, unsharded_.all_gather_from(source, *links_.shard, label), {}, {}};
+    return comm::Job("gather", unit_name_, unsharded_.all_gather_from(source, *links_.shard, label));
   }
   // Every replica wrote its part of this shard group's weights; all of them come before the gather that they are for.
   *bytes += received_bytes(model_weight_.bytes(), *links_.replicate);
   replica_revision_ = model_revision_;
   const at::Tensor whole = writable(model_weight_.local());
-  comm::Job job{
-      "gather",
-      unit_name_,
-      links_.replicate->all_gather(whole, writable(own_model_weight()), {"gather over replicas", unit_name_, cause}),
-      {},
-      {}};
+  comm::Job job(
+      "gather", unit_name_,
+      links_.replicate->all_gather(whole, writable(own_model_weight()), label_of("gather over replicas", cause)));
   const at::Tensor output = writable(unsharded_.local());
-  job.next.emplace_back(
-      [output, whole, label, shard = links_.shard] { return shard->all_gather(output, whole, label); });
+  job.next.emplace_back([=, shard = links_.shard] { return shard->all_gather(output, whole, label); });
   return job;
 }
 

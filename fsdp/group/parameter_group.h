@@ -107,6 +107,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   bool over_replicas() const { return traits_.shards_over_replicas && links_.replicate != nullptr; }
   at::Tensor own_model_weight() const;
   at::Tensor gather_source() const;
+  comm::CallLabel label_of(const char* op, const std::string& cause) const { return {op, unit_name_, cause, part_}; }
   comm::Job gather_from_forward_group(const std::string& cause, int64_t* bytes);
   comm::Job gather_from_shards(const at::Tensor& source, const std::string& cause, int64_t* bytes);
 
@@ -120,6 +121,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   std::shared_ptr<const layout::FlatLayout> layout_;       // over the ranks of links_.shard
   std::shared_ptr<const layout::FlatLayout> main_layout_;  // of the main weight; finer where replicas share it
   int main_index_ = 0;
+  int part_ = 0;
   bool trainable_ = false;
   Residence residence_ = Residence::kReleased;
   std::shared_ptr<BufferAllocator> allocator_;

@@ -148,7 +148,8 @@ void Context::follow(c10::ArrayRef<Touch> touches, const char* operator_name) {
   } else if (in_backward_) {
     abandon_backward();
   }
-  if (at::GradMode::is_enabled()) {
+  records_graph_ = at::GradMode::is_enabled();
+  if (records_graph_) {
     for (const Touch& touch : touches) touch.group->note_forward_use(touch.index);
   }
   const bool all_in_use =
@@ -219,7 +220,7 @@ void Context::reshard_others(c10::ArrayRef<Touch> touches, const std::vector<int
   const std::vector<UnitState*> candidates = live_;
   for (UnitState* unit : candidates) {
     if (is_needed(*unit) || !(unit->prefetched || may_reshard(*unit))) continue;
-    const bool backward_comes = !in_backward_ && !unit->prefetched && at::GradMode::is_enabled();
+    const bool backward_comes = !in_backward_ && !unit->prefetched && records_graph_;
     reshard(*unit, backward_comes ? After::kForward : After::kUse);
   }
 }

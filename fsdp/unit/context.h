@@ -126,6 +126,7 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   std::vector<UnitState*> live_;   // units whose weights are gathered or on their way, and may be freed
   schedule::StaticOrder order_;
   bool forward_open_ = false;
+  bool records_graph_ = false;           // the operator that is about to run does
   UnitState* current_ = nullptr;         // the unit computed with now
   int64_t transitions_ = 0;              // how often that changed
   std::deque<ParameterGroup*> reduces_;  // in flight, oldest first

@@ -186,6 +186,7 @@ void add_group(const std::shared_ptr<LiveUnit>& unit, const NamedTensors& member
                const GroupLinks& links) {
   GroupSpec spec;
   spec.unit_name = unit->state.name;
+  spec.part = static_cast<int>(unit->state.groups.size());
   for (const NamedTensor& member : members) {
     spec.names.push_back(member.name);
     spec.parameters.push_back(member.tensor);

@@ -289,5 +289,20 @@ TEST(Planner, StaysFast) {
   EXPECT_LT(spent.count(), 10.0);
 }
 
+TEST(Planner, CoarsenedShardsAreRunsOfFineOnes) {
+  const std::vector<TensorSpec> tensors{{37, 1}, {12, 4}, {5, 5}, {64, 8}};
+  const FlatLayout fine = plan(tensors, 6, 4);
+  const FlatLayout coarse = fine.coarsened(3);
+  EXPECT_EQ(coarse.num_shards, 2);
+  EXPECT_EQ(coarse.total_numel(), fine.total_numel());
+  EXPECT_EQ(coarse.offsets, fine.offsets);
+  for (int64_t shard = 0; shard < 2; ++shard) {
+    EXPECT_EQ(coarse.owned(shard).begin, fine.owned(3 * shard).begin);
+    EXPECT_EQ(coarse.owned(shard).end, fine.owned(3 * shard + 2).end);
+  }
+  EXPECT_THROW(fine.coarsened(4), std::invalid_argument);
+  EXPECT_THROW(fine.coarsened(0), std::invalid_argument);
+}
+
 }  // namespace
 }  // namespace fsdp::layout

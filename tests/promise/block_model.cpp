@@ -17,6 +17,14 @@ void expect_close(const torch::Tensor& actual, const torch::Tensor& expected, do
   EXPECT_TRUE(difference <= tolerance) << name << ": differs by " << difference;
 }
 
+int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+int64_t shard_numel(const std::vector<int64_t>& numels, int64_t ranks, int64_t align) {
+  int64_t end = 0;
+  for (const int64_t numel : numels) end = round_up(end, align) + numel;
+  return round_up(round_up(end, align) / align, ranks) / ranks * align;
+}
+
 torch::Tensor slice_of(const torch::Tensor& whole, const LocalRange& range) {
   return whole.detach().flatten().slice(0, range.begin, range.end);
 }
@@ -48,12 +56,19 @@ std::shared_ptr<BlockModel> make_block_model(int num_blocks) {
 }
 
 ShardedBlocks shard_blocks(const World& world, const ShardOptions& options, int num_blocks) {
+  return shard_blocks(Mesh::shard(world), options, num_blocks);
+}
+
+ShardedBlocks shard_blocks(const Mesh& mesh, const ShardOptions& options, int num_blocks) {
   const auto module = make_block_model(num_blocks);
-  const Mesh mesh = Mesh::shard(world);
   std::vector<Unit> blocks;
   for (const auto& layer : *module->layers) blocks.push_back(fully_shard(*layer, mesh, options));
   return {module, blocks, fully_shard(*module, mesh, options)};
 }
+
+int64_t root_shard_numel(int64_t ranks, int64_t align) { return shard_numel({6 * 5, 6, 3 * 6, 3}, ranks, align); }
+
+int64_t block_shard_numel(int64_t ranks, int64_t align) { return shard_numel({18 * 6, 18, 6 * 18, 6}, ranks, align); }
 
 torch::Tensor batch(uint64_t seed, int64_t rows, int64_t features) {
   return torch::randn({rows, features}, generator(seed));

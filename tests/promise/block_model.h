@@ -43,6 +43,12 @@ struct ShardedBlocks {
   Unit root;
 };
 ShardedBlocks shard_blocks(const World& world, const ShardOptions& options = {}, int num_blocks = 3);
+ShardedBlocks shard_blocks(const Mesh& mesh, const ShardOptions& options, int num_blocks = 3);
+
+// Elements of one of `ranks` shards of the root's and of a block's parameters, by arithmetic of the tests' own: tensors
+// start at multiples of `align` elements, and so does every shard's end.
+int64_t root_shard_numel(int64_t ranks, int64_t align = 4);
+int64_t block_shard_numel(int64_t ranks, int64_t align = 4);
 
 // Input rows, the same for the same seed; and the part of them that this rank computes.
 torch::Tensor batch(uint64_t seed, int64_t rows = 12, int64_t features = BlockModel::kFeatures);

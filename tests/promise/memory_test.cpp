@@ -18,26 +18,11 @@ using testing::shard_blocks;
 using testing::ShardedBlocks;
 using testing::share_of;
 
-int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-
-// Elements of one shard: tensors start at multiples of `align`, and so does every shard's end.
-int64_t shard_numel(const std::vector<int64_t>& numels, int64_t ranks, int64_t align) {
-  int64_t end = 0;
-  for (const int64_t numel : numels) end = round_up(end, align) + numel;
-  return round_up(round_up(end, align) / align, ranks) / ranks * align;
-}
-
-struct UnitNumels {
-  std::vector<int64_t> root = {6 * 5, 6, 3 * 6, 3};
-  std::vector<int64_t> block = {18 * 6, 18, 6 * 18, 6};
-};
-
 constexpr int kBlocks = 3;
 
 // One rank's elements of all units; `align` elements are 16 bytes of the smallest dtype.
 int64_t all_shards(int64_t ranks, int64_t align) {
-  const UnitNumels numels;
-  return shard_numel(numels.root, ranks, align) + kBlocks * shard_numel(numels.block, ranks, align);
+  return testing::root_shard_numel(ranks, align) + kBlocks * testing::block_shard_numel(ranks, align);
 }
 
 void train_step(ShardedBlocks& sharded, const World& world, AdamW& optimizer) {
@@ -94,9 +79,8 @@ TEST(Memory, AtMostTheRootAndTwoBlocksAreGathered) {
     run_ranks(ranks, [&](const World& world) {
       ShardedBlocks sharded = shard_blocks(world, {}, 6);
       AdamW optimizer(parameters(*sharded.module), {});
-      const UnitNumels numels;
-      const int64_t root = shard_numel(numels.root, ranks, 4) * ranks * 4;
-      const int64_t block = shard_numel(numels.block, ranks, 4) * ranks * 4;
+      const int64_t root = testing::root_shard_numel(ranks) * ranks * 4;
+      const int64_t block = testing::block_shard_numel(ranks) * ranks * 4;
       for (int step = 0; step < 4; ++step) {
         sharded.root.reset_counters();
         train_step(sharded, world, optimizer);

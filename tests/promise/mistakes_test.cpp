@@ -164,6 +164,58 @@ TEST(Mistakes, RanksThatUseDifferentUnitsNameThem) {
       std::chrono::seconds(2));
 }
 
+// Each rank follows another order: they wait for each other, and each names the unit and the rank it waits for.
+TEST(Mistakes, RanksThatUseUnitsInAnotherOrderNameThem) {
+  run_ranks(
+      2,
+      [&](const World& world) {
+        ShardedBlocks sharded = shard_blocks(world);
+        const auto train = [&] {
+          torch::Tensor x = sharded.module->inlet(share_of(world, batch(1)));
+          for (const size_t block : {0, 1}) x = sharded.module->block(world.rank == 0 ? block : 1 - block).forward(x);
+          sharded.module->outlet(x).square().mean().backward();
+        };
+        const std::string other = world.rank == 0 ? "rank 1" : "rank 0";
+        EXPECT_THAT(error_of(train), AllOf(HasSubstr("gather of 'layers."), HasSubstr(other + " is missing")));
+      },
+      std::chrono::seconds(2));
+}
+
+TEST(Mistakes, ReplicasThatUseOtherUnitsNameThem) {
+  run_ranks(
+      4,
+      [&](const World& world) {
+        ShardOptions options;
+        options.strategy = Strategy::kHybrid;
+        ShardedBlocks sharded = testing::shard_blocks(Mesh(world, {{"replicate", 2}, {"shard", 2}}), options);
+        const auto train = [&] {  // both ranks of a shard group go the same way, the groups do not
+          torch::Tensor x = sharded.module->inlet(share_of(world, batch(1)));
+          x = sharded.module->block(world.rank < 2 ? 1 : 2).forward(x);
+          sharded.module->outlet(x).square().mean().backward();
+        };
+        const std::string peer = c10::str("rank ", (world.rank + 2) % 4);
+        EXPECT_THAT(error_of(train), AllOf(HasSubstr("reduce over replicas of 'layers."), HasSubstr(peer)));
+      },
+      std::chrono::seconds(2));
+}
+
+TEST(Mistakes, LayoutsAndDtypesThatDifferAreNamedAtOnce) {
+  run_ranks(3, [](const World& world) {
+    const auto refusal = [&](const ShardOptions& options, const torch::Tensor& weight) {
+      Holder module(weight);
+      return error_of([&] { fully_shard(module, Mesh::shard(world), options); });
+    };
+    ShardOptions rows;
+    if (world.rank == 1) rows.layout.granularity = layout::Granularity::kRow;
+    EXPECT_THAT(refusal(rows, torch::zeros({4, 4})), HasSubstr("rank 1 has other"));
+    ShardOptions dtypes;
+    if (world.rank == 2) dtypes.precision.reduce = at::kBFloat16;
+    EXPECT_THAT(refusal(dtypes, torch::zeros({4, 4})), HasSubstr("rank 2 has other"));
+    EXPECT_THAT(refusal({}, torch::zeros({4, 4}, world.rank == 2 ? torch::kDouble : torch::kFloat)),
+                HasSubstr("rank 2 has other"));
+  });
+}
+
 TEST(Mistakes, TouchFromAnotherThreadNamesTheParameterAndHarmsNothing) {
   run_ranks(2, [](const World& world) {
     ShardedBlocks sharded = shard_blocks(world);

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <exception>
 #include <functional>
+#include <iostream>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -17,10 +18,10 @@ namespace fsdp::testing {
 
 inline constexpr auto kTestDeadline = std::chrono::seconds(30);
 
-// Runs `body` on `size` ranks, which are threads of this process over Gloo on loopback, and returns when all have
-// ended. Rethrows the failure of the lowest rank that failed.
-inline void run_ranks(int size, const std::function<void(const World&)>& body,
-                      std::chrono::milliseconds deadline = kTestDeadline) {
+// Runs `body` on `size` ranks, which are threads of this process over Gloo on loopback and connect as `options_of`
+// their number, and returns when all have ended. Rethrows the failure of the lowest rank that failed.
+inline void run_ranks_with(int size, const std::function<comm::ConnectOptions(int rank)>& options_of,
+                           const std::function<void(const World&)>& body) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::exception_ptr> failures(static_cast<size_t>(size));
   std::vector<std::thread> threads;
@@ -28,11 +29,10 @@ inline void run_ranks(int size, const std::function<void(const World&)>& body,
     threads.emplace_back([&, rank] {
       try {
         at::set_num_threads(1);
-        comm::ConnectOptions options;
-        options.deadline = deadline;
-        body(size == 1 ? comm::connect_alone() : comm::connect(store, rank, size, options));
-      } catch (...) {
+        body(size == 1 ? comm::connect_alone() : comm::connect(store, rank, size, options_of(rank)));
+      } catch (const std::exception& error) {
         failures[static_cast<size_t>(rank)] = std::current_exception();
+        std::cerr << "rank " << rank << " of " << size << " failed: " << error.what() << std::endl;
       }
     });
   }
@@ -40,6 +40,16 @@ inline void run_ranks(int size, const std::function<void(const World&)>& body,
   for (const std::exception_ptr& failure : failures) {
     if (failure) std::rethrow_exception(failure);
   }
+}
+
+inline void run_ranks(int size, const std::function<void(const World&)>& body,
+                      std::chrono::milliseconds deadline = kTestDeadline) {
+  const auto options_of = [&](int) {
+    comm::ConnectOptions options;
+    options.deadline = deadline;
+    return options;
+  };
+  run_ranks_with(size, options_of, body);
 }
 
 // Builds something with torch's global generator, which threads share: same seed, same values, on every rank.
