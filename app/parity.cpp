@@ -50,7 +50,9 @@ int run_parity(const Arguments& arguments) {
   parser.add_option("--packed", packed, "the same for one row of several documents, with cu_seqlens");
   parser.add_option("--curve", curve, "folder of curve.json, tokens.safetensors, final.safetensors");
   parser.add_option("--precision", precision, "fp32 (default) or bf16");
-  parser.add_option("--strategy", strategy, "no_shard, optim, optim_grads, optim_grads_params (default)");
+  parser.add_option("--strategy", strategy,
+                    "no_shard, optim, optim_grads, optim_grads_params (default), hybrid, hybrid_zero2, hybrid_optim");
+  parser.add_option("--replicas", options.replicas, "groups of ranks that hold the same shards; default 1");
   parser.add_option("--microbatches", options.microbatches, "cut each rank's part of a curve's batch into this many")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   parser.add_option("--tolerance-factor", options.tolerance_factor, "multiplies every tolerance; default 1")

@@ -10,6 +10,8 @@ import socket
 import signal
 import subprocess
 import sys
+import threading
+import time
 from statistics import median
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -24,8 +26,8 @@ def free_port():
         return s.getsockname()[1]
 
 
-def run(command, ranks=1, meet=True):
-    """Runs `command` once per rank, at the same time, and returns the JSON that rank 0 printed."""
+def run(command, ranks=1, meet=True, watch=None):
+    """Runs `command` once per rank, at the same time, and returns the JSON that rank 0 printed. `watch` gets the processes."""
     port, processes = str(free_port()), []
     for rank in range(ranks):
         env = dict(os.environ, OMP_NUM_THREADS="1")
@@ -33,14 +35,42 @@ def run(command, ranks=1, meet=True):
             env.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
                        MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
         processes.append(subprocess.Popen(command, env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE))
+    watcher = threading.Thread(target=watch, args=(processes,)) if watch else None
+    if watcher:
+        watcher.start()
     try:
         outputs = [process.communicate(timeout=DEADLINE_S)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
+        if watcher:
+            watcher.join()
     if any(process.returncode != 0 for process in processes):
         sys.exit(f"bench: failed: {' '.join(command)}")
     return json.loads(outputs[0].splitlines()[-1])
+
+
+def proportional_bytes(pid):
+    """Resident bytes of a process in which pages shared by n processes count 1/n; 0 once it has ended."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            return sum(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
+    except OSError:
+        return 0
+
+
+def peak_proportional_bytes(command, ranks):
+    """Largest sum over the ranks that was seen while `command` ran. Looking costs time, so nothing is timed meanwhile."""
+    peak = 0
+
+    def look(processes):
+        nonlocal peak
+        while any(process.poll() is None for process in processes):
+            peak = max(peak, sum(proportional_bytes(process.pid) for process in processes))
+            time.sleep(0.02)
+
+    run(command, ranks=ranks, watch=look)
+    return peak
 
 
 def ours(name, *args):
@@ -113,7 +143,10 @@ def step_time(options):
                      f"{'yes' if difference < 1e-5 else 'NO'} ({difference:.0e})"))
         entries.append(entry(f"step_time/{tokens}_tokens", median(our_ms), median(peer_ms), "ms"))
         parts.append((tokens, mine, theirs, alone))
-        memory.append((tokens, mine[0], theirs[0]))
+        short = ("--tokens", str(tokens), "--warmup", "2", "--steps", "3")
+        pss = [peak_proportional_bytes(who("step_time", *short), ranks=2) for who in (ours, peer)]
+        entries.append(entry(f"step_time/{tokens}_tokens/pss_of_both_ranks", pss[0] / (1 << 20), pss[1] / (1 << 20), "MiB"))
+        memory.append((tokens, mine[0], theirs[0], pss))
     print(f"\nLlama 57.9M fp32, 2 ranks of 1 thread, Gloo, ZeRO-3, AdamW; {options.rounds} rounds, interleaved; "
           "median [min-max] of a step")
     print_table(rows)
@@ -139,11 +172,13 @@ def print_memory(memory):
     mib = 1 << 20
     terms = list(memory[0][1]["memory_formula"])
     terms.remove("total")
-    rows = [("peak resident MiB per rank", *(f"{tokens} tokens" for tokens, _, _ in memory))]
+    rows = [("peak resident MiB per rank", *(f"{tokens} tokens" for tokens, *_ in memory))]
     for term in terms + ["total"]:
-        rows.append((term, *(f"{mine['memory_formula'][term] / mib:.0f}" for _, mine, _ in memory)))
-    rows.append(("measured, ours", *(f"{mine['peak_bytes'] / mib:.0f}" for _, mine, _ in memory)))
-    rows.append(("measured, peer", *(f"{theirs['peak_bytes'] / mib:.0f}" for _, _, theirs in memory)))
+        rows.append((term, *(f"{mine['memory_formula'][term] / mib:.0f}" for _, mine, *_ in memory)))
+    rows.append(("measured, ours", *(f"{mine['peak_bytes'] / mib:.0f}" for _, mine, *_ in memory)))
+    rows.append(("measured, peer", *(f"{theirs['peak_bytes'] / mib:.0f}" for _, _, theirs, _ in memory)))
+    rows.append(("both ranks (PSS), ours", *(f"{pss[0] / mib:.0f}" for *_, pss in memory)))
+    rows.append(("both ranks (PSS), peer", *(f"{pss[1] / mib:.0f}" for *_, pss in memory)))
     print_table(rows)
 
 

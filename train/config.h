@@ -55,6 +55,7 @@ struct TrainConfig {
 
 struct ShardConfig {
   std::string strategy = "optim_grads_params";
+  int64_t replicas = 1;
   std::string precision = "fp32";
   std::string reshard_after_forward = "auto";
   int64_t prefetch_depth = 1;

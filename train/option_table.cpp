@@ -130,9 +130,13 @@ std::vector<Option> train_options() {
 std::vector<Option> shard_options() {
   return {
       {"shard.strategy", FSDP_SLOT(shard.strategy),
-       one_of({"no_shard", "optim", "optim_grads", "optim_grads_params"}, is_strategy),
-       "what is cut over the ranks: nothing, optimizer state, also gradients, also weights; ZeRO-0 .. ZeRO-3, DDP, "
-       "SHARD_GRAD_OP and FULL_SHARD are understood too"},
+       one_of({"no_shard", "optim", "optim_grads", "optim_grads_params", "hybrid", "hybrid_zero2", "hybrid_optim"},
+              is_strategy),
+       "what is cut over the ranks: nothing, optimizer state, also gradients, also weights; hybrid ones with replicas, "
+       "see "
+       "docs/engine.md; ZeRO-0 .. ZeRO-3, DDP, SHARD_GRAD_OP, FULL_SHARD, HSDP and HFSDP are understood too"},
+      {"shard.replicas", FSDP_SLOT(shard.replicas), at_least(1),
+       "groups of ranks that hold the same shards; divides the number of ranks"},
       {"shard.precision", FSDP_SLOT(shard.precision), one_of({"fp32", "bf16"}),
        "bf16: compute and gather in bf16; main weights and gradient sums in fp32"},
       {"shard.reshard_after_forward", FSDP_SLOT(shard.reshard_after_forward), one_of({"auto", "true", "false"}),

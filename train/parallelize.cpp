@@ -32,8 +32,17 @@ ShardOptions shard_options(const ShardConfig& config) {
   return options;
 }
 
-ShardedModel parallelize(models::Decoder decoder, const World& world, const ShardOptions& options, Weights weights) {
-  const Mesh mesh = Mesh::shard(world);
+Mesh make_mesh(const World& world, int64_t replicas) {
+  if (replicas < 1 || world.size % replicas != 0) {
+    throw Error(ErrorCode::kUsage, "[mesh] replicas: got " + std::to_string(replicas) + " for " +
+                                       std::to_string(world.size) +
+                                       " ranks, expected a divisor of the number of ranks.");
+  }
+  const int shards = world.size / static_cast<int>(replicas);
+  return {world, {{"replicate", static_cast<int>(replicas)}, {"shard", shards}}};
+}
+
+ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardOptions& options, Weights weights) {
   std::vector<Unit> units;
   std::vector<std::string> prefixes;
   for (const auto& layer : *decoder->layers()) {

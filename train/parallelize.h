@@ -23,9 +23,14 @@ enum class Weights { kAsTheyAre, kLoadedLater };
 
 ShardOptions shard_options(const ShardConfig& config);
 
-// COLLECTIVE. Shards a decoder over all ranks: each block is a unit, the embedding, the last norm and the head are the
-// root's. Gradients are summed over the ranks, not averaged: the trainer divides the loss by the number of targets in
-// the global batch, so that the number of ranks does not matter. With kLoadedLater the weights are zero afterwards.
-ShardedModel parallelize(models::Decoder decoder, const World& world, const ShardOptions& options, Weights weights);
+// All ranks, as `replicas` groups of neighbours that share the shards. Throws Error(kUsage) if that does not come out
+// even.
+Mesh make_mesh(const World& world, int64_t replicas);
+
+// COLLECTIVE. Shards a decoder over the ranks of `mesh`: each block is a unit, the embedding, the last norm and the
+// head are the root's. Gradients are summed over the ranks, not averaged: the trainer divides the loss by the number of
+// targets in the global batch, so that the number of ranks does not matter. With kLoadedLater the weights are zero
+// afterwards.
+ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardOptions& options, Weights weights);
 
 }  // namespace fsdp::train

@@ -24,7 +24,8 @@ ShardedModel load_model(const ParityOptions& options, const World& world) {
   ShardOptions shard;
   shard.strategy = options.strategy;
   shard.precision = options.precision;
-  ShardedModel model = parallelize(models::Decoder(*config), world, shard, Weights::kLoadedLater);
+  ShardedModel model =
+      parallelize(models::Decoder(*config), make_mesh(world, options.replicas), shard, Weights::kLoadedLater);
   on_all_ranks(world, [&] { load_weights(model, *folder); });
   return model;
 }

@@ -17,6 +17,7 @@ struct ParityOptions {
   std::optional<std::filesystem::path> packed;    // the same of one row that holds several documents
   std::optional<std::filesystem::path> curve;     // folder: losses, norms and final parameters of some steps
   Strategy strategy = Strategy::kOptimGradsParams;
+  int64_t replicas = 1;  // groups of ranks that hold the same shards
   Precision precision;
   int64_t microbatches = 1;     // per step of the curve
   double tolerance_factor = 1;  // multiplies every tolerance

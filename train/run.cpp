@@ -77,8 +77,8 @@ ShardedModel build_model(const ModelChoice& choice, const Config& config, const 
   if (!load) {
     decoder->reset_parameters(static_cast<uint64_t>(config.train.seed));
   }
-  ShardedModel model = parallelize(std::move(decoder), world, shard_options(config.shard),
-                                   load ? Weights::kLoadedLater : Weights::kAsTheyAre);
+  ShardedModel model = parallelize(std::move(decoder), make_mesh(world, config.shard.replicas),
+                                   shard_options(config.shard), load ? Weights::kLoadedLater : Weights::kAsTheyAre);
   if (load) {
     on_all_ranks(world, [&] { load_weights(model, *choice.weights); });
   }

@@ -112,7 +112,10 @@ void Comm::barrier(CallLabel label) { all_reduce_small(at::zeros({1}, at::kByte)
 void Comm::fail(int64_t number, const CallLabel& label, const TransferFailure& failure) {
   set_state(number, CallState::kFailed);
   const auto connection = connection_.lock();
-  if (connection) connection->dump_calls();
+  if (connection) {
+    connection->publish_calls();
+    connection->dump_calls();
+  }
   const std::string unit = label.unit.empty() ? "" : c10::str(" of '", label.unit, "'");
   const std::string cause = label.cause.empty() ? "" : c10::str(" (", label.cause, ")");
   const int global = failure.peer >= 0 ? ranks_[static_cast<size_t>(failure.peer)] : -1;
@@ -120,8 +123,8 @@ void Comm::fail(int64_t number, const CallLabel& label, const TransferFailure& f
   const std::string call = c10::str("[comm] rank ", mine, ": ", label.op, unit, cause, ", call ", number);
   if (failure.kind == TransferFailure::Kind::kPeerClosed) {
     const int first = connection ? connection->first_to_die(global) : global;
-    FSDP_THROW(kCommunication, call, ": rank ", first,
-               " closed its connection. It failed, or was stopped; its own output has the cause.");
+    FSDP_THROW(kCommunication, call, ": rank ", first, " closed its connection. ",
+               connection ? connection->describe_loss(first) : "");
   }
   if (failure.kind == TransferFailure::Kind::kDeadline && connection) {
     const double seconds = std::chrono::duration<double>(connection->deadline()).count();

@@ -21,6 +21,20 @@ std::string join(const std::vector<int>& ranks, const char* separator) {
   return text;
 }
 
+// What a rank that published `calls` is doing, or did last.
+std::string describe(const std::vector<Progress>& calls) {
+  const auto open =
+      std::find_if(calls.begin(), calls.end(), [](const Progress& call) { return call.state == CallState::kWaiting; });
+  const Progress& progress = open != calls.end() ? *open : calls.back();
+  std::string text = progress.state == CallState::kWaiting  ? "it waits in "
+                     : progress.state == CallState::kFailed ? "it gave up in "
+                                                            : "its last call was ";
+  text += progress.label.op;
+  if (!progress.label.unit.empty()) text += " of '" + progress.label.unit + "'";
+  if (!progress.label.cause.empty()) text += " (" + progress.label.cause + ")";
+  return text + ", call " + std::to_string(progress.number);
+}
+
 std::vector<uint8_t> to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
 
 }  // namespace
@@ -102,14 +116,7 @@ std::string Connection::describe_missing(const CallLabel& label, const std::vect
       text += "it made no call yet";
       continue;
     }
-    const auto open = std::find_if(calls.begin(), calls.end(),
-                                   [](const Progress& call) { return call.state == CallState::kWaiting; });
-    const bool waiting = open != calls.end();
-    const Progress* progress = waiting ? &*open : &calls.back();
-    text += std::string(waiting ? "it waits in " : "its last call was ") + progress->label.op;
-    if (!progress->label.unit.empty()) text += " of '" + progress->label.unit + "'";
-    if (!progress->label.cause.empty()) text += " (" + progress->label.cause + ")";
-    text += ", call " + std::to_string(progress->number);
+    text += describe(calls);
   }
   return text.empty() ? "All ranks are in this call; the network is slower than the deadline." : text + ".";
 }
@@ -125,6 +132,19 @@ int Connection::first_to_die(int lost_rank) {
   }
   monitor_->publish_loss(first);
   return first;
+}
+
+std::string Connection::describe_loss(int rank) {
+  // Time for a rank that gave up by itself to say so.
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const std::vector<Progress> calls = monitor_ ? monitor_->progress_of(rank) : std::vector<Progress>();
+  const bool gave_up =
+      std::any_of(calls.begin(), calls.end(), [](const Progress& call) { return call.state == CallState::kFailed; });
+  return gave_up ? "Before that " + describe(calls) + "." : "It failed, or was stopped; its own output has the cause.";
+}
+
+void Connection::publish_calls() {
+  if (monitor_) monitor_->publish();
 }
 
 void Connection::dump_calls() noexcept {

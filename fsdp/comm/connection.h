@@ -49,6 +49,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   // `lost_rank` closed its connection; the rank that died first, as far as the others told the store. Tells it too.
   int first_to_die(int lost_rank);
+  // One sentence on why `rank` closed its connection.
+  std::string describe_loss(int rank);
+  // Tells the store now what the calls of this rank are.
+  void publish_calls();
 
   // Writes the log of calls to the dump folder, if there is one. Never throws.
   void dump_calls() noexcept;

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <optional>
@@ -30,6 +31,9 @@ class ProgressMonitor {
   // What `rank` published last: the calls it is in, then the one before; empty if nothing, or if the store is gone.
   std::vector<Progress> progress_of(int rank);
 
+  // Tells the store what this rank's calls are, now rather than in a moment. Thread-safe.
+  void publish();
+
   // This rank gives up because `lost_rank` closed its connection.
   void publish_loss(int lost_rank);
   // The rank that `rank` gave up for, if it said so: follow this to the first that died.
@@ -37,13 +41,12 @@ class ProgressMonitor {
 
  private:
   void run();
-  void publish();
   std::optional<std::string> read(const std::string& key);
 
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_;
   CallLog& calls_;
-  int64_t published_revision_ = -1;
+  std::atomic<int64_t> published_revision_{-1};
   std::mutex mutex_;
   std::condition_variable stop_changed_;
   bool stop_ = false;

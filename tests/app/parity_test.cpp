@@ -70,6 +70,17 @@ TEST(ParityVerb, EveryStrategyAndAccumulation) {
   }
 }
 
+TEST(ParityVerb, HybridStrategiesOnTwoAxes) {
+  const Golden golden = golden_sets().front();
+  for (const char* strategy : {"hybrid", "hybrid_zero2", "hybrid_optim"}) {
+    expect_parity(4, golden.model.string() + " --curve " + golden.curve.string() +
+                         " --microbatches 2 --replicas 2 --strategy " + strategy);
+  }
+  const CommandResult result = launch_fsdp(2, "parity " + golden.model.string() + " --replicas 3");
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_TRUE(contains(result.err, "replicas: got 3 for 2 ranks")) << result.err;
+}
+
 TEST(ParityVerb, SeesADifference) {
   const Golden golden = golden_sets().front();
   const CommandResult result = run_fsdp("parity " + golden.model.string() + " --tolerance-factor 1e-9");

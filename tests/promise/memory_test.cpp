@@ -107,6 +107,42 @@ TEST(Memory, SteadyStepsTakeNothingFromTheSystem) {
   }
 }
 
+// What autograd saved stays valid: gathers write memory, not versions. Optimizers move the versions of leaves.
+TEST(Memory, GathersMoveNoVersionAndOptimizersDo) {
+  run_ranks(2, [](const World& world) {
+    ShardedBlocks sharded = shard_blocks(world, {}, kBlocks);
+    AdamW optimizer(parameters(*sharded.module), {});
+    std::vector<int64_t> model_versions;
+    for (const torch::Tensor& parameter : sharded.module->parameters()) model_versions.push_back(parameter._version());
+    const torch::Tensor leaf = parameters(*sharded.module).front();
+    for (int step = 0; step < 3; ++step) {
+      const int64_t before = leaf._version();
+      train_step(sharded, world, optimizer);
+      EXPECT_GT(leaf._version(), before);
+    }
+    size_t i = 0;
+    for (const torch::Tensor& parameter : sharded.module->parameters()) {
+      EXPECT_EQ(parameter._version(), model_versions[i++]);
+    }
+  });
+}
+
+// The parameters' storage objects live as long as the model; their memory comes and goes.
+TEST(Memory, StoragesStayAndTheirMemoryDoesNot) {
+  run_ranks(2, [](const World& world) {
+    ShardedBlocks sharded = shard_blocks(world, {}, kBlocks);
+    const torch::Tensor weight = sharded.module->block(1).up->weight;
+    const auto* storage = weight.storage().unsafeGetStorageImpl();
+    EXPECT_EQ(storage->nbytes(), 0U);
+    sharded.blocks[1].unshard();
+    EXPECT_EQ(static_cast<int64_t>(storage->nbytes()), testing::block_shard_numel(2) * 2 * 4);
+    EXPECT_EQ(weight.storage().unsafeGetStorageImpl(), storage);
+    sharded.blocks[1].reshard();
+    EXPECT_EQ(storage->nbytes(), 0U);
+    EXPECT_EQ(sharded.module->block(1).up->weight.storage().unsafeGetStorageImpl(), storage);
+  });
+}
+
 TEST(Memory, DescribeNamesEveryUnitByItsFullPath) {
   run_ranks(2, [](const World& world) {
     torch::nn::Sequential outer;

@@ -19,7 +19,7 @@ using testing::TreePlan;
 using testing::TreeUnit;
 
 constexpr int kSteps = 2;
-constexpr int64_t kRows = 24;  // per microbatch, divisible by every world here
+constexpr int64_t kShare = 3;  // rows of one rank per microbatch
 constexpr Strategy kStrategies[] = {Strategy::kNoShard,          Strategy::kOptim,  Strategy::kOptimGrads,
                                     Strategy::kOptimGradsParams, Strategy::kHybrid, Strategy::kHybridZero2,
                                     Strategy::kHybridOptim};
@@ -48,7 +48,8 @@ struct Result {
 
 torch::Tensor rows_of(const Trial& trial, int step, int microbatch) {
   auto generator = testing::generator(trial.seed * 1000ULL + static_cast<unsigned>(step * 10 + microbatch));
-  return torch::randn({kRows, trial.tree.width}, generator).to(trial.bf16 ? torch::kBFloat16 : torch::kFloat);
+  return torch::randn({kShare * trial.world(), trial.tree.width}, generator)
+      .to(trial.bf16 ? torch::kBFloat16 : torch::kFloat);
 }
 
 torch::Tensor loss_of(TreeImpl& model, const torch::Tensor& rows, int num_microbatches) {
@@ -67,7 +68,6 @@ Result train_unsharded(const Trial& trial) {
   torch::optim::SGD optimizer(master->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
   const auto main = master->parameters();
   const auto copies = compute->parameters();
-  const int64_t share = kRows / trial.world();
   Result result;
   for (int step = 0; step < kSteps; ++step) {
     double total = 0;
@@ -77,7 +77,7 @@ Result train_unsharded(const Trial& trial) {
     }
     for (int microbatch = 0; microbatch < trial.num_microbatches; ++microbatch) {
       for (int rank = 0; rank < trial.world(); ++rank) {
-        const torch::Tensor rows = rows_of(trial, step, microbatch).narrow(0, rank * share, share);
+        const torch::Tensor rows = rows_of(trial, step, microbatch).narrow(0, rank * kShare, kShare);
         const torch::Tensor loss = loss_of(*compute, rows, trial.num_microbatches);
         loss.backward();
         total += loss.item<double>() / trial.world();
@@ -165,13 +165,12 @@ void train_sharded(const World& world, const Trial& trial, const Result& expecte
     if (leaf.requires_grad()) trainable.push_back(leaf);
   }
   SGD optimizer(trainable, {.lr = 0.05, .momentum = 0.9});
-  const int64_t share = kRows / world.size;
   for (int step = 0; step < kSteps; ++step) {
     root.reset_counters();
     double total = 0;
     for (int microbatch = 0; microbatch < trial.num_microbatches; ++microbatch) {
       const Microbatch scope(root, microbatch + 1 == trial.num_microbatches);
-      const torch::Tensor rows = rows_of(trial, step, microbatch).narrow(0, world.rank * share, share);
+      const torch::Tensor rows = rows_of(trial, step, microbatch).narrow(0, world.rank * kShare, kShare);
       const torch::Tensor loss = loss_of(*model, rows, trial.num_microbatches);
       loss.backward();
       total += sum_over_ranks(world, loss.detach().to(torch::kDouble)).item<double>() / world.size;
@@ -274,7 +273,7 @@ TEST_P(Strategies, TrainLikeTheUnshardedModel) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, Strategies, ::testing::Values(1, 2, 3, 4, 6, 8),
+INSTANTIATE_TEST_SUITE_P(Worlds, Strategies, ::testing::Range(1, 9),
                          [](const auto& info) { return std::to_string(info.param); });
 
 }  // namespace

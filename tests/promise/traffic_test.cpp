@@ -99,6 +99,49 @@ TEST(Traffic, Zero3GathersOnceMoreForTheBackward) {
   });
 }
 
+// 1.5 times the traffic of data parallelism, as the units still unsharded at the start of backward become negligible.
+TEST(Traffic, Zero3TendsToOneAndAHalf) {
+  run_ranks(2, [](const World& world) {
+    constexpr int kMany = 60;
+    ShardedBlocks sharded = shard_blocks(world, {}, kMany);
+    SGD optimizer(parameters(*sharded.module), {.lr = 0.01});
+    for (int step = 0; step < 3; ++step) {
+      sharded.root.reset_counters();
+      train_step(sharded, world, optimizer, 1);
+    }
+    const Counters counters = sharded.root.counters();
+    const int64_t model = (root_shard_numel(2) + kMany * block_shard_numel(2)) * 2 * 4;
+    const double ratio = static_cast<double>(counters.gather_bytes + counters.reduce_bytes) /
+                         static_cast<double>(2 * received(model, 2));
+    EXPECT_GT(ratio, 1.48);
+    EXPECT_LT(ratio, 1.5);
+  });
+}
+
+// Gathered weights and gradient buffers that a step holds at most, beside what rests.
+TEST(Traffic, PeaksOfEveryStrategy) {
+  const struct {
+    Case where;
+    bool gathers_all;
+    bool gathers_none;
+  } cases[] = {{{Strategy::kNoShard, 1, 4}, false, true},     {{Strategy::kOptim, 1, 4}, false, true},
+               {{Strategy::kOptimGrads, 1, 4}, true, false},  {{Strategy::kOptimGradsParams, 1, 4}, false, false},
+               {{Strategy::kHybrid, 2, 2}, false, false},     {{Strategy::kHybridZero2, 2, 2}, true, false},
+               {{Strategy::kHybridOptim, 2, 2}, false, false}};
+  const int64_t root = root_shard_numel(4) * 4 * 4;
+  const int64_t block = block_shard_numel(4) * 4 * 4;
+  for (const auto& c : cases) {
+    run_ranks(4, [&](const World& world) {
+      SCOPED_TRACE(name(c.where.strategy));
+      const Counters counters = count(world, c.where, 1);
+      const int64_t few = root + 2 * block;
+      EXPECT_EQ(counters.peak_unsharded_bytes, c.gathers_none ? 0 : c.gathers_all ? root + kBlocks * block : few);
+      EXPECT_LE(counters.peak_reduce_bytes, 2 * block + root);
+      EXPECT_GE(counters.peak_reduce_bytes, block);
+    });
+  }
+}
+
 // The replica stage moves this rank's shard of the gradients: all-reduced once per step.
 TEST(Traffic, HybridAddsAnAllReduceOfTheShard) {
   for (const Strategy strategy : {Strategy::kHybrid, Strategy::kHybridZero2}) {
