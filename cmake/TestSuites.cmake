@@ -21,6 +21,9 @@ function(fsdp_add_test_suites target)
     endforeach()
   endforeach()
   list(REMOVE_DUPLICATES suites)
+  # LibTorch keeps what its static objects own until the process ends.
+  set(environment OMP_NUM_THREADS=1 TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/support/tsan.supp
+      ASAN_OPTIONS=detect_leaks=0)
   foreach(suite ${suites})
     set(label ${arg_LABEL})
     if(suite IN_LIST arg_FAST_SUITES)
@@ -29,6 +32,6 @@ function(fsdp_add_test_suites target)
     add_test(NAME ${target}.${suite} COMMAND ${target} --gtest_brief=1 --gtest_filter=${suite}.*:*/${suite}.*)
     # One thread each: ranks are threads or processes already, and ctest runs several tests at once.
     set_tests_properties(${target}.${suite} PROPERTIES LABELS ${label} TIMEOUT ${arg_TIMEOUT}
-                         ENVIRONMENT OMP_NUM_THREADS=1 FAIL_REGULAR_EXPRESSION "0 tests from 0 test suites ran")
+                         ENVIRONMENT "${environment}" FAIL_REGULAR_EXPRESSION "0 tests from 0 test suites ran")
   endforeach()
 endfunction()
