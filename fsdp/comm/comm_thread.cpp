@@ -5,6 +5,7 @@
 #include <c10/core/InferenceMode.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <csignal>
 #include <utility>
 
@@ -17,6 +18,7 @@ struct Completion::State {
   std::condition_variable changed;
   bool done = false;
   std::exception_ptr error;
+  CommThread* thread = nullptr;
 
   void finish(const std::exception_ptr& failure);
 };
@@ -51,6 +53,11 @@ void Completion::wait() {
   if (state->error) std::rethrow_exception(state->error);
 }
 
+void Completion::abandon() noexcept {
+  const auto state = std::exchange(state_, nullptr);
+  if (state) state->thread->abandon(*state);
+}
+
 CommThread::CommThread(std::string name) : name_(std::move(name)), thread_([this] { run(); }) {
   pthread_setname_np(thread_.native_handle(), name_.substr(0, 15).c_str());
 }
@@ -72,13 +79,37 @@ void CommThread::give_up() {
 
 // What waits behind a failure would only wait for the same ranks again.
 void CommThread::fail_queue(const std::exception_ptr& error) {
-  for (const auto& item : queue_) item->completion->finish(error);
-  queue_.clear();
+  while (!queue_.empty()) {
+    const auto completion = queue_.front()->completion;
+    queue_.pop_front();  // first lets go of the buffers
+    completion->finish(error);
+  }
+}
+
+void CommThread::abandon(Completion::State& completion) {
+  std::unique_ptr<Item> dropped;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto item = std::find_if(queue_.begin(), queue_.end(),
+                                   [&](const auto& queued) { return queued->completion.get() == &completion; });
+    if (item != queue_.end()) {
+      dropped = std::move(*item);
+      queue_.erase(item);
+      return;
+    }
+    if (working_on_ == &completion) {
+      abandoned_ = true;
+      if (current_) current_->abort();
+    }
+  }
+  std::unique_lock lock(completion.mutex);
+  completion.changed.wait(lock, [&] { return completion.done; });
 }
 
 Completion CommThread::post(Job job) {
   Completion completion;
   completion.state_ = std::make_shared<Completion::State>();
+  completion.state_->thread = this;
   auto item = std::make_unique<Item>(Item{std::move(job), completion.state_, current_trace_sink()});
   {
     const std::lock_guard lock(mutex_);
@@ -103,6 +134,8 @@ void CommThread::run() {
     if (stop_) return;
     std::unique_ptr<Item> item = std::move(queue_.front());
     queue_.pop_front();
+    working_on_ = item->completion.get();
+    abandoned_ = false;
     lock.unlock();
     const auto begin = std::chrono::steady_clock::now();
     std::exception_ptr error;
@@ -118,7 +151,8 @@ void CommThread::run() {
     item.reset();  // lets go of the buffers before anybody uses them again
     completion->finish(error);
     lock.lock();
-    if (error) fail_queue(error);
+    working_on_ = nullptr;
+    if (error && !abandoned_) fail_queue(error);
   }
 }
 
@@ -134,7 +168,7 @@ void CommThread::carry_out(Job& job) {
 void CommThread::carry_out_stage(Pending& transfer) {
   {
     const std::lock_guard lock(mutex_);
-    if (stop_) std::rethrow_exception(destroyed());
+    if (stop_ || abandoned_) std::rethrow_exception(destroyed());
     current_ = transfer.transfer();
   }
   struct Forget {

@@ -35,6 +35,8 @@ class Completion {
   bool in_flight() const { return state_ != nullptr; }
   // Blocks until the job is done; throws what it threw. Call once.
   void wait();
+  // Gives the job up, whatever became of it, and returns when it uses no memory any more. For destructors.
+  void abandon() noexcept;
 
  private:
   friend class CommThread;
@@ -60,6 +62,8 @@ class CommThread {
  private:
   struct Item;
   void run();
+  friend class Completion;
+  void abandon(Completion::State& completion);
   void fail_queue(const std::exception_ptr& error);
   void carry_out(Job& job);
   void carry_out_stage(Pending& transfer);
@@ -68,6 +72,8 @@ class CommThread {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::unique_ptr<Item>> queue_;
+  const void* working_on_ = nullptr;   // the completion of the job that is carried out
+  bool abandoned_ = false;             // nobody wants it any more
   std::shared_ptr<Transfer> current_;  // what is waited for
   bool stop_ = false;
   std::thread thread_;

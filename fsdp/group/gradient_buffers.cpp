@@ -32,6 +32,8 @@ GradientBuffers::GradientBuffers(GradientSpec spec)
   }
 }
 
+GradientBuffers::~GradientBuffers() { reduce_.abandon(); }
+
 bool GradientBuffers::used() const { return std::find(used_.begin(), used_.end(), true) != used_.end(); }
 
 void GradientBuffers::forget_use() { std::fill(used_.begin(), used_.end(), false); }

@@ -43,6 +43,10 @@ enum class ReduceReach { kShardGroup, kAllReplicas };
 class GradientBuffers {
  public:
   explicit GradientBuffers(GradientSpec spec);
+  // Gives a reduction in flight up.
+  ~GradientBuffers();
+  GradientBuffers(const GradientBuffers&) = delete;
+  GradientBuffers& operator=(const GradientBuffers&) = delete;
 
   const DBuffer& main_grad() const { return main_grad_; }
   GradPhase phase() const { return phase_.value(); }

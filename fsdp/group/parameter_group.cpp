@@ -47,7 +47,10 @@ ParameterGroup::ParameterGroup(GroupSpec spec)
   make_leaves(spec.precision);
 }
 
-ParameterGroup::~ParameterGroup() { registry::forget(*this); }
+ParameterGroup::~ParameterGroup() {
+  gather_.abandon();
+  registry::forget(*this);
+}
 
 void ParameterGroup::make_buffers(const std::vector<at::Tensor>& parameters, const Precision& precision) {
   const at::ScalarType main_dtype = parameters.front().scalar_type();

@@ -94,6 +94,31 @@ TEST(CommThread, AFailureEndsTheQueue) {
       std::chrono::seconds(2));
 }
 
+// The memory of a job that nobody wants any more may be freed at once; the jobs around it go on.
+TEST(CommThread, AnAbandonedJobLetsGoOfItsMemory) {
+  run_ranks(2, [](const World& world) {
+    const auto comm = world.connection->world();
+    CommThread thread("test");
+    const torch::Tensor output = torch::zeros({2});
+    if (world.rank == 0) {
+      for (const char* unit : {"never", "never either"}) {
+        auto lost = std::make_unique<std::vector<float>>(2);
+        const torch::Tensor target = torch::from_blob(lost->data(), {2});
+        Completion running = thread.post(gather_job(*comm, target, unit));
+        Completion queued = thread.post(gather_job(*comm, output, std::string(unit) + ", queued"));
+        queued.abandon();
+        EXPECT_FALSE(queued.in_flight());
+        const auto begin = Clock::now();
+        running.abandon();
+        lost.reset();
+        EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
+      }
+    }
+    thread.post(gather_job(*comm, output, "met")).wait();
+    EXPECT_TRUE(torch::equal(output, torch::arange(2, torch::kFloat)));
+  });
+}
+
 // A rank that leaves does not wait for peers that are not coming.
 TEST(CommThread, DestructionGivesUpWhatIsInFlight) {
   std::promise<void> release;
