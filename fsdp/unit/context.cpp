@@ -158,7 +158,9 @@ void Context::follow(c10::ArrayRef<Touch> touches, const char* operator_name) {
 }
 
 // An ancestor that is unsharded may be read while we are inside one of its descendants; nothing changes by that.
+// What a FullParameters holds is no step of a forward: one rank may read it alone, so nothing may be gathered for it.
 bool Context::in_use(const UnitState& unit) const {
+  if (unit.full_scopes > 0 && unit.current()) return true;
   if (current_ == nullptr || !unit.current()) return false;
   return &unit == current_ || unit.is_ancestor_of(*current_);
 }
@@ -205,6 +207,7 @@ std::vector<int> Context::units_ahead() const {
 }
 
 bool Context::may_reshard(const UnitState& unit) const {
+  if (unit.full_scopes > 0) return false;
   if (in_backward_) return unit.reshard_after_backward && unit.settled();
   return unit.reshard_after_forward && !unit.keep_in_forward;
 }
@@ -305,6 +308,7 @@ void Context::rest(UnitState& root) {
   end_compute();
   forward_open_ = false;
   for (UnitState* unit : root.subtree()) {
+    if (unit->full_scopes > 0) continue;
     reshard(*unit);
     for (const auto& group : unit->groups) {
       count_gathered(-group->forget_forward_shard());
@@ -315,6 +319,7 @@ void Context::rest(UnitState& root) {
 
 int64_t Context::sum_over_ranks(int64_t value, const std::string& what) {
   rethrow_deferred();
+  const Backstage backstage;
   const at::Tensor sum = at::full({1}, value, at::kLong);
   comm_->all_reduce_small(sum, {"sum over ranks", what, ""});
   return sum.const_data_ptr<int64_t>()[0];
@@ -365,7 +370,7 @@ void Context::rest_all() {
   end_compute();
   forward_open_ = false;
   for (UnitState* unit : units_) {
-    if (unit == nullptr) continue;
+    if (unit == nullptr || unit->full_scopes > 0) continue;
     if (unit->reshard_after_backward || unit->prefetched) reshard(*unit);
     for (const auto& group : unit->groups) count_gathered(-group->forget_forward_shard());
   }

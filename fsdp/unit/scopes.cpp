@@ -40,9 +40,11 @@ ForwardOnly::~ForwardOnly() {
 
 FullParameters::FullParameters(const Unit& unit) : unit_(unit.state()) {
   unit_->context->unshard(*unit_, "full_parameters");
+  ++unit_->full_scopes;
 }
 
 FullParameters::~FullParameters() {
+  if (--unit_->full_scopes > 0) return;
   try {
     unit_->context->reshard(*unit_);
   } catch (...) {

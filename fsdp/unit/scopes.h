@@ -47,7 +47,8 @@ class ForwardOnly {
 };
 
 // All parameters of one unit readable while it lives; used to write models out unit by unit.
-// The constructor is COLLECTIVE, the destructor local. The parameters may not be written.
+// The constructor is COLLECTIVE, the destructor local; what is read in between is local too, so one rank may do it
+// alone. The parameters may not be written.
 class FullParameters {
  public:
   explicit FullParameters(const Unit& unit);

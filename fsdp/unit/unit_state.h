@@ -59,8 +59,9 @@ class UnitState {
   ReduceTiming replica_reduce = ReduceTiming::kLastMicrobatch;
   bool last_microbatch = true;
   int no_sync_depth = 0;
-  GradScale scale;    // kPerToken: with the tokens of all ranks
-  int num_ranks = 1;  // whose gradients are added up
+  int full_scopes = 0;  // FullParameters that hold it unsharded
+  GradScale scale;      // kPerToken: with the tokens of all ranks
+  int num_ranks = 1;    // whose gradients are added up
 
   bool prefetched = false;       // gathered ahead, not read yet
   int64_t last_use = 0;          // the transition of the Context in which it was entered last

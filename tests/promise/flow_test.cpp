@@ -228,6 +228,27 @@ TEST(Flow, FullParametersAreReadableInTheirScope) {
   });
 }
 
+// Rank 0 writes a file: what it reads must not gather the units that the recorded order has next.
+TEST(Flow, OneRankAloneMayReadWhatAFullParametersHolds) {
+  with_every_strategy(2, [](Pair& pair) {
+    for (const uint64_t seed : {1, 2, 3}) pair.step_both(seed);
+    for (Unit& block : pair.sharded.blocks) {
+      const FullParameters scope(block);
+      pair.sharded.root.reset_counters();
+      for (size_t i = 0; i < pair.sharded.blocks.size(); ++i) {
+        const bool held = pair.sharded.blocks[i].state() == block.state();
+        if (held && pair.world.rank == 0) {
+          EXPECT_GT(pair.sharded.module->block(i).down->weight.norm().item<float>(), 0);
+        }
+      }
+      zero_grad(*pair.sharded.module);  // a library entry, at which other units rest
+      EXPECT_EQ(pair.sharded.root.counters().gathers, 0);
+    }
+    EXPECT_EQ(pair.resident(), 0);
+    pair.step_both(4);
+  });
+}
+
 // ---- parameters that a step does not use
 
 struct Branches : torch::nn::Module {
