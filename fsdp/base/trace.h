@@ -56,6 +56,7 @@ const std::shared_ptr<TraceSink>& current_trace_sink();
 class TraceScope {
  public:
   TraceScope(const char* name, const std::string& unit);
+  TraceScope(const char* name, std::string&& unit) = delete;  // the name of the unit must outlive the scope
   ~TraceScope();
   TraceScope(const TraceScope&) = delete;
   TraceScope& operator=(const TraceScope&) = delete;

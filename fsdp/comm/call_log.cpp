@@ -2,20 +2,13 @@
 
 #include <sstream>
 
+#include "fsdp/base/json_text.h"
+
 namespace fsdp::comm {
 namespace {
 
 double seconds(std::chrono::steady_clock::time_point time) {
   return std::chrono::duration<double>(time.time_since_epoch()).count();
-}
-
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-  }
-  return out + '"';
 }
 
 }  // namespace
@@ -86,8 +79,8 @@ std::string CallLog::dump_json() const {
   const int64_t size = static_cast<int64_t>(ring_.size());
   for (int64_t number = count_ - size + 1; number <= count_; ++number) {
     const CallRecord& record = ring_[static_cast<size_t>(number - 1) % kCapacity];
-    out << "{\"number\": " << record.number << ", \"op\": " << quoted(record.label.op)
-        << ", \"unit\": " << quoted(record.label.unit) << ", \"cause\": " << quoted(record.label.cause)
+    out << "{\"number\": " << record.number << ", \"op\": " << json_text(record.label.op)
+        << ", \"unit\": " << json_text(record.label.unit) << ", \"cause\": " << json_text(record.label.cause)
         << ", \"bytes\": " << record.bytes << ", \"state\": \"" << name(record.state)
         << "\", \"begin_s\": " << seconds(record.begin) << ", \"end_s\": " << seconds(record.end) << "}\n";
   }

@@ -1,11 +1,10 @@
 #include "fsdp/comm/comm.h"
 
 #include <ATen/ATen.h>
-#include <ATen/record_function.h>
-#include <c10/core/InferenceMode.h>
 
 #include <utility>
 
+#include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
 #include "fsdp/comm/connection.h"
 
@@ -34,9 +33,7 @@ Pending::Pending(std::shared_ptr<Comm> comm, int64_t number, CallLabel label, st
 
 void Pending::wait() {
   if (!transfer_) return;
-  const at::DisableRecordFunctionGuard no_observers;
-  const c10::InferenceMode normal_tensors(false);
-  const at::NoGradGuard no_grad;
+  const Backstage backstage;
   const auto transfer = std::move(transfer_);
   comm_->set_state(number_, CallState::kWaiting);
   try {
@@ -63,9 +60,7 @@ void Comm::set_state(int64_t number, CallState state) {
 
 Pending Comm::start(CallLabel label, int64_t bytes,
                     const std::function<std::unique_ptr<Transfer>(uint32_t tag)>& begin) {
-  const at::DisableRecordFunctionGuard no_observers;
-  const c10::InferenceMode normal_tensors(false);
-  const at::NoGradGuard no_grad;
+  const Backstage backstage;
   const Issued issued = issue(label, bytes);
   try {
     auto transfer = begin(issued.tag);
@@ -90,9 +85,7 @@ Pending Comm::reduce_scatter(const at::Tensor& input, const at::Tensor& output, 
 
 void Comm::all_reduce_small(const at::Tensor& values, CallLabel label) {
   if (size() == 1) return;
-  const at::DisableRecordFunctionGuard no_observers;
-  const c10::InferenceMode normal_tensors(false);
-  const at::NoGradGuard no_grad;
+  const Backstage backstage;
   const at::Tensor flat = values.detach().reshape({-1}).contiguous();
   const at::Tensor all = at::empty({flat.numel() * size()}, flat.options());
   all_gather(all, flat, std::move(label)).wait();

@@ -1,14 +1,13 @@
 #include "fsdp/comm/comm_thread.h"
 
 #include <ATen/ATen.h>
-#include <ATen/record_function.h>
-#include <c10/core/InferenceMode.h>
 #include <pthread.h>
 
 #include <algorithm>
 #include <csignal>
 #include <utility>
 
+#include "fsdp/base/backstage.h"
 #include "fsdp/base/error.h"
 
 namespace fsdp::comm {
@@ -125,9 +124,7 @@ void CommThread::run() {
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
-  const at::DisableRecordFunctionGuard no_observers;
-  const c10::InferenceMode normal_tensors(false);
-  const at::NoGradGuard no_grad;
+  const Backstage backstage;
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });
@@ -181,14 +178,21 @@ void CommThread::carry_out_stage(Pending& transfer) {
   transfer.wait();
 }
 
-Job all_reduce(const std::shared_ptr<Comm>& comm, const at::Tensor& buffer, const at::Tensor& staging,
-               const CallLabel& label) {
+std::array<Stage, 2> all_reduce_stages(const std::shared_ptr<Comm>& comm, const at::Tensor& buffer,
+                                       const at::Tensor& staging, const CallLabel& label) {
   const int64_t shard = buffer.numel() / comm->size();
   const at::Tensor own = buffer.narrow(0, comm->rank() * shard, shard);
-  Job job(label.op, label.unit, comm->reduce_scatter(buffer, own, staging, Accumulate::kOverwrite, label));
-  job.next.push_back([comm, buffer, own, label] {
-    return comm->all_gather(buffer, own, {label.op + " (gather)", label.unit, label.cause, label.part});
-  });
+  return {[=] { return comm->reduce_scatter(buffer, own, staging, Accumulate::kOverwrite, label); },
+          [=] {
+            return comm->all_gather(buffer, own, {label.op + " (gather)", label.unit, label.cause, label.part});
+          }};
+}
+
+Job all_reduce(const std::shared_ptr<Comm>& comm, const at::Tensor& buffer, const at::Tensor& staging,
+               const CallLabel& label) {
+  const auto stages = all_reduce_stages(comm, buffer, staging, label);
+  Job job(label.op, label.unit, stages[0]());
+  job.next.push_back(stages[1]);
   return job;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -16,6 +17,9 @@
 
 namespace fsdp::comm {
 
+// Starts a transfer.
+using Stage = std::function<Pending()>;
+
 // A collective and what follows it: `first` is started already; each of `next` starts a transfer when the one before is
 // complete; `finish` runs last. None of them may use what the program's thread uses before wait() returned.
 struct Job {
@@ -25,7 +29,7 @@ struct Job {
   std::string name;  // of its trace event: "gather", "reduce"
   std::string unit;
   Pending first;
-  std::vector<std::function<Pending()>> next;
+  std::vector<Stage> next;
   std::function<void()> finish;
 };
 
@@ -40,7 +44,6 @@ class Completion {
 
  private:
   friend class CommThread;
-  friend Completion carry_out(Job job);
   struct State;
   std::shared_ptr<State> state_;
 };
@@ -82,8 +85,11 @@ class CommThread {
 // What CommThread::post() does, on the calling thread and at once: for a world of one.
 Completion carry_out(Job job);
 
-// buffer [size * n]: the sum over ranks, in place, equal bits everywhere; staging as Comm::reduce_scatter. Starts the
-// first half.
+// The two transfers that follow each other in an all-reduce. buffer [size * n]: the sum over ranks, in place, equal
+// bits everywhere; staging as Comm::reduce_scatter.
+std::array<Stage, 2> all_reduce_stages(const std::shared_ptr<Comm>& comm, const at::Tensor& buffer,
+                                       const at::Tensor& staging, const CallLabel& label);
+// Both as a job; starts the first.
 Job all_reduce(const std::shared_ptr<Comm>& comm, const at::Tensor& buffer, const at::Tensor& staging,
                const CallLabel& label);
 

@@ -183,15 +183,12 @@ void GradientBuffers::add_replica_stages(comm::Job& job, const at::Tensor& stagi
     });
     return;
   }
-  const int64_t part = wire.numel() / replicate->size();
-  const at::Tensor own = wire.narrow(0, replicate->rank() * part, part);
-  job.next.emplace_back([=] {
+  const auto stages = comm::all_reduce_stages(replicate, wire, staging, label);
+  job.next.emplace_back([narrow, start = stages[0]] {
     narrow();
-    return replicate->reduce_scatter(wire, own, staging, Accumulate::kOverwrite, label);
+    return start();
   });
-  job.next.emplace_back([=] {
-    return replicate->all_gather(wire, own, {label.op + " (gather)", unit, "", label.part});
-  });
+  job.next.push_back(stages[1]);
   job.finish = [=] { accumulate == Accumulate::kAdd ? main.add_(wire) : main.copy_(wire); };
 }
 

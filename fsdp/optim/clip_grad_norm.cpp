@@ -1,13 +1,12 @@
 #include "fsdp/optim/clip_grad_norm.h"
 
 #include <ATen/ATen.h>
-#include <ATen/record_function.h>
-#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <cmath>
 #include <memory>
 
+#include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
 #include "fsdp/group/leaves.h"
 #include "fsdp/group/parameter_group.h"
@@ -46,9 +45,7 @@ at::Tensor clip_grad_norm_(const torch::nn::Module& module, double max_norm) {
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& leaves, double max_norm) {
   FSDP_CHECK(max_norm > 0, "[clip_grad_norm_] max_norm: got ", max_norm, ", expected a number above 0.");
   enter_library(leaves);
-  const at::DisableRecordFunctionGuard no_observers;
-  const c10::InferenceMode normal_tensors(false);
-  const at::NoGradGuard no_grad;
+  const Backstage backstage;
   double total = 0;
   for (const auto& [comms, sum] : local_sums(leaves)) {
     const at::Tensor shared = at::full({1}, sum, at::kDouble);

@@ -1,12 +1,11 @@
 #include "fsdp/optim/flat_parameters.h"
 
 #include <ATen/ATen.h>
-#include <ATen/record_function.h>
-#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <set>
 
+#include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
 #include "fsdp/group/registry.h"
 
@@ -107,9 +106,7 @@ void FlatParameters::for_each_run(const std::function<void(const FlatRun&)>& upd
   owners.erase(nullptr);
   for (const auto& owner : owners) owner->on_library_entry();
 
-  const at::DisableRecordFunctionGuard no_observers;
-  const c10::InferenceMode normal_tensors(false);
-  const at::NoGradGuard no_grad;
+  const Backstage backstage;
   for (size_t first = 0; first < leaves_.size();) {
     const size_t end = end_of_run(first);
     const Leaf& head = leaves_[first];

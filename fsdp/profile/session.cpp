@@ -9,6 +9,7 @@
 #include <map>
 
 #include "fsdp/base/error.h"
+#include "fsdp/base/json_text.h"
 
 namespace fsdp::profile {
 namespace {
@@ -80,15 +81,6 @@ std::vector<Span> spans_of(const std::vector<TraceEvent>& events, Predicate pred
   return joined(std::move(spans));
 }
 
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-  }
-  return out + '"';
-}
-
 std::string row(const std::string& name, const std::vector<double>& values) {
   std::string line = name + std::string(name.size() < 28 ? 28 - name.size() : 0, ' ');
   for (const double value : values) {
@@ -123,7 +115,7 @@ void Session::write(const std::string& path) {
   const auto name_thread = [&](int number, const std::string& name) {
     file << ",\n"
          << R"({"ph": "M", "pid": )" << rank_ << R"(, "tid": )" << number
-         << R"(, "name": "thread_name", "args": {"name": )" << quoted(name) << "}}";
+         << R"(, "name": "thread_name", "args": {"name": )" << json_text(name) << "}}";
   };
   name_thread(0, "program");
   for (const TraceEvent& event : events_) {
@@ -134,8 +126,8 @@ void Session::write(const std::string& path) {
                   1e3 * ms(event.end - event.begin));
     const std::string name = event.unit.empty() ? event.name : event.name + " " + event.unit;
     file << ",\n{\"ph\": \"X\", \"pid\": " << rank_ << ", \"tid\": " << thread->second << ", " << times.data()
-         << ", \"name\": " << quoted(name) << ", \"cat\": " << quoted(event.name)
-         << ", \"args\": {\"unit\": " << quoted(event.unit) << "}}";
+         << ", \"name\": " << json_text(name) << ", \"cat\": " << json_text(event.name)
+         << ", \"args\": {\"unit\": " << json_text(event.unit) << "}}";
   }
   file << "\n]}\n";
   file.flush();

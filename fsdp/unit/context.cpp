@@ -9,10 +9,10 @@
 #include <sstream>
 #include <utility>
 
+#include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
 #include "fsdp/base/trace.h"
 #include "fsdp/comm/connection.h"
-#include "fsdp/unit/backstage.h"
 
 namespace fsdp {
 namespace {

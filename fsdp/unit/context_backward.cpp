@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
-#include "fsdp/unit/backstage.h"
 #include "fsdp/unit/context.h"
 
 namespace fsdp {

@@ -14,7 +14,8 @@
 
 namespace fsdp::io {
 
-// A fresh folder that goes away with the object.
+// A fresh folder that goes away with the object. Where TMPDIR says, not in the build tree: several checkouts and
+// several processes of one test run may look at once, and mkdtemp() gives each a name of its own.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
