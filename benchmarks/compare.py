@@ -18,6 +18,10 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BIN = os.path.join(ROOT, os.environ.get("FSDP_BUILD", "build/release"), "bin")
 TOKENS = (16, 128, 1024)
 DEADLINE_S = 600
+# Of the functional benchmark. Parameters: vocabulary, hidden, layers, FFN, heads, key heads.
+DECODERS = {"4.9M": (8192, 192, 4, 576, 3, 1), "19.7M": (16384, 384, 4, 1152, 6, 3),
+            "57.9M": (32000, 512, 8, 1536, 8, 4)}
+GROUPS_MIB = (4, 16, 32)
 
 
 def free_port():
@@ -77,8 +81,12 @@ def ours(name, *args):
     return [os.path.join(BIN, name), *args]
 
 
+def script(name, *args):
+    return [sys.executable, "-W", "ignore", os.path.join(ROOT, "benchmarks", "peer", name + ".py"), *args]
+
+
 def peer(name, *args):
-    return [sys.executable, "-W", "ignore", os.path.join(ROOT, "benchmarks", "peer", name + "_fsdp2.py"), *args]
+    return script(name + "_fsdp2", *args)
 
 
 def spread(values):
@@ -202,18 +210,72 @@ def hook_cost(options):
     write_json("hook_cost", entries)
 
 
+def curve_difference(runs, reference):
+    """Largest relative difference of any loss of any run from the reference's at that step."""
+    return max(relative_difference(a, b) for run in runs for a, b in zip(run["losses"], reference["losses"]))
+
+
+def functional(options):
+    table = [("model", "group MiB", "dtype", "DDP ms", "functional ms", "ZeRO-3 ms", "ratio", "PSS DDP", "functional",
+              "ZeRO-3", "loss differs", "ZeRO-3")]
+    speed = [("model", "dtype", "", "it/s", "tok/s", "peak MiB")]
+    entries, tokens = [], options.tokens[0]
+    for model, shape in DECODERS.items():
+        for dtype in ("fp32", "bf16"):
+            args = ("--shape", *map(str, shape), "--dtype", dtype, "--tokens", str(tokens),
+                    "--warmup", str(options.warmup), "--steps", str(options.steps))
+            groups = ("--groups", *map(str, GROUPS_MIB))
+            ddp, mine, zero3 = [], [], []
+            for _ in range(options.rounds):
+                ddp.append(run(script("ddp", *args, *groups), ranks=2)["runs"])
+                mine.append(run(ours("functional", *args, *groups), ranks=2)["runs"])
+                zero3.append(run(ours("functional", "--zero3", *args), ranks=2)["runs"][0])
+            for i, mib in enumerate(GROUPS_MIB):
+                cell = [[runs[i] for runs in ddp], [runs[i] for runs in mine], zero3]
+                ms = [middle(runs, "step_ms") for runs in cell]
+                pss = [median(r["pss_bytes"] for r in runs) / (1 << 20) for runs in cell]
+                differences = [curve_difference(runs, ddp[0][0]) for runs in cell[1:]]
+                table.append((model, str(mib), dtype, *(spread(pooled(runs, "step_ms")) for runs in cell),
+                              f"{ms[0] / ms[1]:.2f}", *(f"{value:.0f}" for value in pss),
+                              *(f"{difference:.0e}" for difference in differences)))
+                name = f"functional/{model}/{dtype}/{mib}_mib"
+                entries.append(entry(name, ms[1], ms[0], "ms"))
+                entries.append(entry(name + "/pss_of_both_ranks", pss[1], pss[0], "MiB"))
+                if mib == GROUPS_MIB[1]:
+                    entries.append(entry(f"functional/{model}/{dtype}/zero3", ms[2], ms[0], "ms"))
+                    for who, value, memory in zip(("DDP", "functional", "ZeRO-3"), ms, pss):
+                        speed.append((model, dtype, who, f"{1e3 / value:.1f}", f"{2e3 * tokens / value:.0f}",
+                                      f"{memory:.0f}"))
+    print(f"\nLlamas, 2 ranks of 1 thread, Gloo, {tokens} tokens per rank, AdamW; {options.rounds} rounds, interleaved; "
+          "median [min-max] of a step;\nratio: DDP / functional; PSS: peak MiB of both ranks; loss differs: largest "
+          "relative difference from DDP's over the run")
+    print_table(table)
+    print(f"Groups of {GROUPS_MIB[1]} MiB")
+    print_table(speed)
+    print("bf16: weights, gradients, optimizer and what travels are bf16 under DDP and functional; under ZeRO-3 what is "
+          "gathered is,\nthe rest is fp32. ZeRO-3 has no groups: its columns repeat.")
+    write_json("functional", entries)
+
+
 def main():
-    benchmarks = {"step_time": step_time, "hook_cost": hook_cost}
+    # name -> function, and what --rounds, --warmup and --steps are if they are not given
+    benchmarks = {"step_time": (step_time, 3, 3, 7), "hook_cost": (hook_cost, 3, 0, 0),
+                  "functional": (functional, 2, 2, 5)}
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", choices=[*benchmarks, []], help="default: all")
-    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--warmup", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=7)
-    options = parser.parse_args()
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="functional takes the first only")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--warmup", type=int)
+    parser.add_argument("--steps", type=int)
+    given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that run() stops what it started
-    for name in options.names or benchmarks:
-        benchmarks[name](options)
+    for name in given.names or benchmarks:
+        benchmark, *defaults = benchmarks[name]
+        options = argparse.Namespace(**vars(given))
+        for key, value in zip(("rounds", "warmup", "steps"), defaults):
+            if getattr(given, key) is None:
+                setattr(options, key, value)
+        benchmark(options)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ cd "$(dirname "$0")/.."
 
 TORCH_VERSION=2.11.0
 PEER=.deps/peer
+TARGETS="step_time hook_cost functional"
 
 # The LibTorch of scripts/setup.sh is a whole PyTorch for Python 3.11; what it lacks is added. Other Pythons get their own.
 install_peer() {
@@ -45,9 +46,9 @@ import_peer() {
 
 main() {
   if [ -z "${FSDP_BUILD:-}" ]; then
-    FSDP_TARGETS="step_time hook_cost" scripts/setup.sh
+    FSDP_TARGETS="$TARGETS" scripts/setup.sh
   else
-    cmake --build "$FSDP_BUILD" --target step_time hook_cost
+    cmake --build "$FSDP_BUILD" --target $TARGETS
   fi
   install_peer
   python3 -W ignore benchmarks/compare.py "$@"

@@ -4,22 +4,7 @@
 #include <torch/nn/module.h>
 
 namespace fsdp::train {
-namespace {
-
-bool is_block_parameter(const std::string& name) { return name.rfind("model.layers.", 0) == 0; }
-
-// Weights that will be overwritten are made equal on all ranks, unit by unit, so that at no time all of them are in
-// memory. Those of blocks are gone from their old place when the root's turn comes.
-void clear_parameters(const torch::nn::Module& module) {
-  const at::NoGradGuard no_grad;
-  for (const auto& parameter : module.named_parameters()) {
-    if (!is_block_parameter(parameter.key())) {
-      parameter.value().zero_();
-    }
-  }
-}
-
-}  // namespace
+namespace {}  // namespace
 
 ShardOptions shard_options(const ShardConfig& config) {
   ShardOptions options;
@@ -42,18 +27,31 @@ Mesh make_mesh(const World& world, int64_t replicas) {
   return {world, {{"replicate", static_cast<int>(replicas)}, {"shard", shards}}};
 }
 
-ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardOptions& options, Weights weights) {
+void zero_parameters(torch::nn::Module& module) {
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& parameter : module.parameters()) {
+    parameter.zero_();
+  }
+}
+
+void recompute_blocks(models::Decoder& decoder, int64_t every) {
+  if (every == 0) {
+    return;
+  }
+  const auto num_blocks = static_cast<int64_t>(decoder->layers()->size());
+  decoder->set_block_runner(
+      [every, num_blocks, next = int64_t{0}](const TensorFunction& block, const at::Tensor& x_BTE) mutable {
+        const int64_t index = next++ % num_blocks;
+        return index % every == 0 ? recompute(block, x_BTE) : block(x_BTE);
+      });
+}
+
+ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardOptions& options) {
   std::vector<Unit> units;
   std::vector<std::string> prefixes;
   for (const auto& layer : *decoder->layers()) {
-    if (weights == Weights::kLoadedLater) {
-      clear_parameters(*layer);
-    }
     prefixes.push_back("model.layers." + std::to_string(units.size()) + ".");
     units.push_back(fully_shard(*layer, mesh, options));
-  }
-  if (weights == Weights::kLoadedLater) {
-    clear_parameters(*decoder);
   }
   Unit root = fully_shard(*decoder, mesh, options);
   root.set_gradient_divide_factor(1);

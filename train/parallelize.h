@@ -18,9 +18,6 @@ struct ShardedModel {
   Unit root;
 };
 
-// How the initial weights come about.
-enum class Weights { kAsTheyAre, kLoadedLater };
-
 ShardOptions shard_options(const ShardConfig& config);
 
 // All ranks, as `replicas` groups of neighbours that share the shards. Throws Error(kUsage) if that does not come out
@@ -29,8 +26,13 @@ Mesh make_mesh(const World& world, int64_t replicas);
 
 // COLLECTIVE. Shards a decoder over the ranks of `mesh`: each block is a unit, the embedding, the last norm and the
 // head are the root's. Gradients are summed over the ranks, not averaged: the trainer divides the loss by the number of
-// targets in the global batch, so that the number of ranks does not matter. With kLoadedLater the weights are zero
-// afterwards.
-ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardOptions& options, Weights weights);
+// targets in the global batch, so that the number of ranks does not matter.
+ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardOptions& options);
+
+// For weights that are loaded later: equal on all ranks until then.
+void zero_parameters(torch::nn::Module& module);
+
+// Every `every`-th block, the first included, keeps only its input for the backward and runs again there; 0: none.
+void recompute_blocks(models::Decoder& decoder, int64_t every);
 
 }  // namespace fsdp::train

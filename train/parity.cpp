@@ -24,8 +24,12 @@ ShardedModel load_model(const ParityOptions& options, const World& world) {
   ShardOptions shard;
   shard.strategy = options.strategy;
   shard.precision = options.precision;
-  ShardedModel model =
-      parallelize(models::Decoder(*config), make_mesh(world, options.replicas), shard, Weights::kLoadedLater);
+  models::Decoder decoder = deferred([&] {
+    models::Decoder whole(*config);
+    zero_parameters(*whole);
+    return whole;
+  });
+  ShardedModel model = parallelize(std::move(decoder), make_mesh(world, options.replicas), shard);
   on_all_ranks(world, [&] { load_weights(model, *folder); });
   return model;
 }

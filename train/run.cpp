@@ -72,13 +72,16 @@ void check_ranks_agree(const World& world, const Config& config, const PackedSpl
 }
 
 ShardedModel build_model(const ModelChoice& choice, const Config& config, const World& world) {
-  models::Decoder decoder(choice.config);
   const bool load = choice.weights.has_value();
-  if (!load) {
-    decoder->reset_parameters(static_cast<uint64_t>(config.train.seed));
-  }
-  ShardedModel model = parallelize(std::move(decoder), make_mesh(world, config.shard.replicas),
-                                   shard_options(config.shard), load ? Weights::kLoadedLater : Weights::kAsTheyAre);
+  // Deferred: block by block gets its values when it is sharded, and no rank ever holds the whole model.
+  models::Decoder decoder = deferred([&] {
+    models::Decoder whole(choice.config);
+    load ? zero_parameters(*whole) : whole->reset_parameters(static_cast<uint64_t>(config.train.seed));
+    return whole;
+  });
+  recompute_blocks(decoder, config.train.recompute_every);
+  ShardedModel model =
+      parallelize(std::move(decoder), make_mesh(world, config.shard.replicas), shard_options(config.shard));
   if (load) {
     on_all_ranks(world, [&] { load_weights(model, *choice.weights); });
   }

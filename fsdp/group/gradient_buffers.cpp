@@ -65,6 +65,10 @@ bool GradientBuffers::complete() const {
   return any;
 }
 
+bool GradientBuffers::arrived_in_backward() const {
+  return std::find(this_pass_.begin(), this_pass_.end(), true) != this_pass_.end();
+}
+
 // Parameters without a gradient, and the padding, contribute zeros.
 void GradientBuffers::fill_missing(DBuffer& target) {
   const at::Tensor& buffer = target.local();
@@ -221,6 +225,12 @@ void GradientBuffers::publish() {
     arrived_[i] = 0;
   }
   reduced_since_publish_ = false;
+}
+
+void GradientBuffers::free_main_grad() {
+  for (const at::Tensor& leaf : spec_.leaves) leaf.mutable_grad().reset();
+  grad_slices_.clear();
+  main_grad_ = DBuffer();
 }
 
 void GradientBuffers::drop() {

@@ -63,6 +63,7 @@ class GradientBuffers {
   void add(size_t i, const at::Tensor& gradient, double scale, Collect collect);
   // Every parameter that the forward read has its gradient.
   bool complete() const;
+  bool arrived_in_backward() const;
 
   // ---- reduction
   // COLLECTIVE. Sum over the ranks, into the main grad: overwrites an empty one, adds to others. With
@@ -78,6 +79,8 @@ class GradientBuffers {
   void publish();
   // Throws away what was collected.
   void drop();
+  // Resets the leaves' .grad and returns the main grad's memory.
+  void free_main_grad();
 
  private:
   void begin_collecting(Collect collect);

@@ -2,6 +2,8 @@
 
 namespace fsdp {
 
+struct World;
+
 // What a group tells whoever drives it. Implemented by the Context.
 class GroupOwner {
  public:
@@ -11,6 +13,8 @@ class GroupOwner {
   virtual void on_library_entry() = 0;
   // Somebody asked for the leaves, so an optimizer has a chance to be right.
   virtual void on_leaves_requested() = 0;
+  // All ranks that share the model.
+  virtual const World& world() const = 0;
 };
 
 }  // namespace fsdp

@@ -30,7 +30,6 @@ ParameterGroup::ParameterGroup(GroupSpec spec)
       traits_(traits(spec.strategy)),
       links_(std::move(spec.links)),
       part_(spec.part),
-      trainable_(spec.parameters.front().requires_grad()),
       allocator_(std::move(spec.allocator)),
       owner_(std::move(spec.owner)) {
   const int replicas = links_.replicate ? links_.replicate->size() : 1;
@@ -95,9 +94,9 @@ void ParameterGroup::adopt_parameters(const std::vector<at::Tensor>& parameters)
 
 void ParameterGroup::make_leaves(const Precision& precision) {
   for (size_t i = 0; i < num_parameters(); ++i) {
-    leaves_.push_back(main_weight_.part(i).detach().requires_grad_(trainable_));
+    const auto parameter = parameters_[i].lock();
+    leaves_.push_back(main_weight_.part(i).detach().requires_grad_(parameter->requires_grad()));
   }
-  if (!trainable_) return;
   const at::Tensor& main = main_weight_.local();
   GradientSpec spec;
   spec.layout = layout_;
@@ -127,9 +126,9 @@ std::vector<std::shared_ptr<comm::Comm>> ParameterGroup::main_weight_comms() con
   return comms;
 }
 
-void ParameterGroup::prefix_names(const std::string& unit_name, const std::string& prefix) {
-  unit_name_ = unit_name;
-  for (std::string& name : names_) name = prefix + name;
+void ParameterGroup::rename(std::string unit_name, std::vector<std::string> names) {
+  unit_name_ = std::move(unit_name);
+  names_ = std::move(names);
 }
 
 size_t ParameterGroup::parameter_at(int64_t offset) const {
@@ -276,6 +275,7 @@ void ParameterGroup::finish_unshard() {
 }
 
 void ParameterGroup::reshard() {
+  if (residence_ == Residence::kPersistent) finish_unshard();  // of a gather that nobody waited for
   if (residence_ != Residence::kReleased || weight_phase() == WeightPhase::kResting) return;
   finish_unshard();
   const TraceScope trace("reshard", unit_name_);
@@ -299,14 +299,54 @@ int64_t ParameterGroup::forget_forward_shard() {
   return bytes;
 }
 
-void ParameterGroup::note_forward_use(size_t i) {
-  if (trainable_) gradients_->note_use(i);
+void ParameterGroup::note_forward_use(size_t i, bool needs_gradient) {
+  if (needs_gradient) {
+    gradients_->note_use(i);
+  } else {
+    read_without_gradient_ = true;
+  }
   used_revision_ = main_weight_revision();
+}
+
+void ParameterGroup::forget_use() {
+  gradients_->forget_use();
+  read_without_gradient_ = false;
 }
 
 void ParameterGroup::distrust_unsharded() {
   unsharded_revision_ = kNoRevision;
   if (residence_ == Residence::kPersistent) model_revision_ = kNoRevision;
+}
+
+// In mixed precision only elements that differ from the main weight's rounding were changed; the others keep their
+// digits.
+void ParameterGroup::write_back() {
+  FSDP_ASSERT(current(), "write-back of weights that are not there");
+  if (residence_ != Residence::kAliased) {
+    for (size_t i = 0; i < num_parameters(); ++i) {
+      const layout::Range slice = main_slice(i);
+      const at::Tensor main = main_weight_.part(i);
+      const at::Tensor written =
+          writable(unsharded_.local()).narrow(0, layout_->offsets[i] + slice.begin, slice.size());
+      const at::Tensor changed = main.to(written.scalar_type()).ne(written);
+      main.copy_(at::where(changed, written.to(main.scalar_type()), main));
+    }
+  }
+  note_main_weight_write();
+}
+
+void ParameterGroup::count_missing_gradients_as_zero() {
+  for (size_t i = 0; i < num_parameters(); ++i) {
+    const auto parameter = parameters_[i].lock();
+    if (parameter && parameter->requires_grad()) gradients_->arrived()[i] = 1;
+  }
+}
+
+void ParameterGroup::update_in_backward() {
+  count_missing_gradients_as_zero();
+  gradients_->publish();
+  update_in_backward_();
+  gradients_->free_main_grad();
 }
 
 void ParameterGroup::poison() {

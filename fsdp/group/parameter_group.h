@@ -1,8 +1,10 @@
+// 160 lines because a group is weights and gradients with one life cycle.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,8 +38,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   const std::string& unit_name() const { return unit_name_; }
   const std::string& parameter_name(size_t i) const { return names_[i]; }
   const std::vector<int64_t>& sizes(size_t i) const { return sizes_[i]; }
-  void prefix_names(const std::string& unit_name, const std::string& prefix);
-  bool trainable() const { return trainable_; }
+  // One name for each parameter.
+  void rename(std::string unit_name, std::vector<std::string> names);
   Residence residence() const { return residence_; }
   const StrategyTraits& strategy_traits() const { return traits_; }
   const layout::FlatLayout& layout() const { return *layout_; }
@@ -68,8 +70,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   at::Tensor model_weight_copy() const;
   void set_model_weight_current();
   bool model_weight_is_current() const { return model_revision_ == main_weight_revision(); }
-  // From the observer: an operator wrote into the main weight's storage. Version counters alone do not tell, because
-  // torch::optim::SGD writes through Tensor::data(), which has a counter of its own.
+  // From the observer. Version counters alone do not tell: torch::optim::SGD writes through Tensor::data(), which has
+  // its own.
   void note_main_weight_write() { ++observed_writes_; }
   WeightPhase weight_phase() const { return weight_phase_.value(); }
   bool current() const;  // unsharded, and no optimizer wrote since
@@ -82,20 +84,30 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void reshard_to_forward_group();
   int64_t forget_forward_shard();  // returns its bytes
   void set_forward_group(std::shared_ptr<comm::Comm> comm) { links_.forward = std::move(comm); }
-  // The forward read parameter i, with these values: the backward must find them again.
-  void note_forward_use(size_t i);
+  // A forward that records its graph read parameter i, with these values: the backward must find them again. A
+  // parameter that needs no gradient may still be read there when all gradients have arrived.
+  void note_forward_use(size_t i, bool needs_gradient);
+  bool read_without_gradient() const { return read_without_gradient_; }
+  void forget_use();
   // Whether an optimizer wrote since a forward read this group.
   bool changed_since_forward() const { return used_revision_ >= 0 && used_revision_ != main_weight_revision(); }
-  // The unsharded buffer was written into: its next use fills it again.
+  // What was written into the unsharded buffer is thrown away at its next use, or becomes the main weight (current()).
   void distrust_unsharded();
-  // For a gather that failed: full-size NaN, so that nothing reads freed memory before the error is thrown.
+  void write_back();
+  // For a gather that failed: NaN, so that nothing reads freed memory before the error is thrown.
   void poison();
 
   // ---- gradients
   const at::Tensor& leaf(size_t i) const { return leaves_[i]; }
-  // REQUIRES: trainable().
   GradientBuffers& gradients() { return *gradients_; }
   const GradientBuffers& gradients() const { return *gradients_; }
+  // Parameters that need a gradient and have none count as having one, of zeros.
+  void count_missing_gradients_as_zero();
+  // An optimizer's update of this group, to be called in the backward as soon as its gradients are reduced; empty:
+  // none.
+  void set_update_in_backward(std::function<void()> update) { update_in_backward_ = std::move(update); }
+  bool updates_in_backward() const { return update_in_backward_ != nullptr; }
+  void update_in_backward();
 
  private:
   void make_buffers(const std::vector<at::Tensor>& parameters, const Precision& precision);
@@ -122,7 +134,6 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   std::shared_ptr<const layout::FlatLayout> main_layout_;  // of the main weight; finer where replicas share it
   int main_index_ = 0;
   int part_ = 0;
-  bool trainable_ = false;
   Residence residence_ = Residence::kReleased;
   std::shared_ptr<BufferAllocator> allocator_;
   std::weak_ptr<GroupOwner> owner_;
@@ -133,6 +144,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   Scratch forward_shard_;
   std::vector<at::Tensor> leaves_;
   std::optional<GradientBuffers> gradients_;
+  std::function<void()> update_in_backward_;
 
   PhaseOf<WeightPhase> weight_phase_{WeightPhase::kResting};
   int64_t observed_writes_ = 0;
@@ -141,6 +153,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   int64_t unsharded_revision_ = -1;  // when the unsharded buffer was
   int64_t forward_revision_ = -1;    // that of forward_shard_
   int64_t used_revision_ = -1;       // when a forward with gradients read it last
+  bool read_without_gradient_ = false;
   comm::Completion gather_;
 };
 

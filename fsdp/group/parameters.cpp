@@ -39,7 +39,7 @@ NamedTensors to_leaves(const NamedTensors& tensors) {
       leaves.emplace_back(name, tensor);
       continue;
     }
-    leaves.emplace_back(name, member->group->leaf(member->index));
+    leaves.emplace_back(name, member->group->leaf(member->index).requires_grad_(tensor.requires_grad()));
   }
   return leaves;
 }
@@ -75,7 +75,7 @@ void clear_gradients(const NamedTensors& tensors) {
   // What no_sync collected belongs to the gradients that are forgotten here.
   for (const auto& [name, tensor] : tensors) {
     const auto member = registry::find_parameter(tensor);
-    if (member && member->group->trainable()) member->group->gradients().drop();
+    if (member) member->group->gradients().drop();
   }
 }
 

@@ -42,6 +42,15 @@ struct AdamW::State {
       options.push_back(group.options);
     }
   }
+
+  FlatParameters::Update update() {
+    return [this](const FlatRun& run) {
+      const AdamWOptions& group = options[run.options];
+      kernels::adamw_step(run.weight, run.gradient, run.states[0], run.states[1], run.copy,
+                          {group.lr, group.beta1, group.beta2, group.eps, group.weight_decay, run.step});
+    };
+  }
+
   FlatParameters parameters;
   std::vector<AdamWOptions> options;
   int64_t num_steps = 0;
@@ -57,12 +66,10 @@ AdamW& AdamW::operator=(AdamW&&) noexcept = default;
 
 void AdamW::step() {
   ++state_->num_steps;
-  state_->parameters.for_each_run([this](const FlatRun& run) {
-    const AdamWOptions& options = state_->options[run.options];
-    kernels::adamw_step(run.weight, run.gradient, run.states[0], run.states[1], run.copy,
-                        {options.lr, options.beta1, options.beta2, options.eps, options.weight_decay, run.step});
-  });
+  state_->parameters.for_each_run(state_->update());
 }
+
+void AdamW::step_in_backward() { state_->parameters.update_in_backward(state_->update()); }
 
 void AdamW::set_lr(double lr) {
   for (AdamWOptions& options : state_->options) options.lr = lr;

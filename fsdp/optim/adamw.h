@@ -39,6 +39,13 @@ class AdamW {
 
   // Throws Error(kUsage) if a gradient has another dtype than fp32 or another size than its parameter.
   void step();
+  // From now on the parameters of a unit are updated in the backward, as soon as their gradients are reduced (in the
+  // last microbatch), and the gradients' memory is returned at once: no rank holds main grads of more than the units on
+  // their way. A parameter that got no gradient counts as having one of zeros. Clipping by the norm of all gradients is
+  // then impossible and refused; step() only updates what is not sharded. Lasts as long as the optimizer. Throws
+  // Error(kUsage) if another optimizer does so for a parameter of the same unit. After: torch.autograd.graph
+  // post-accumulate hooks, "optimizer step in backward".
+  void step_in_backward();
   void set_lr(double lr);  // of all groups
   AdamWOptions& options(size_t group);
   size_t num_groups() const;

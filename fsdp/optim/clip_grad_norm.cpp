@@ -28,6 +28,10 @@ std::vector<PartialSum> local_sums(const std::vector<at::Tensor>& leaves) {
   std::vector<PartialSum> sums;
   for (const at::Tensor& leaf : leaves) {
     const auto member = registry::find_leaf(leaf);
+    FSDP_CHECK(
+        !member || !member->group->updates_in_backward(), "[clip_grad_norm_] unit '", member->group->unit_name(),
+        "' is updated in the backward (step_in_backward), so its gradients are gone. Clip by value in the model, or ",
+        "call optimizer.step() after the backward.");
     const auto comms = member ? member->group->main_weight_comms() : std::vector<std::shared_ptr<comm::Comm>>();
     auto known = std::find_if(sums.begin(), sums.end(), [&](const PartialSum& item) { return item.comms == comms; });
     if (known == sums.end()) known = sums.insert(sums.end(), PartialSum{comms});

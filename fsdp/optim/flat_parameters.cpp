@@ -19,7 +19,8 @@ FlatParameters::FlatParameters(const std::vector<std::vector<at::Tensor>>& group
       FSDP_CHECK(tensor.defined(), "[optimizer] group ", options, " holds an undefined tensor.");
       FSDP_CHECK(seen.insert(tensor.unsafeGetTensorImpl()).second,
                  "[optimizer] a parameter stands twice in its groups.");
-      if (tensor.requires_grad()) add_leaf(tensor, options);
+      // A frozen one may be unfrozen later.
+      if (tensor.requires_grad() || tensor.scalar_type() == at::kFloat) add_leaf(tensor, options);
     }
   }
   std::stable_sort(leaves_.begin(), leaves_.end(), [](const Leaf& a, const Leaf& b) {
@@ -98,34 +99,64 @@ FlatRun FlatParameters::make_run(size_t first, size_t end, bool write_copy) {
   return run;
 }
 
-void FlatParameters::for_each_run(const std::function<void(const FlatRun&)>& update) {
+void FlatParameters::enter_library() const {
   std::set<std::shared_ptr<GroupOwner>> owners;
   for (const Leaf& leaf : leaves_) {
     if (leaf.group) owners.insert(leaf.group->owner());
   }
   owners.erase(nullptr);
   for (const auto& owner : owners) owner->on_library_entry();
+}
 
+void FlatParameters::for_each_run(const Update& update) {
+  enter_library();
   const Backstage backstage;
   for (size_t first = 0; first < leaves_.size();) {
     const size_t end = end_of_run(first);
-    const Leaf& head = leaves_[first];
-    if (head.tensor.grad().defined()) {
-      FSDP_CHECK(head.tensor.grad().scalar_type() == at::kFloat, "[optimizer] got a gradient of dtype ",
-                 head.tensor.grad().scalar_type(), ", expected fp32 like its parameter.");
-      FSDP_CHECK(head.tensor.grad().numel() == head.tensor.numel(), "[optimizer] gradient of ",
-                 head.tensor.grad().numel(), " elements for a parameter of ", head.tensor.numel(),
-                 ". Do not replace .grad by another shape.");
-      const bool write_copy = head.group && head.group->model_weight_is_current() &&
-                              head.group->model_weight_copy().defined() &&
-                              head.group->model_weight_copy().scalar_type() == at::kBFloat16;
-      const FlatRun run = make_run(first, end, write_copy);
-      if (run.weight.numel() > 0) update(run);
-      run.weight.unsafeGetTensorImpl()->bump_version();  // the kernel wrote through a raw pointer
-      if (write_copy) head.group->set_model_weight_current();
-    }
+    update_run(first, end, update);
     first = end;
   }
+}
+
+void FlatParameters::update_in_backward(const Update& update) {
+  enter_library();
+  for (const Leaf& leaf : leaves_) {
+    if (!leaf.group || in_backward_.count(leaf.group) > 0) continue;
+    FSDP_CHECK(
+        !leaf.group->updates_in_backward(), "[step_in_backward] unit '", leaf.group->unit_name(),
+        "' is updated in the backward by another optimizer already. One optimizer must have all parameters of a ",
+        "unit for that.");
+    in_backward_.insert(leaf.group);
+    leaf.group->set_update_in_backward([this, group = leaf.group.get(), update] {
+      const Backstage backstage;
+      for (size_t first = 0; first < leaves_.size();) {
+        const size_t end = end_of_run(first);
+        if (leaves_[first].group.get() == group) update_run(first, end, update);
+        first = end;
+      }
+    });
+  }
+}
+
+FlatParameters::~FlatParameters() {
+  for (const auto& group : in_backward_) group->set_update_in_backward(nullptr);
+}
+
+void FlatParameters::update_run(size_t first, size_t end, const Update& update) {
+  const Leaf& head = leaves_[first];
+  const at::Tensor& gradient = head.tensor.grad();
+  if (!gradient.defined()) return;
+  FSDP_CHECK(gradient.scalar_type() == at::kFloat, "[optimizer] got a gradient of dtype ", gradient.scalar_type(),
+             ", expected fp32 like its parameter.");
+  FSDP_CHECK(gradient.numel() == head.tensor.numel(), "[optimizer] gradient of ", gradient.numel(),
+             " elements for a parameter of ", head.tensor.numel(), ". Do not replace .grad by another shape.");
+  const bool write_copy = head.group && head.group->model_weight_is_current() &&
+                          head.group->model_weight_copy().defined() &&
+                          head.group->model_weight_copy().scalar_type() == at::kBFloat16;
+  const FlatRun run = make_run(first, end, write_copy);
+  if (run.weight.numel() > 0) update(run);
+  run.weight.unsafeGetTensorImpl()->bump_version();  // the kernel wrote through a raw pointer
+  if (write_copy) head.group->set_model_weight_current();
 }
 
 int64_t FlatParameters::state_bytes() const {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "fsdp/group/parameter_group.h"
@@ -30,9 +31,16 @@ class FlatParameters {
   // groups[k]: the leaves with options k. num_states flat fp32 tensors per parameter group (allocated on first use).
   // Throws Error(kUsage): a tensor is no fp32 leaf, or stands in two groups.
   FlatParameters(const std::vector<std::vector<at::Tensor>>& groups, size_t num_states);
+  ~FlatParameters();
+  FlatParameters(const FlatParameters&) = delete;
+  FlatParameters& operator=(const FlatParameters&) = delete;
+
+  using Update = std::function<void(const FlatRun&)>;
 
   // Calls `update` for every run of leaves that have a gradient, and lets the weights' versions move. A library entry.
-  void for_each_run(const std::function<void(const FlatRun&)>& update);
+  void for_each_run(const Update& update);
+  // From now on sharded leaves are updated in the backward, group by group. A library entry.
+  void update_in_backward(const Update& update);
   int64_t state_bytes() const;
 
  private:
@@ -45,6 +53,8 @@ class FlatParameters {
     int64_t step = 0;
   };
 
+  void enter_library() const;
+  void update_run(size_t first, size_t end, const Update& update);
   void add_leaf(const at::Tensor& tensor, size_t options);
   size_t end_of_run(size_t first) const;
   bool has_flat_gradient(const Leaf& leaf) const;
@@ -52,6 +62,7 @@ class FlatParameters {
   std::vector<at::Tensor>& states_of(const Leaf& leaf);
 
   size_t num_states_;
+  std::set<std::shared_ptr<ParameterGroup>> in_backward_;  // groups that update in the backward
   std::vector<Leaf> leaves_;                               // by group, then position
   std::map<const void*, std::vector<at::Tensor>> states_;  // by group, or by plain tensor
 };

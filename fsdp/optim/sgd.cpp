@@ -41,6 +41,20 @@ struct SGD::State {
       options.push_back(group.options);
     }
   }
+
+  FlatParameters::Update update() {
+    return [this](const FlatRun& run) {
+      const SGDOptions& group = options[run.options];
+      auto momentum = kernels::MomentumState::kNone;
+      if (group.momentum > 0) {
+        FSDP_CHECK(!run.states.empty(), "[SGD] momentum was 0 when the optimizer was built. Give it there.");
+        momentum = run.step == 1 ? kernels::MomentumState::kFirstStep : kernels::MomentumState::kRunning;
+      }
+      kernels::sgd_step(run.weight, run.gradient, run.states.empty() ? at::Tensor() : run.states[0], run.copy,
+                        {group.lr, group.momentum, group.dampening, group.weight_decay, group.nesterov, momentum});
+    };
+  }
+
   FlatParameters parameters;
   std::vector<SGDOptions> options;
 };
@@ -57,19 +71,9 @@ SGD::~SGD() = default;
 SGD::SGD(SGD&&) noexcept = default;
 SGD& SGD::operator=(SGD&&) noexcept = default;
 
-void SGD::step() {
-  state_->parameters.for_each_run([this](const FlatRun& run) {
-    const SGDOptions& options = state_->options[run.options];
-    auto momentum = kernels::MomentumState::kNone;
-    if (options.momentum > 0) {
-      FSDP_CHECK(!run.states.empty(), "[SGD] momentum was 0 when the optimizer was built. Give it there.");
-      momentum = run.step == 1 ? kernels::MomentumState::kFirstStep : kernels::MomentumState::kRunning;
-    }
-    kernels::sgd_step(
-        run.weight, run.gradient, run.states.empty() ? at::Tensor() : run.states[0], run.copy,
-        {options.lr, options.momentum, options.dampening, options.weight_decay, options.nesterov, momentum});
-  });
-}
+void SGD::step() { state_->parameters.for_each_run(state_->update()); }
+
+void SGD::step_in_backward() { state_->parameters.update_in_backward(state_->update()); }
 
 void SGD::set_lr(double lr) {
   for (SGDOptions& options : state_->options) options.lr = lr;

@@ -34,7 +34,8 @@ class SGD {
   SGD& operator=(SGD&&) noexcept;
 
   void step();
-  void set_lr(double lr);  // of all groups
+  void step_in_backward();  // see AdamW::step_in_backward()
+  void set_lr(double lr);   // of all groups
   SGDOptions& options(size_t group);
   size_t num_groups() const;
   int64_t state_bytes() const;

@@ -15,10 +15,14 @@ struct Precision {
   // Unsharded sums of gradients that wait for a later microbatch (no_sync, ZeRO-0 and ZeRO-1); unset: the parameters'
   // own dtype. Sharded sums always have the parameters' own dtype, which is what optimizers expect of a gradient.
   std::optional<at::ScalarType> accumulate;
+  // For fsdp::forward() only, which sees inputs and outputs; operators are never given other tensors than the
+  // program's.
+  bool cast_inputs = true;               // floating point inputs become `param`
+  std::optional<at::ScalarType> output;  // what a floating point output becomes; unset: it stays as it is
 
-  static Precision fp32() { return {at::kFloat, at::kFloat, at::kFloat}; }
+  static Precision fp32() { return {at::kFloat, at::kFloat, at::kFloat, true, {}}; }
   // bf16 compute and gather; fp32 main weights and reduction (Megatron's O1).
-  static Precision bf16() { return {at::kBFloat16, at::kFloat, at::kFloat}; }
+  static Precision bf16() { return {at::kBFloat16, at::kFloat, at::kFloat, true, {}}; }
 
   bool operator==(const Precision&) const = default;
 };

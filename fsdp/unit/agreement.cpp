@@ -26,7 +26,8 @@ uint64_t digest_of_shape(const UnitDescription& unit) {
                    options.layout.block, "/", static_cast<int>(options.precision.param.value_or(at::kLong)), "/",
                    static_cast<int>(options.precision.reduce.value_or(at::kLong)), "/",
                    describe(options.reshard_after_forward), "/", static_cast<int>(options.initial_weights), "/",
-                   static_cast<int>(options.replica_reduce), "/", describe(options.schedule), "/",
+                   static_cast<int>(options.replica_reduce), "/", describe(options.schedule), "/", unit.meshes, "/",
+                   static_cast<int>(options.unused), "/", static_cast<int>(options.buffers), "/",
                    options.schedule.max_bytes, "/", static_cast<int>(options.precision.accumulate.value_or(at::kLong)));
   return XXH3_64bits(text.data(), text.size());
 }

@@ -15,6 +15,7 @@ struct UnitDescription {
   std::vector<std::string> names;
   std::vector<at::Tensor> parameters;
   const ShardOptions* options;
+  std::string meshes = "";  // of the groups, in order
 };
 
 // COLLECTIVE. Throws Error(kUsage) naming the first rank that describes another unit than rank 0: other parameters,

@@ -1,6 +1,7 @@
 #include "fsdp/unit/context.h"
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 
 #include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
+#include "fsdp/base/recompute_region.h"
 #include "fsdp/base/trace.h"
 #include "fsdp/comm/connection.h"
 
@@ -18,6 +20,9 @@ namespace fsdp {
 namespace {
 
 bool in_graph_task() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+// Inside an operator that was seen already: what it makes of its inputs there needs no gradients.
+bool below_autograd() { return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality); }
 
 // Where gathers and reductions wait: two queues, or one for both.
 std::shared_ptr<comm::CommThread> make_thread(const World& world, const char* name) {
@@ -81,12 +86,17 @@ void Context::add_unit(UnitState& unit) {
   units_.push_back(&unit);
 }
 
+void Context::set_unused(UnitState& unit, UnusedUnit unused) {
+  unit.unused = unused;
+  has_companions_ = has_companions_ || unused == UnusedUnit::kZeros;
+}
+
 void Context::remove_unit(UnitState& unit) {
   units_[static_cast<size_t>(unit.id)] = nullptr;
   std::erase(live_, &unit);
   if (current_ == &unit) current_ = nullptr;
   for (const auto& group : unit.groups) {
-    std::erase(reduces_, group.get());
+    std::erase_if(reduces_, [&](const Reduction& reduction) { return reduction.group == group.get(); });
     count_gathered(-group->gathered_bytes());
   }
 }
@@ -116,10 +126,12 @@ void Context::poison(UnitState& unit) {
 }
 
 void Context::refuse_write(const Touch& touch, const char* operator_name) noexcept {
+  if (touch.unit->write_scopes > 0) return;
   touch.group->distrust_unsharded();
   try {
     FSDP_CHECK(false, "[", operator_name, "] writes into '", touch.group->parameter_name(touch.index),
-               "', a gathered copy that is thrown away. Write to its leaf from fsdp::parameters() instead.");
+               "', a gathered copy that is thrown away. Write to its leaf from fsdp::parameters(), or inside "
+               "full_parameters(unit, WriteBack::kYes).");
   } catch (...) {
     error_.set(std::current_exception());
   }
@@ -148,21 +160,29 @@ void Context::follow(c10::ArrayRef<Touch> touches, const char* operator_name) {
   } else if (in_backward_) {
     abandon_backward();
   }
-  records_graph_ = at::GradMode::is_enabled();
-  if (records_graph_) {
-    for (const Touch& touch : touches) touch.group->note_forward_use(touch.index);
+  records_graph_ = at::GradMode::is_enabled() || RecomputeRegion::is_open();
+  if (records_graph_ && !below_autograd()) {
+    for (const Touch& touch : touches) {
+      // Views that are made where no graph is recorded do not tell whether a gradient is needed.
+      if (!touch.needs_gradient && RecomputeRegion::is_open()) continue;
+      touch.group->note_forward_use(touch.index, touch.needs_gradient);
+    }
+  }
+  if (has_companions_ && !in_backward_) {
+    for (const Touch& touch : touches) offer_companions(*touch.unit);
   }
   const bool all_in_use =
       std::all_of(touches.begin(), touches.end(), [this](const Touch& touch) { return in_use(*touch.unit); });
   if (!all_in_use) move_to(touches, operator_name);
 }
 
-// An ancestor that is unsharded may be read while we are inside one of its descendants; nothing changes by that.
-// What a FullParameters holds is no step of a forward: one rank may read it alone, so nothing may be gathered for it.
+// An ancestor that is unsharded may be read while we are inside one of its descendants; nothing changes by that. Nor if
+// an operator that reads several units is made of others that read one of them. What a FullParameters holds is no step
+// of a forward: one rank may read it alone, so nothing may be gathered for it.
 bool Context::in_use(const UnitState& unit) const {
   if (unit.full_scopes > 0 && unit.current()) return true;
   if (current_ == nullptr || !unit.current()) return false;
-  return &unit == current_ || unit.is_ancestor_of(*current_);
+  return &unit == current_ || unit.last_use == transitions_ || unit.is_ancestor_of(*current_);
 }
 
 void Context::move_to(c10::ArrayRef<Touch> touches, const char* operator_name) {
@@ -175,7 +195,7 @@ void Context::move_to(c10::ArrayRef<Touch> touches, const char* operator_name) {
   }
   order_.visit(next->id);
   ++transitions_;
-  const std::vector<int> ahead = units_ahead();
+  const std::vector<int> ahead = units_ahead(*next);
   reshard_others(touches, ahead);
   const std::string& parameter = touches.back().group->parameter_name(touches.back().index);
   for (const Touch& touch : touches) {
@@ -197,17 +217,37 @@ void Context::begin_forward() {
   }
 }
 
-std::vector<int> Context::units_ahead() const {
+// Units whose use depends on a rank's data are gathered where all ranks pass: with the unit around them, once in a pass
+// without and once in one with gradients.
+void Context::offer_companions(UnitState& unit) {
+  const Offer offer = records_graph_ ? Offer::kForBackward : Offer::kForForward;
+  UnitState& root = unit.root();
+  if (unit.offers >= offer && root.offers >= offer) return;
+  const Backstage backstage;
+  for (UnitState* other : root.subtree()) {
+    const UnitState* enclosing = other->enclosing();
+    const bool is_here = enclosing == &unit || (enclosing == nullptr && root.offers < offer);
+    if (other->unused != UnusedUnit::kZeros || !is_here) continue;
+    if (!other->current()) start_unshard(*other, "with its parent");
+    other->offered = other->offered || records_graph_;
+  }
+  unit.offers = std::max(unit.offers, offer);
+  root.offers = std::max(root.offers, offer);
+}
+
+std::vector<int> Context::units_ahead(const UnitState& unit) const {
+  const std::vector<int>& chosen = in_backward_ ? unit.prefetch_in_backward : unit.prefetch_in_forward;
+  if (!chosen.empty()) return chosen;
   if (options_.schedule.max_bytes == schedule::kUnlimited) return order_.ahead();
   std::vector<int64_t> bytes;
-  for (const UnitState* unit : units_) {
-    bytes.push_back(unit == nullptr || unit->current() ? 0 : unit->released_bytes());
+  for (const UnitState* other : units_) {
+    bytes.push_back(other == nullptr || other->current() ? 0 : other->released_bytes());
   }
   return order_.ahead(bytes);
 }
 
 bool Context::may_reshard(const UnitState& unit) const {
-  if (unit.full_scopes > 0) return false;
+  if (unit.full_scopes > 0 || unit.unused == UnusedUnit::kZeros) return false;
   if (in_backward_) return unit.reshard_after_backward && unit.settled();
   return unit.reshard_after_forward && !unit.keep_in_forward;
 }
@@ -232,7 +272,7 @@ void Context::prefetch(const std::vector<int>& ahead) {
   const int limit = options_.schedule.max_gathers_in_flight;
   for (const int id : ahead) {
     UnitState* unit = units_[static_cast<size_t>(id)];
-    if (unit == nullptr || unit->current()) continue;
+    if (unit == nullptr || unit->current() || unit->unused == UnusedUnit::kZeros) continue;
     if (limit > 0 && num_gathers_in_flight() >= limit) return;
     start_unshard(*unit, "prefetch");
     unit->prefetched = true;
@@ -278,7 +318,9 @@ void Context::finish_unshard(UnitState& unit) {
   const int64_t before = unit.gathered_bytes();
   for (const auto& group : unit.groups) group->finish_unshard();
   count_gathered(unit.gathered_bytes() - before);
-  counters_.exposed_gather_ms += std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+  const double waited_ms = std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+  counters_.exposed_gather_ms += waited_ms;
+  unit.waited_ms += waited_ms;
 }
 
 void Context::unshard(UnitState& unit, const std::string& cause) {
@@ -286,6 +328,34 @@ void Context::unshard(UnitState& unit, const std::string& cause) {
   const Backstage backstage;
   start_unshard(unit, cause);
   finish_unshard(unit);
+}
+
+void Context::enter(UnitState& unit, const char* cause) {
+  rethrow_deferred();
+  if (in_graph_task()) {
+    enter_backward();
+  } else if (in_backward_) {
+    abandon_backward();
+  }
+  records_graph_ = at::GradMode::is_enabled();
+  if (unit.groups.empty() || in_use(unit)) return;
+  const Touch first{&unit, unit.groups.front().get(), 0, false};
+  move_to(first, cause);
+}
+
+// A root stays, because its backward comes first.
+void Context::leave(UnitState& unit) {
+  rethrow_deferred();
+  const bool ends = !in_backward_ && unit.parent != nullptr && may_reshard(unit) && unit.current();
+  if (!ends) return;
+  const Backstage backstage;
+  end_compute();
+  reshard(unit, records_graph_ ? After::kForward : After::kUse);
+}
+
+void Context::write_back(UnitState& unit) {
+  const Backstage backstage;
+  for (const auto& group : unit.groups) group->write_back();
 }
 
 void Context::reshard(UnitState& unit) {
@@ -298,7 +368,10 @@ void Context::reshard(UnitState& unit, After after) {
   for (const auto& group : unit.groups) {
     after == After::kForward ? group->reshard_to_forward_group() : group->reshard();
   }
-  count_gathered(unit.gathered_bytes() - before);
+  const int64_t after_bytes = unit.gathered_bytes();
+  count_gathered(after_bytes - before);
+  // Autocast keeps converted weights, and would hand them out after an optimizer's step.
+  if (after_bytes < before && at::autocast::is_autocast_enabled(at::kCPU)) at::autocast::clear_cache();
   unit.prefetched = false;
   std::erase(live_, &unit);
   if (current_ == &unit) current_ = nullptr;
@@ -308,6 +381,7 @@ void Context::rest(UnitState& root) {
   end_compute();
   forward_open_ = false;
   for (UnitState* unit : root.subtree()) {
+    unit->offers = Offer::kNone;
     if (unit->full_scopes > 0) continue;
     reshard(*unit);
     for (const auto& group : unit->groups) {
@@ -370,7 +444,9 @@ void Context::rest_all() {
   end_compute();
   forward_open_ = false;
   for (UnitState* unit : units_) {
-    if (unit == nullptr || unit->full_scopes > 0) continue;
+    if (unit == nullptr) continue;
+    unit->offers = Offer::kNone;
+    if (unit->full_scopes > 0) continue;
     if (unit->reshard_after_backward || unit->prefetched) reshard(*unit);
     for (const auto& group : unit->groups) count_gathered(-group->forget_forward_shard());
   }

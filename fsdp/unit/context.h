@@ -1,3 +1,4 @@
+// 160 lines because every event of a step comes together here.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -14,18 +15,13 @@
 #include "fsdp/group/parameter_group.h"
 #include "fsdp/mesh/mesh.h"
 #include "fsdp/schedule/static_order.h"
+#include "fsdp/unit/advisor.h"
+#include "fsdp/unit/observer.h"
 #include "fsdp/unit/options.h"
 #include "fsdp/unit/unit.h"
 #include "fsdp/unit/unit_state.h"
 
 namespace fsdp {
-
-// One parameter an operator is about to read.
-struct Touch {
-  UnitState* unit;
-  ParameterGroup* group;
-  size_t index;
-};
 
 // Drives all units of one world: decides on every touch and every gradient which weights are gathered and freed and
 // which gradients are reduced, in an order that is the same on every rank. One Context serves one user thread and the
@@ -53,6 +49,10 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   void unshard(UnitState& unit, const std::string& cause);  // COLLECTIVE
   void reshard(UnitState& unit);
   void rest(UnitState& root);  // every unit of it
+  // What a touch does between units, for explicit boundaries: the unit's forward begins (COLLECTIVE), and ends.
+  void enter(UnitState& unit, const char* cause);
+  void leave(UnitState& unit);
+  void write_back(UnitState& unit);
   void rethrow_deferred() { error_.rethrow(); }
   // For places that may not throw: the next library entry does.
   void defer(std::exception_ptr error) { error_.set(std::move(error)); }
@@ -64,14 +64,20 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   const std::shared_ptr<comm::CommThread>& gather_thread() const { return gather_thread_; }
   const std::shared_ptr<comm::CommThread>& reduce_thread() const { return reduce_thread_; }
   const schedule::Schedule& schedule() const { return options_.schedule; }
-  const World& world() const { return world_; }
+  const World& world() const override { return world_; }
 
   void add_unit(UnitState& unit);
+  void set_unused(UnitState& unit, UnusedUnit unused);
   void remove_unit(UnitState& unit);
   const std::vector<UnitState*>& units() const { return units_; }
 
  private:
   struct BackwardGuard;
+  struct Reduction {
+    UnitState* unit;
+    ParameterGroup* group;
+    bool is_last;  // of the step
+  };
   using Clock = std::chrono::steady_clock;
 
   // ---- weights
@@ -81,7 +87,8 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   bool in_use(const UnitState& unit) const;
   void move_to(c10::ArrayRef<Touch> touches, const char* operator_name);
   void begin_forward();
-  std::vector<int> units_ahead() const;
+  void offer_companions(UnitState& unit);
+  std::vector<int> units_ahead(const UnitState& unit) const;
   void reshard_others(c10::ArrayRef<Touch> touches, const std::vector<int>& ahead);
   bool may_reshard(const UnitState& unit) const;
   void prefetch(const std::vector<int>& ahead);
@@ -109,6 +116,8 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   void finish_oldest_reduce();
   void finish_backward();
   void reduce_leftovers();
+  UnitState* find_forbidden_absence() const;
+  void sync_buffers_of_roots();
   void agree_on_step();
   void agree_on_arrivals(const std::vector<ParameterGroup*>& groups);
   void check_optimizer_mistake();
@@ -126,10 +135,11 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   std::vector<UnitState*> live_;   // units whose weights are gathered or on their way, and may be freed
   schedule::StaticOrder order_;
   bool forward_open_ = false;
-  bool records_graph_ = false;           // the operator that is about to run does
-  UnitState* current_ = nullptr;         // the unit computed with now
-  int64_t transitions_ = 0;              // how often that changed
-  std::deque<ParameterGroup*> reduces_;  // in flight, oldest first
+  bool records_graph_ = false;     // the operator that is about to run does
+  UnitState* current_ = nullptr;   // the unit computed with now
+  int64_t transitions_ = 0;        // how often that changed
+  std::deque<Reduction> reduces_;  // in flight, oldest first
+  bool has_companions_ = false;    // a unit is UnusedUnit::kZeros
 
   const UnitState* computing_ = nullptr;  // its compute range is being traced
   Clock::time_point compute_begin_;
@@ -143,6 +153,7 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
 
   DeferredError error_;
   Counters counters_;
+  Advisor advisor_;
 };
 
 }  // namespace fsdp

@@ -7,6 +7,7 @@
 
 #include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
+#include "fsdp/unit/buffers.h"
 #include "fsdp/unit/context.h"
 
 namespace fsdp {
@@ -46,9 +47,7 @@ void Context::enter_backward() {
   for (UnitState* unit : units_) {
     if (unit == nullptr) continue;
     unit->had_gradients = false;
-    for (const auto& group : unit->groups) {
-      if (group->trainable()) group->gradients().begin_backward();
-    }
+    for (const auto& group : unit->groups) group->gradients().begin_backward();
   }
   auto guard = std::make_shared<BackwardGuard>(shared_from_this());
   torch::autograd::Engine::get_default_engine().queue_callback([guard] {
@@ -86,7 +85,8 @@ void Context::gradient_ready(UnitState& unit, ParameterGroup& group, size_t inde
   group.gradients().add(index, gradient, unit.gradient_factor(),
                         goes_out ? Collect::kForThisReduce : Collect::kAcrossMicrobatches);
   if (!group.gradients().complete()) return;
-  if (options_.schedule.backward == schedule::BackwardPrefetch::kPost) prefetch(units_ahead());
+  if (unit.unused == UnusedUnit::kZeros) return;  // other ranks may have no gradients: all reduce it at the end
+  if (options_.schedule.backward == schedule::BackwardPrefetch::kPost) prefetch(units_ahead(unit));
   if (options_.schedule.release == schedule::ReleaseOrder::kReshardFirst) finish_unit_in_backward(unit);
   if (goes_out) start_reduce(unit, group);
   if (options_.schedule.release == schedule::ReleaseOrder::kReduceFirst) finish_unit_in_backward(unit);
@@ -95,7 +95,7 @@ void Context::gradient_ready(UnitState& unit, ParameterGroup& group, size_t inde
 // Frozen parameters may still be read; delayed releases come with later transitions.
 void Context::finish_unit_in_backward(UnitState& unit) {
   if (options_.schedule.kind == schedule::Kind::kDelayedRelease) return;
-  if (unit.settled() && unit.reshard_after_backward && !unit.has_frozen_parameters()) reshard(unit);
+  if (unit.settled() && unit.reshard_after_backward && !unit.read_without_gradient()) reshard(unit);
 }
 
 // Strategies that reduce in the last microbatch only, and no_sync, keep gradients on this rank until then.
@@ -119,28 +119,29 @@ void Context::start_reduce(UnitState& unit, ParameterGroup& group) {
   note_collective(unit, 'r');
   counters_.reduce_bytes += group.gradients().start_reduce(group.unit_name(), unit.reduce_reach());
   counters_.reduces += 1;
-  reduces_.push_back(&group);
+  reduces_.push_back({&unit, &group, unit.last_microbatch && unit.reduce_reach() == ReduceReach::kAllReplicas});
   int64_t in_flight = 0;
-  for (const ParameterGroup* reducing : reduces_) in_flight += reducing->gradients().reduce_buffer_bytes();
+  for (const Reduction& reduction : reduces_) in_flight += reduction.group->gradients().reduce_buffer_bytes();
   counters_.peak_reduce_bytes = std::max(counters_.peak_reduce_bytes, in_flight);
   reduced_in_backward_ = true;
 }
 
 void Context::finish_oldest_reduce() {
   const auto begin = Clock::now();
-  ParameterGroup* group = reduces_.front();
+  const Reduction reduction = reduces_.front();
   reduces_.pop_front();
-  group->gradients().finish_reduce(group->unit_name());
-  counters_.exposed_reduce_ms += std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+  reduction.group->gradients().finish_reduce(reduction.group->unit_name());
+  const double waited_ms = std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+  counters_.exposed_reduce_ms += waited_ms;
+  reduction.unit->waited_ms += waited_ms;
+  if (reduction.is_last && reduction.group->updates_in_backward()) reduction.group->update_in_backward();
 }
 
 std::vector<ParameterGroup*> Context::trainable_groups_of_this_backward() const {
   std::vector<ParameterGroup*> groups;
   for (UnitState* unit : units_) {
     if (unit == nullptr || !unit->root().had_gradients) continue;
-    for (const auto& group : unit->groups) {
-      if (group->trainable()) groups.push_back(group.get());
-    }
+    for (const auto& group : unit->groups) groups.push_back(group.get());
   }
   return groups;
 }
@@ -149,15 +150,44 @@ std::vector<ParameterGroup*> Context::trainable_groups_of_this_backward() const 
 void Context::finish_backward() {
   const Backstage backstage;
   end_compute();
-  in_backward_ = false;
   current_ = nullptr;
-  rethrow_deferred();
-  reduce_leftovers();
-  while (!reduces_.empty()) finish_oldest_reduce();
-  if (reduced_in_backward_) agree_on_step();
+  try {
+    rethrow_deferred();
+    const UnitState* unused = find_forbidden_absence();
+    reduce_leftovers();
+    while (!reduces_.empty()) finish_oldest_reduce();
+    FSDP_CHECK(unused == nullptr, "[backward] unit '", unused->name, "' was not used in this step, but its ",
+               "ShardOptions::unused is UnusedUnit::kError. Use it in every step, or choose kSkip or kZeros.");
+  } catch (...) {
+    backward_aborted_ = true;
+    throw;
+  }
+  in_backward_ = false;
+  if (reduced_in_backward_) {
+    agree_on_step();
+    sync_buffers_of_roots();
+  }
   rest_all();
   order_.end_pass();
-  if (reduced_in_backward_) check_optimizer_mistake();
+  if (!reduced_in_backward_) return;
+  check_optimizer_mistake();
+  advisor_.after_step(*this);
+}
+
+UnitState* Context::find_forbidden_absence() const {
+  const auto is_one = [](UnitState* unit) {
+    return unit != nullptr && unit->unused == UnusedUnit::kError && unit->root().had_gradients && !unit->took_part();
+  };
+  const auto found = std::find_if(units_.begin(), units_.end(), is_one);
+  return found == units_.end() ? nullptr : *found;
+}
+
+// Buffers that a forward updated follow the step that its gradients are for.
+void Context::sync_buffers_of_roots() {
+  for (UnitState* unit : units_) {
+    if (unit == nullptr || unit->parent != nullptr || !unit->had_gradients || !unit->last_microbatch) continue;
+    make_equal(*comm_, unit->buffers, unit->buffer_sync);
+  }
 }
 
 // Groups that were used but did not get all their gradients: every rank reduces them here, so that ranks whose graphs
@@ -167,15 +197,16 @@ void Context::reduce_leftovers() {
     UnitState* unit = units_[i];
     if (unit == nullptr || !unit->root().had_gradients) continue;
     for (const auto& group : unit->groups) {
-      if (!group->trainable()) continue;
       GradientBuffers& gradients = group->gradients();
       const bool has_partial_sums = gradients.has_partial_sums() && unit->reduce_reach() == ReduceReach::kAllReplicas &&
                                     gradients.phase() != GradPhase::kReducing;
-      const bool outstanding = gradients.phase() == GradPhase::kCollecting || has_partial_sums ||
+      const bool outstanding = gradients.phase() == GradPhase::kCollecting || has_partial_sums || unit->offered ||
                                (gradients.used() && !gradients.complete());
       if (outstanding && reduces_now(*unit, *group)) start_reduce(*unit, *group);
-      gradients.forget_use();
+      if (unit->offered) group->count_missing_gradients_as_zero();
+      group->forget_use();
     }
+    unit->offered = false;
   }
 }
 
@@ -236,10 +267,11 @@ void Context::abandon_backward() {
   for (UnitState* unit : units_) {
     if (unit == nullptr) continue;
     for (const auto& group : unit->groups) {
-      if (!group->trainable()) continue;
       if (unit->root().had_gradients) group->gradients().drop();
-      group->gradients().forget_use();
+      group->forget_use();
     }
+    unit->offered = false;
+    unit->offers = Offer::kNone;
     reshard(*unit);
   }
   collectives_digest_ = 0;

@@ -7,13 +7,16 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <unordered_set>
 
 #include "fsdp/base/check.h"
 #include "fsdp/comm/connection.h"
+#include "fsdp/deferred/deferred_init.h"
 #include "fsdp/group/registry.h"
 #include "fsdp/unit/agreement.h"
+#include "fsdp/unit/buffers.h"
 #include "fsdp/unit/context.h"
 #include "fsdp/unit/observer.h"
 #include "fsdp/unit/touch_table.h"
@@ -26,6 +29,13 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 using NamedTensors = std::vector<NamedTensor>;
+
+// What fully_shard() was called with.
+struct Subject {
+  NamedTensors parameters;
+  std::vector<at::Tensor> buffers;
+  std::vector<const void*> modules;
+};
 
 // A unit and what it needs to be seen; shared by the hooks of its parameters, whose life is its own.
 struct LiveUnit {
@@ -49,16 +59,46 @@ class GradientHook : public torch::autograd::PostAccumulateGradHook {
   size_t index_;
 };
 
-NamedTensors all_parameters(const torch::nn::Module& module) {
-  NamedTensors list;
-  for (const auto& item : module.named_parameters()) list.push_back({item.key(), item.value()});
-  return list;
+void add_module(Subject& subject, const torch::nn::Module& module, const std::string& prefix) {
+  for (const auto& item : module.named_parameters()) subject.parameters.push_back({prefix + item.key(), item.value()});
+  for (const at::Tensor& buffer : module.buffers()) subject.buffers.push_back(buffer);
+  subject.modules.push_back(&module);
 }
 
-NamedTensors all_parameters(const torch::jit::Module& module) {
-  NamedTensors list;
-  for (const auto& item : module.named_parameters()) list.push_back({item.name, item.value});
-  return list;
+Subject subject_of(const torch::nn::Module& module) {
+  Subject subject;
+  add_module(subject, module, "");
+  return subject;
+}
+
+Subject subject_of(const std::vector<torch::nn::Module*>& modules) {
+  FSDP_CHECK(!modules.empty(), "[fully_shard] got an empty list of modules, expected at least one.");
+  Subject subject;
+  for (size_t i = 0; i < modules.size(); ++i) {
+    FSDP_CHECK(modules[i] != nullptr, "[fully_shard] module ", i, " of the list is null.");
+    for (const auto& inner : modules[i]->modules(/*include_self=*/false)) {
+      const auto found = std::find(modules.begin(), modules.end(), inner.get());
+      FSDP_CHECK(found == modules.end(), "[fully_shard] module ", found - modules.begin(),
+                 " of the list lies in module ", i, ". List modules that do not contain each other.");
+    }
+    add_module(subject, *modules[i], std::to_string(i) + ".");
+  }
+  return subject;
+}
+
+Subject subject_of(const torch::jit::Module& module) {
+  Subject subject;
+  for (const auto& item : module.named_parameters()) subject.parameters.push_back({item.name, item.value});
+  for (const auto& buffer : module.buffers()) subject.buffers.push_back(buffer);
+  subject.modules.push_back(module._ivalue().get());
+  return subject;
+}
+
+// Tensors whose construction was put off get their values now; the default generator goes on where it was.
+void materialize_subject(const Subject& subject) {
+  std::vector<at::Tensor> tensors = subject.buffers;
+  for (const NamedTensor& parameter : subject.parameters) tensors.push_back(parameter.tensor);
+  materialize(tensors);
 }
 
 void check_parameter(const NamedTensor& parameter) {
@@ -117,27 +157,56 @@ std::vector<UnitState*> nested_units(const NamedTensors& all, const Context& con
   return nested;
 }
 
-// Now that the enclosing module is known, nested units get their full names: the part of a parameter's name in `all`
-// that goes before its name in the unit.
+// What names of a nested unit begin with, and what they are to begin with now that the enclosing module is known. A
+// unit of several modules has one of each for every module.
+using Prefixes = std::map<std::string, std::string>;  // "0." -> "layers.0."
+
+std::string old_prefix(const UnitState& unit, const std::string& name) {
+  return unit.names_by_position ? name.substr(0, name.find('.') + 1) : std::string();
+}
+
+Prefixes find_prefixes(const NamedTensors& all, UnitState& unit) {
+  const std::vector<ParameterGroup*> groups = groups_below(unit);
+  Prefixes prefixes;
+  for (const NamedTensor& parameter : all) {
+    const auto member = registry::find_parameter(parameter.tensor);
+    if (!member || std::find(groups.begin(), groups.end(), member->group.get()) == groups.end()) continue;
+    const std::string& inner = member->group->parameter_name(member->index);
+    const std::string prefix = old_prefix(unit, inner);
+    const std::string rest = "." + inner.substr(prefix.size());
+    if (!parameter.name.ends_with(rest)) continue;
+    prefixes.emplace(prefix, parameter.name.substr(0, parameter.name.size() - rest.size() + 1));
+  }
+  return prefixes;
+}
+
+std::string renamed(const UnitState& unit, const Prefixes& prefixes, const std::string& name) {
+  const std::string prefix = old_prefix(unit, name);
+  const auto found = prefixes.find(prefix);
+  return found == prefixes.end() ? name : found->second + name.substr(prefix.size());
+}
+
+std::string unit_name(const Prefixes& prefixes) {
+  std::string text;
+  for (const auto& [before, after] : prefixes) text += (text.empty() ? "" : "+") + after.substr(0, after.size() - 1);
+  return text;
+}
+
 void name_nested_units(const NamedTensors& all, const std::vector<UnitState*>& nested) {
   for (UnitState* unit : nested) {
-    std::string prefix;
-    const ParameterGroup* first = groups_below(*unit).front();
-    for (const NamedTensor& parameter : all) {
-      const auto member = registry::find_parameter(parameter.tensor);
-      if (!member || member->group.get() != first) continue;
-      const std::string& inner = member->group->parameter_name(member->index);
-      if (parameter.name.size() > inner.size() && parameter.name.ends_with("." + inner)) {
-        prefix = parameter.name.substr(0, parameter.name.size() - inner.size());
-        break;
+    const Prefixes prefixes = find_prefixes(all, *unit);
+    if (prefixes.empty()) continue;
+    for (UnitState* below : unit->subtree()) {
+      below->name = below == unit ? unit_name(prefixes) : renamed(*unit, prefixes, below->name);
+      for (const auto& group : below->groups) {
+        std::vector<std::string> names;
+        for (size_t i = 0; i < group->num_parameters(); ++i) {
+          names.push_back(renamed(*unit, prefixes, group->parameter_name(i)));
+        }
+        group->rename(below->name, std::move(names));
       }
     }
-    if (prefix.empty()) continue;
-    for (UnitState* below : unit->subtree()) {
-      const bool is_top = below == unit;
-      below->name = is_top ? prefix.substr(0, prefix.size() - 1) : prefix + below->name;
-      for (const auto& group : below->groups) group->prefix_names(below->name, prefix);
-    }
+    unit->names_by_position = false;
   }
 }
 
@@ -163,20 +232,43 @@ layout::FlatLayout plan_group(const NamedTensors& members, const ShardOptions& o
   return layout::plan(specs, num_shards, static_cast<int64_t>(16 / smallest));
 }
 
-// Parameters of one dtype and trainability, in the module's order.
-std::vector<NamedTensors> split_into_groups(const NamedTensors& parameters) {
-  std::vector<NamedTensors> groups;
+void check_mesh(const Mesh& mesh, Strategy strategy) {
+  for (const MeshAxis& axis : mesh.axes()) {
+    FSDP_CHECK(axis.name == "shard" || axis.name == "replicate" || axis.size == 1, "[fully_shard] mesh ",
+               mesh.describe(), ": axis '", axis.name, "' has ", axis.size,
+               " ranks, expected the axes 'replicate' and 'shard'. Use Mesh::shard(world), or Mesh(world, "
+               "{{\"replicate\", hosts}, {\"shard\", ranks_per_host}}).");
+  }
+  FSDP_CHECK(traits(strategy).mesh == MeshNeed::kShardAxis || mesh.has("replicate"), "[fully_shard] strategy ",
+             name(strategy), " on mesh ", mesh.describe(), ": it needs an axis 'replicate' too. Use Mesh(world, ",
+             "{{\"replicate\", hosts}, {\"shard\", ranks_per_host}}).");
+}
+
+// Parameters that share dtype, trainability and mesh.
+struct GroupPlan {
+  NamedTensors members;
+  Mesh mesh;
+};
+
+// In the module's order.
+std::vector<GroupPlan> split_into_groups(const NamedTensors& parameters, const Mesh& mesh,
+                                         const ShardOptions& options) {
+  std::vector<GroupPlan> groups;
   for (const NamedTensor& parameter : parameters) {
-    const auto fits = [&](const NamedTensors& group) {
-      const at::Tensor& first = group.front().tensor;
+    const Mesh own = options.mesh_of ? options.mesh_of(parameter.name).value_or(mesh) : mesh;
+    const auto fits = [&](const GroupPlan& group) {
+      const at::Tensor& first = group.members.front().tensor;
       return first.scalar_type() == parameter.tensor.scalar_type() &&
-             first.requires_grad() == parameter.tensor.requires_grad();
+             first.requires_grad() == parameter.tensor.requires_grad() && group.mesh.describe() == own.describe();
     };
     const auto found = std::find_if(groups.begin(), groups.end(), fits);
     if (found == groups.end()) {
-      groups.push_back({parameter});
+      FSDP_CHECK(own.world().connection == mesh.world().connection, "[fully_shard] '", parameter.name,
+                 "': ShardOptions::mesh_of gave a mesh of another world.");
+      check_mesh(own, options.strategy);
+      groups.push_back({{parameter}, own});
     } else {
-      found->push_back(parameter);
+      found->members.push_back(parameter);
     }
   }
   return groups;
@@ -211,18 +303,6 @@ void add_group(const std::shared_ptr<LiveUnit>& unit, const NamedTensors& member
   }
 }
 
-void check_mesh(const Mesh& mesh, Strategy strategy) {
-  for (const MeshAxis& axis : mesh.axes()) {
-    FSDP_CHECK(axis.name == "shard" || axis.name == "replicate" || axis.size == 1, "[fully_shard] mesh ",
-               mesh.describe(), ": axis '", axis.name, "' has ", axis.size,
-               " ranks, expected the axes 'replicate' and 'shard'. Use Mesh::shard(world), or Mesh(world, "
-               "{{\"replicate\", hosts}, {\"shard\", ranks_per_host}}).");
-  }
-  FSDP_CHECK(traits(strategy).mesh == MeshNeed::kShardAxis || mesh.has("replicate"), "[fully_shard] strategy ",
-             name(strategy), " on mesh ", mesh.describe(), ": it needs an axis 'replicate' too. Use Mesh(world, ",
-             "{{\"replicate\", hosts}, {\"shard\", ranks_per_host}}).");
-}
-
 void check_options(const Mesh& mesh, const ShardOptions& options) {
   check_mesh(mesh, options.strategy);
   try {
@@ -252,55 +332,81 @@ GroupLinks make_links(const Mesh& mesh, Strategy strategy, const Context& contex
   return links;
 }
 
-Unit shard_parameters(const NamedTensors& all, const Mesh& mesh, const ShardOptions& options) {
+// The handle through which hooks, children and scopes hold the state.
+std::shared_ptr<UnitState> make_state(const std::shared_ptr<LiveUnit>& unit, const Subject& subject, const Mesh& mesh,
+                                      const ShardOptions& options) {
+  std::shared_ptr<UnitState> state(unit, &unit->state);
+  state->self = state;
+  state->modules = subject.modules;
+  state->names_by_position = subject.modules.size() > 1;
+  state->num_ranks = mesh.world().size;
+  state->replica_reduce = options.replica_reduce;
+  state->precision = options.precision;
+  state->context->set_unused(*state, options.unused);
+  state->buffer_sync = options.buffers;
+  if (options.buffers != BufferSync::kPerRank) state->buffers = subject.buffers;
+  return state;
+}
+
+Unit shard(const Subject& subject, const Mesh& mesh, const ShardOptions& options) {
   const at::NoGradGuard no_grad;
   const c10::InferenceMode normal_tensors(false);
   const at::AutoGradMode still_no_grad(false);
   check_options(mesh, options);
   const auto context = Context::of(mesh.world(), {options.schedule, options.allocator});
   context->on_library_entry();
-  const NamedTensors parameters = unowned_parameters(all, options.ignored_parameters);
-  const std::vector<UnitState*> nested = nested_units(all, *context);
-  FSDP_CHECK(!parameters.empty() || (!nested.empty() && !is_same_module(all, nested)),
-             "[fully_shard] the module has no parameters to shard: it has ", all.size(),
+  materialize_subject(subject);
+  const NamedTensors parameters = unowned_parameters(subject.parameters, options.ignored_parameters);
+  const std::vector<UnitState*> nested = nested_units(subject.parameters, *context);
+  FSDP_CHECK(!parameters.empty() || (!nested.empty() && !is_same_module(subject.parameters, nested)),
+             "[fully_shard] the module has no parameters to shard: it has ", subject.parameters.size(),
              ", and all are ignored or belong to units that are nested elsewhere. Shard each module once, ",
              "inner modules first.");
+  const std::vector<GroupPlan> groups = split_into_groups(parameters, mesh, options);
   const GroupLinks links = make_links(mesh, options.strategy, *context);
   UnitDescription description{{}, {}, &options};
   for (const NamedTensor& parameter : parameters) {
     description.names.push_back(parameter.name);
     description.parameters.push_back(parameter.tensor);
   }
+  for (const GroupPlan& group : groups) description.meshes += group.mesh.describe() + ";";
   agree_on_unit(description, *links.shard);
   if (links.replicate) agree_on_unit(description, *links.replicate);
-  name_nested_units(all, nested);
-  auto unit = std::make_shared<LiveUnit>(context, "root");
-  unit->state.num_ranks = mesh.world().size;
-  unit->state.replica_reduce = options.replica_reduce;
-  for (UnitState* child : nested) {
-    child->parent = &unit->state;
-    unit->state.children.push_back(child);
-    if (parameters.empty()) child->held_parent = std::shared_ptr<UnitState>(unit, &unit->state);
+  if (options.initial_weights == InitialWeights::kBroadcast) {
+    make_equal(*mesh.world().connection->world(), subject.buffers, BufferSync::kBroadcast);
   }
-  for (const NamedTensors& members : split_into_groups(parameters)) add_group(unit, members, options, links);
-  Unit handle(std::shared_ptr<UnitState>(unit, &unit->state));
-  unit->state.set_reshard_after_forward(
+  name_nested_units(subject.parameters, nested);
+  const auto unit = std::make_shared<LiveUnit>(context, "root");
+  const std::shared_ptr<UnitState> state = make_state(unit, subject, mesh, options);
+  for (UnitState* child : nested) {
+    child->parent = state.get();
+    state->children.push_back(child);
+    if (parameters.empty()) child->held_parent = state;
+  }
+  for (const GroupPlan& group : groups) {
+    add_group(unit, group.members, options, make_links(group.mesh, options.strategy, *context));
+  }
+  state->set_reshard_after_forward(
       options.reshard_after_forward.value_or(traits(options.strategy).reshard_after_forward));
-  return handle;
+  return Unit(state);
 }
 
 }  // namespace
 
 Unit fully_shard(torch::nn::Module& module, const Mesh& mesh, const ShardOptions& options) {
-  return shard_parameters(all_parameters(module), mesh, options);
+  return shard(subject_of(module), mesh, options);
+}
+
+Unit fully_shard(const std::vector<torch::nn::Module*>& modules, const Mesh& mesh, const ShardOptions& options) {
+  return shard(subject_of(modules), mesh, options);
 }
 
 Unit fully_shard(torch::jit::Module& module, const Mesh& mesh, const ShardOptions& options) {
-  const NamedTensors all = all_parameters(module);
-  FSDP_CHECK(!all.empty(),
+  const Subject subject = subject_of(module);
+  FSDP_CHECK(!subject.parameters.empty(),
              "[fully_shard] the TorchScript module has no parameters. A frozen module has turned them into ",
              "constants; save it without torch.jit.freeze.");
-  return shard_parameters(all, mesh, options);
+  return shard(subject, mesh, options);
 }
 
 }  // namespace fsdp

@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 #include "fsdp/mesh/mesh.h"
 #include "fsdp/unit/options.h"
 #include "fsdp/unit/unit.h"
@@ -24,6 +26,10 @@ namespace fsdp {
 // Throws Error(kUsage): a parameter is unsuitable (it is named), ranks differ in layout, options or initial weights
 // (the first differing rank is named), nothing of the module is left to shard.
 Unit fully_shard(torch::nn::Module& module, const Mesh& mesh, const ShardOptions& options = {});
+
+// Several modules, one unit: their parameters are gathered and reduced together. None may lie inside another; names
+// start with the module's position, "0.weight". Inner units of theirs become nested units.
+Unit fully_shard(const std::vector<torch::nn::Module*>& modules, const Mesh& mesh, const ShardOptions& options = {});
 
 // The same for a TorchScript module. Frozen modules have no parameters and are refused.
 Unit fully_shard(torch::jit::Module& module, const Mesh& mesh, const ShardOptions& options = {});

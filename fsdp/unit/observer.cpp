@@ -23,13 +23,6 @@ class InputScan {
     }
   }
 
-  // Gathered weights.
-  c10::ArrayRef<Touch> touches() const { return touches_; }
-  // Groups whose main weights it names.
-  c10::ArrayRef<ParameterGroup*> main_weights() const { return main_weights_; }
-  bool empty() const { return touches_.empty() && main_weights_.empty(); }
-
- private:
   void add(const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.has_storage()) return;
     const auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
@@ -38,10 +31,18 @@ class InputScan {
     if (entry.unit == nullptr) {
       main_weights_.push_back(entry.group);
     } else {
-      touches_.push_back({entry.unit, entry.group, entry.group->parameter_at(tensor.storage_offset())});
+      touches_.push_back(
+          {entry.unit, entry.group, entry.group->parameter_at(tensor.storage_offset()), tensor.requires_grad()});
     }
   }
 
+  // Gathered weights.
+  c10::ArrayRef<Touch> touches() const { return touches_; }
+  // Groups whose main weights it names.
+  c10::ArrayRef<ParameterGroup*> main_weights() const { return main_weights_; }
+  bool empty() const { return touches_.empty() && main_weights_.empty(); }
+
+ private:
   // A list has one element type; the first defined element tells (lists of optional tensors hold None too).
   void add_list(const c10::IValue& value) {
     for (const c10::IValue& item : value.toListRef()) {
@@ -85,6 +86,20 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
   report_writes(function);
   return nullptr;
 }
+
+}  // namespace
+
+void observe_read(at::TensorList tensors) {
+  InputScan scan;
+  for (const at::Tensor& tensor : tensors) scan.add(tensor);
+  if (scan.touches().empty()) return;
+  Context& context = *scan.touches().front().unit->context;
+  context.rethrow_deferred();
+  context.touch(scan.touches(), "fsdp::touch");
+  context.rethrow_deferred();
+}
+
+namespace {
 
 struct Registration {
   std::mutex mutex;

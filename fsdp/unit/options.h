@@ -3,12 +3,15 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <string>
 #include <variant>
 #include <vector>
 
 #include "fsdp/buffer/buffer_allocator.h"
 #include "fsdp/layout/planner.h"
+#include "fsdp/mesh/mesh.h"
 #include "fsdp/precision/precision.h"
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/strategy/strategy.h"
@@ -32,6 +35,21 @@ struct LayoutOptions {
 // group. n must divide the size of the shard axis.
 using ReshardAfterForward = std::variant<bool, int>;
 
+// What a step does with a unit that it left out. A step is a backward that reduced gradients of the unit's root.
+enum class UnusedUnit {
+  kSkip,   // no gradient: optimizers leave its parameters alone. Every rank must leave it out, or none (default)
+  kZeros,  // for units whose use depends on a rank's data: gathered together with its parent on every rank, kept to the
+           // end of the backward and reduced there; ranks that left it out count as zero
+  kError,  // thrown at the end of the backward, naming the unit
+};
+
+// What becomes of buffers (BatchNorm's running statistics) that every rank computes from its own data.
+enum class BufferSync {
+  kPerRank,    // they differ (default)
+  kMean,       // floating point: the mean over the ranks; integers: rank 0's
+  kBroadcast,  // rank 0's
+};
+
 // Everything fully_shard() can be told. The defaults suit a 3B model on 8 devices.
 struct ShardOptions {
   Strategy strategy = Strategy::kOptimGradsParams;
@@ -43,6 +61,12 @@ struct ShardOptions {
   InitialWeights initial_weights = InitialWeights::kVerify;
   // These stay as they are: not sharded, not gathered, their gradients not reduced.
   std::vector<at::Tensor> ignored_parameters;
+  // Parameters that are cut over another mesh of the same world, by the name they have in the module; nothing: the mesh
+  // of the call. Parameters of one mesh, dtype and trainability make one group of the unit.
+  std::function<std::optional<Mesh>(const std::string& name)> mesh_of;
+  UnusedUnit unused = UnusedUnit::kSkip;
+  // Of all buffers below a root: at the end of each backward that reduced gradients for an optimizer step. COLLECTIVE.
+  BufferSync buffers = BufferSync::kPerRank;
   // Of all units of the world; later calls of fully_shard() must agree with the first.
   schedule::Schedule schedule;
   AllocatorOptions allocator;

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <utility>
+
 #include "fsdp/unit/context.h"
 
 namespace fsdp {
@@ -38,18 +40,49 @@ ForwardOnly::~ForwardOnly() {
   }
 }
 
-FullParameters::FullParameters(const Unit& unit) : unit_(unit.state()) {
-  unit_->context->unshard(*unit_, "full_parameters");
-  ++unit_->full_scopes;
+FullParameters::FullParameters(const Unit& unit, WriteBack write_back)
+    : FullParameters(std::vector<std::shared_ptr<UnitState>>{unit.state()}, write_back) {}
+
+FullParameters::FullParameters(std::vector<std::shared_ptr<UnitState>> units, WriteBack write_back)
+    : units_(std::move(units)), write_back_(write_back) {
+  for (size_t i = 0; i < units_.size(); ++i) {
+    try {
+      units_[i]->context->unshard(*units_[i], "full_parameters");
+    } catch (...) {
+      write_back_ = WriteBack::kNo;
+      release(i);
+      throw;
+    }
+    ++units_[i]->full_scopes;
+    if (write_back == WriteBack::kYes) ++units_[i]->write_scopes;
+  }
 }
 
-FullParameters::~FullParameters() {
-  if (--unit_->full_scopes > 0) return;
-  try {
-    unit_->context->reshard(*unit_);
-  } catch (...) {
-    unit_->context->defer(std::current_exception());
+FullParameters::~FullParameters() { release(units_.size()); }
+
+void FullParameters::release(size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    UnitState& unit = *units_[i];
+    const bool writes = write_back_ == WriteBack::kYes;
+    try {
+      if (writes) unit.context->write_back(unit);
+    } catch (...) {
+      unit.context->defer(std::current_exception());
+    }
+    if (unit.write_scopes > 0) --unit.write_scopes;
+    if (--unit.full_scopes > 0) continue;
+    try {
+      unit.context->reshard(unit);
+    } catch (...) {
+      unit.context->defer(std::current_exception());
+    }
   }
+}
+
+FullParameters full_parameters(const Unit& root, WriteBack write_back) {
+  std::vector<std::shared_ptr<UnitState>> units;
+  for (UnitState* unit : root.state()->subtree()) units.push_back(unit->self.lock());
+  return FullParameters(std::move(units), write_back);
 }
 
 }  // namespace fsdp

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "fsdp/unit/unit.h"
 
@@ -46,18 +47,32 @@ class ForwardOnly {
   bool previous_grad_mode_;
 };
 
-// All parameters of one unit readable while it lives; used to write models out unit by unit.
+// Whether what was written into gathered weights reaches the main weights.
+enum class WriteBack { kNo, kYes };
+
+// All parameters of the units readable while it lives; used to write models out, or to change weights by hand.
 // The constructor is COLLECTIVE, the destructor local; what is read in between is local too, so one rank may do it
-// alone. The parameters may not be written.
+// alone. With WriteBack::kYes parameters may be written in place (without gradients), by every rank alike; when the
+// scope ends, each rank keeps its part. With mixed precision, elements that were not changed keep the main weight's
+// digits.
 class FullParameters {
  public:
-  explicit FullParameters(const Unit& unit);
+  // Parameters of this unit, not of nested ones.
+  explicit FullParameters(const Unit& unit, WriteBack write_back = WriteBack::kNo);
+  // Of these units.
+  explicit FullParameters(std::vector<std::shared_ptr<UnitState>> units, WriteBack write_back);
   ~FullParameters();
   FullParameters(const FullParameters&) = delete;
   FullParameters& operator=(const FullParameters&) = delete;
 
  private:
-  std::shared_ptr<UnitState> unit_;
+  void release(size_t count);  // the first of units_
+
+  std::vector<std::shared_ptr<UnitState>> units_;
+  WriteBack write_back_;
 };
+
+// Of the unit and all below it: the whole model is in memory on every rank while it lives.
+[[nodiscard]] FullParameters full_parameters(const Unit& root, WriteBack write_back = WriteBack::kNo);
 
 }  // namespace fsdp

@@ -62,6 +62,17 @@ void append_subtree(const UnitState& unit, int depth, std::string& text) {
   for (const UnitState* child : unit.children) append_subtree(*child, depth + 1, text);
 }
 
+std::vector<int> ids_of(const UnitState& unit, const std::vector<Unit>& units) {
+  std::vector<int> ids;
+  for (const Unit& other : units) {
+    FSDP_CHECK(other.state()->context == unit.context, "[prefetch] unit '", other.state()->name,
+               "' belongs to another world than unit '", unit.name, "'.");
+    FSDP_CHECK(other.state().get() != &unit, "[prefetch] unit '", unit.name, "' stands in its own list.");
+    ids.push_back(other.state()->id);
+  }
+  return ids;
+}
+
 }  // namespace
 
 void Unit::unshard() { state_->context->unshard(*state_, "Unit::unshard()"); }
@@ -81,6 +92,12 @@ void Unit::set_requires_all_reduce(bool all_reduce) {
 
 void Unit::set_reshard_after_forward(ReshardAfterForward reshard) {
   for (UnitState* unit : state_->subtree()) unit->set_reshard_after_forward(reshard);
+}
+
+void Unit::prefetch_in_forward(const std::vector<Unit>& units) { state_->prefetch_in_forward = ids_of(*state_, units); }
+
+void Unit::prefetch_in_backward(const std::vector<Unit>& units) {
+  state_->prefetch_in_backward = ids_of(*state_, units);
 }
 
 void Unit::set_reshard_after_backward(bool reshard) {
@@ -131,7 +148,7 @@ RestingBytes Unit::resting_bytes() const {
   for (const UnitState* unit : state_->subtree()) {
     for (const auto& group : unit->groups) {
       bytes.main_weight += bytes_per_rank(group->main_weight());
-      if (group->trainable()) bytes.main_grad += bytes_per_rank(group->gradients().main_grad());
+      bytes.main_grad += bytes_per_rank(group->gradients().main_grad());
       bytes.model_weight += group->resting_copy_bytes();
       int64_t shards = 1;
       for (const auto& comm : group->main_weight_comms()) shards *= comm->size();

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "fsdp/group/grad_scale.h"
 #include "fsdp/unit/options.h"
@@ -59,6 +60,12 @@ class Unit {
   void set_gradient_scale(const GradScale& scale);
   // GradScale::sum(factor).
   void set_gradient_divide_factor(double factor);
+
+  // Gather these, in this order, whenever this unit (not the ones below it) is entered in a forward or backward,
+  // instead of what the schedule would gather ahead. Empty: the schedule decides again. Every rank must say the same.
+  // Local.
+  void prefetch_in_forward(const std::vector<Unit>& units);
+  void prefetch_in_backward(const std::vector<Unit>& units);
 
   // Local. Units, parameters, bytes, padding, recorded order and what is resident, as a table of text.
   std::string describe() const;

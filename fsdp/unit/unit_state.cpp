@@ -51,13 +51,24 @@ bool UnitState::current() const {
 }
 
 bool UnitState::settled() const {
-  return std::all_of(groups.begin(), groups.end(), [](const auto& group) {
-    return !group->trainable() || !group->gradients().used() || group->gradients().complete();
+  return std::all_of(groups.begin(), groups.end(),
+                     [](const auto& group) { return !group->gradients().used() || group->gradients().complete(); });
+}
+
+bool UnitState::read_without_gradient() const {
+  return std::any_of(groups.begin(), groups.end(), [](const auto& group) { return group->read_without_gradient(); });
+}
+
+bool UnitState::took_part() const {
+  return std::any_of(groups.begin(), groups.end(), [](const auto& group) {
+    return group->gradients().used() || group->gradients().arrived_in_backward();
   });
 }
 
-bool UnitState::has_frozen_parameters() const {
-  return std::any_of(groups.begin(), groups.end(), [](const auto& group) { return !group->trainable(); });
+const UnitState* UnitState::enclosing() const {
+  const UnitState* unit = parent;
+  while (unit != nullptr && unit->groups.empty()) unit = unit->parent;
+  return unit;
 }
 
 void UnitState::set_reshard_after_forward(ReshardAfterForward reshard) {

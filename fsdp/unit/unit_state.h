@@ -14,6 +14,9 @@ namespace fsdp {
 
 class Context;
 
+// For which pass a unit's UnusedUnit::kZeros companions have been gathered.
+enum class Offer { kNone, kForForward, kForBackward };
+
 // One unit: the groups of one module's parameters and how they are to be treated. Owned by the hooks of its parameters,
 // so it lives as long as they do. Data only; the Context acts on it.
 class UnitState {
@@ -32,7 +35,12 @@ class UnitState {
   bool current() const;
   // No gradient of this unit is outstanding in the running backward.
   bool settled() const;
-  bool has_frozen_parameters() const;
+  // A forward read a parameter that needs no gradient: the backward may read it when all gradients have arrived.
+  bool read_without_gradient() const;
+  // Some of its parameters have a gradient in the running backward, or should have one.
+  bool took_part() const;
+  // The nearest unit around it that has parameters, or null.
+  const UnitState* enclosing() const;
   bool syncs_gradients() const { return requires_sync && no_sync_depth == 0; }
   // On the groups there are now. COLLECTIVE over the shard axis if a group size is new.
   void set_reshard_after_forward(ReshardAfterForward reshard);
@@ -44,6 +52,7 @@ class UnitState {
   int64_t released_bytes() const;
   int64_t gathered_bytes() const;
 
+  std::weak_ptr<UnitState> self;
   std::shared_ptr<Context> context;
   std::string name;  // dotted name of the module within its root; "root" for a root
   int id = 0;        // position among the units of the context
@@ -51,7 +60,15 @@ class UnitState {
   std::shared_ptr<UnitState> held_parent;  // a parent without parameters has no hooks that own it; its children do
   std::vector<UnitState*> children;
   std::vector<std::shared_ptr<ParameterGroup>> groups;
+  std::vector<const void*> modules;  // that it was made of; for comparison only, they may be gone
+  bool names_by_position = false;    // of several modules, in no enclosing one yet: "0.weight"
+  std::vector<at::Tensor> buffers;   // of the modules and all below them, where they are kept equal
 
+  Precision precision;
+  UnusedUnit unused = UnusedUnit::kSkip;
+  BufferSync buffer_sync = BufferSync::kPerRank;
+  std::vector<int> prefetch_in_forward;  // ids of units; empty: the schedule decides
+  std::vector<int> prefetch_in_backward;
   bool reshard_after_forward = true;
   bool reshard_after_backward = true;
   bool requires_sync = true;
@@ -59,15 +76,19 @@ class UnitState {
   ReduceTiming replica_reduce = ReduceTiming::kLastMicrobatch;
   bool last_microbatch = true;
   int no_sync_depth = 0;
-  int full_scopes = 0;  // FullParameters that hold it unsharded
-  GradScale scale;      // kPerToken: with the tokens of all ranks
-  int num_ranks = 1;    // whose gradients are added up
+  int full_scopes = 0;   // FullParameters that hold it unsharded
+  int write_scopes = 0;  // those of them that write back
+  GradScale scale;       // kPerToken: with the tokens of all ranks
+  int num_ranks = 1;     // whose gradients are added up
 
   bool prefetched = false;       // gathered ahead, not read yet
   int64_t last_use = 0;          // the transition of the Context in which it was entered last
   int gathers_in_pass = 0;       // in the running forward
   bool keep_in_forward = false;  // the last forward came back to it after it was resharded
   bool had_gradients = false;    // in the running backward
+  bool offered = false;          // UnusedUnit::kZeros: gathered for a forward whose backward comes
+  Offer offers = Offer::kNone;   // to units that it encloses
+  double waited_ms = 0;          // for its gathers and reductions, since the start
 };
 
 }  // namespace fsdp

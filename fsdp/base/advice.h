@@ -1,0 +1,20 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+namespace fsdp {
+
+// Something that works but costs more than it must. Given once for each subject in a world.
+struct Advice {
+  std::string subject;  // what it is about: "padding", "one large unit", ...
+  std::string text;     // what was measured, and what to do about it
+};
+
+// Who hears advice: by default LibTorch's warning handler, which prints to stderr. An empty function silences it.
+// Process-wide, thread-safe; the handler is called on the thread that found it.
+using AdviceHandler = std::function<void(const Advice& advice)>;
+void set_advice_handler(AdviceHandler handler);
+void give_advice(const Advice& advice);
+
+}  // namespace fsdp
