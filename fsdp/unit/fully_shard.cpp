@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
+#include <malloc.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
@@ -94,11 +95,14 @@ Subject subject_of(const torch::jit::Module& module) {
   return subject;
 }
 
-// Tensors whose construction was put off get their values now; the default generator goes on where it was.
-void materialize_subject(const Subject& subject) {
+// Tensors whose construction was put off get their values now; the default generator goes on where it was. Returns
+// whether there were any.
+bool materialize_subject(const Subject& subject) {
   std::vector<at::Tensor> tensors = subject.buffers;
   for (const NamedTensor& parameter : subject.parameters) tensors.push_back(parameter.tensor);
+  if (std::none_of(tensors.begin(), tensors.end(), is_deferred)) return false;
   materialize(tensors);
+  return true;
 }
 
 void check_parameter(const NamedTensor& parameter) {
@@ -355,7 +359,7 @@ Unit shard(const Subject& subject, const Mesh& mesh, const ShardOptions& options
   check_options(mesh, options);
   const auto context = Context::of(mesh.world(), {options.schedule, options.allocator});
   context->on_library_entry();
-  materialize_subject(subject);
+  const bool was_deferred = materialize_subject(subject);
   const NamedTensors parameters = unowned_parameters(subject.parameters, options.ignored_parameters);
   const std::vector<UnitState*> nested = nested_units(subject.parameters, *context);
   FSDP_CHECK(!parameters.empty() || (!nested.empty() && !is_same_module(subject.parameters, nested)),
@@ -388,6 +392,8 @@ Unit shard(const Subject& subject, const Mesh& mesh, const ShardOptions& options
   }
   state->set_reshard_after_forward(
       options.reshard_after_forward.value_or(traits(options.strategy).reshard_after_forward));
+  // The whole tensors are gone; a C library that keeps what is freed would hold the holes between shards.
+  if (was_deferred) malloc_trim(0);
   return Unit(state);
 }
 
