@@ -18,6 +18,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BIN = os.path.join(ROOT, os.environ.get("FSDP_BUILD", "build/release"), "bin")
 TOKENS = (16, 128, 1024)
 DEADLINE_S = 600
+TRANSPORTS = f"ours over {'Gloo' if os.environ.get('FSDP_TRANSPORT') == 'gloo' else 'shared memory'}, peer over Gloo"
 # Of the functional benchmark. Parameters: vocabulary, hidden, layers, FFN, heads, key heads.
 DECODERS = {"4.9M": (8192, 192, 4, 576, 3, 1), "19.7M": (16384, 384, 4, 1152, 6, 3),
             "57.9M": (32000, 512, 8, 1536, 8, 4)}
@@ -155,7 +156,7 @@ def step_time(options):
         pss = [peak_proportional_bytes(who("step_time", *short), ranks=2) for who in (ours, peer)]
         entries.append(entry(f"step_time/{tokens}_tokens/pss_of_both_ranks", pss[0] / (1 << 20), pss[1] / (1 << 20), "MiB"))
         memory.append((tokens, mine[0], theirs[0], pss))
-    print(f"\nLlama 57.9M fp32, 2 ranks of 1 thread, Gloo, ZeRO-3, AdamW; {options.rounds} rounds, interleaved; "
+    print(f"\nLlama 57.9M fp32, 2 ranks of 1 thread, {TRANSPORTS}, ZeRO-3, AdamW; {options.rounds} rounds, interleaved; "
           "median [min-max] of a step")
     print_table(rows)
     print_parts(parts)
@@ -246,7 +247,7 @@ def functional(options):
                     for who, value, memory in zip(("DDP", "functional", "ZeRO-3"), ms, pss):
                         speed.append((model, dtype, who, f"{1e3 / value:.1f}", f"{2e3 * tokens / value:.0f}",
                                       f"{memory:.0f}"))
-    print(f"\nLlamas, 2 ranks of 1 thread, Gloo, {tokens} tokens per rank, AdamW; {options.rounds} rounds, interleaved; "
+    print(f"\nLlamas, 2 ranks of 1 thread, {TRANSPORTS}, {tokens} tokens per rank, AdamW; {options.rounds} rounds, interleaved; "
           "median [min-max] of a step;\nratio: DDP / functional; PSS: peak MiB of both ranks; loss differs: largest "
           "relative difference from DDP's over the run")
     print_table(table)

@@ -1,11 +1,12 @@
 # One ctest entry per test suite rather than per test: a process that links LibTorch takes 0.3 s to start, most tests a
 # few milliseconds. The suites are read from the sources, so nothing is run at build time.
 #
-#   fsdp_add_test_suites(target LABEL label [FAST_SUITES suite...] [TIMEOUT seconds])
+#   fsdp_add_test_suites(target LABEL label [FAST_SUITES suite...] [TIMEOUT seconds] [TRANSPORT name] [SUITES suite...])
 #
-# FAST_SUITES get the label `fast` instead.
+# FAST_SUITES get the label `fast` instead. TRANSPORT: what ranks of these entries talk over, see tests/support/ranks.h.
+# SUITES: only these.
 function(fsdp_add_test_suites target)
-  cmake_parse_arguments(arg "" "LABEL;TIMEOUT" "FAST_SUITES" ${ARGN})
+  cmake_parse_arguments(arg "" "LABEL;TIMEOUT;TRANSPORT" "FAST_SUITES;SUITES" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 300)
   endif()
@@ -21,17 +22,27 @@ function(fsdp_add_test_suites target)
     endforeach()
   endforeach()
   list(REMOVE_DUPLICATES suites)
+  if(arg_SUITES)
+    set(suites ${arg_SUITES})
+  endif()
+  set(suffix "")
+  if(arg_TRANSPORT)
+    set(suffix "@${arg_TRANSPORT}")
+  endif()
   # LibTorch keeps what its static objects own until the process ends.
   set(environment OMP_NUM_THREADS=1 TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/support/tsan.supp
       ASAN_OPTIONS=detect_leaks=0)
+  if(arg_TRANSPORT)
+    list(APPEND environment FSDP_TEST_TRANSPORT=${arg_TRANSPORT})
+  endif()
   foreach(suite ${suites})
     set(label ${arg_LABEL})
     if(suite IN_LIST arg_FAST_SUITES)
       set(label fast)
     endif()
-    add_test(NAME ${target}.${suite} COMMAND ${target} --gtest_brief=1 --gtest_filter=${suite}.*:*/${suite}.*)
+    add_test(NAME ${target}.${suite}${suffix} COMMAND ${target} --gtest_brief=1 --gtest_filter=${suite}.*:*/${suite}.*)
     # One thread each: ranks are threads or processes already, and ctest runs several tests at once.
-    set_tests_properties(${target}.${suite} PROPERTIES LABELS ${label} TIMEOUT ${arg_TIMEOUT}
+    set_tests_properties(${target}.${suite}${suffix} PROPERTIES LABELS ${label} TIMEOUT ${arg_TIMEOUT}
                          ENVIRONMENT "${environment}" FAIL_REGULAR_EXPRESSION "0 tests from 0 test suites ran")
   endforeach()
 endfunction()

@@ -75,7 +75,9 @@ void adamw_step(const at::Tensor& weight, const at::Tensor& gradient, const at::
   const float* g = gradient.const_data_ptr<float>();
   float* first = m.mutable_data_ptr<float>();
   float* second = v.mutable_data_ptr<float>();
-  c10::BFloat16* rounded = copy.defined() ? copy.mutable_data_ptr<c10::BFloat16>() : nullptr;
+  const bool same_dtype = copy.defined() && copy.scalar_type() == at::kFloat;
+  float* copied = same_dtype ? copy.mutable_data_ptr<float>() : nullptr;
+  c10::BFloat16* rounded = copy.defined() && !same_dtype ? copy.mutable_data_ptr<c10::BFloat16>() : nullptr;
   // In blocks, so that the copy reads weights that are still in the cache.
   constexpr int64_t kBlock = 4096;
   for (int64_t begin = 0; begin < weight.numel(); begin += kBlock) {
@@ -85,6 +87,7 @@ void adamw_step(const at::Tensor& weight, const at::Tensor& gradient, const at::
     const int64_t tail = begin + whole;
     if (whole < n) update_tail(w + tail, g + tail, first + tail, second + tail, n - whole, factors);
     if (rounded != nullptr) round_weights(rounded + begin, w + begin, n);
+    if (copied != nullptr) std::copy_n(w + begin, n, copied + begin);
   }
 }
 

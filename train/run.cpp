@@ -170,6 +170,11 @@ class Run {
     }
   }
 
+  std::string transport_text() const {
+    const std::string name = transport_name(world_);
+    return name == "shm" ? "ranks share memory" : name == "gloo" ? "ranks talk TCP (Gloo)" : "no other ranks";
+  }
+
   void print_banner() {
     const int threads = set_threads(world_.local_size);
     const RestingBytes rest = model_.root.resting_bytes();
@@ -178,7 +183,7 @@ class Run {
                   format_count(model_.root.num_parameters()) + " parameters in " +
                   std::to_string(model_.root.num_units()) + " units; " + std::to_string(world_.size) + " rank(s) (" +
                   launcher_name() + ") x " + std::to_string(threads) + " thread(s); " + config_.shard.strategy + ", " +
-                  config_.shard.precision);
+                  config_.shard.precision + ", " + transport_text());
     console_.line("train: " + with_thousands(data.dataset().num_tokens()) + " tokens in " +
                   with_thousands(data.num_sequences()) + " sequences, " + with_thousands(tokens_per_step()) +
                   " tokens per step; held out: " +

@@ -31,7 +31,7 @@ fsdp::AllocatorOptions allocator_of(const std::string& name) {
 }
 
 int main(int argc, char** argv) try {
-  const fsdp::World world = fsdp::init();
+  const fsdp::World world = fsdp::init({.transport = fsdp::TransportKind::kGloo});
   const fsdp::Mesh mesh = fsdp::Mesh::shard(world);
   const std::string name = argc > 1 ? argv[1] : "rotary";
   fsdp::ShardOptions options;

@@ -24,6 +24,7 @@ struct Model : nn::Module {
 int main() try {
   fsdp::InitOptions init_options;
   init_options.deadline = std::chrono::seconds(3);
+  init_options.transport = fsdp::TransportKind::kGloo;
   const fsdp::World world = fsdp::init(init_options);
   const fsdp::Mesh mesh = fsdp::Mesh::shard(world);
   torch::manual_seed(1);

@@ -47,7 +47,7 @@ void train(const fsdp::World& world, const char* name, const fsdp::GradScale& sc
 }
 
 int main() try {
-  const fsdp::World world = fsdp::init();
+  const fsdp::World world = fsdp::init({.transport = fsdp::TransportKind::kGloo});
   const int64_t mine = kMicrobatches * num_tokens(world.rank);
   const double all = fsdp::sum_over_ranks(world, torch::full({1}, mine, torch::kLong)).item<double>();
   train(world, "sum", fsdp::GradScale::sum(), 1);

@@ -21,7 +21,7 @@ struct Model : nn::Module {
 };
 
 int main() try {
-  const fsdp::World world = fsdp::init();
+  const fsdp::World world = fsdp::init({.transport = fsdp::TransportKind::kGloo});
   const fsdp::Mesh mesh = fsdp::Mesh::shard(world);
   torch::manual_seed(1);
   const auto model = std::make_shared<Model>();

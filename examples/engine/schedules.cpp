@@ -29,7 +29,7 @@ fsdp::schedule::Schedule schedule_of(const std::string& name) {
 }
 
 int main(int argc, char** argv) try {
-  const fsdp::World world = fsdp::init();
+  const fsdp::World world = fsdp::init({.transport = fsdp::TransportKind::kGloo});
   const fsdp::Mesh mesh = fsdp::Mesh::shard(world);
   fsdp::ShardOptions options;
   options.schedule = schedule_of(argc > 1 ? argv[1] : "static_order");

@@ -7,8 +7,32 @@
 
 namespace fsdp {
 
+namespace {
+
+struct SharedSlab {
+  std::shared_ptr<comm::SharedArena> arena;
+  void* memory;
+  int64_t bytes;
+};
+
+void free_shared(void* context) {
+  const std::unique_ptr<SharedSlab> slab(static_cast<SharedSlab*>(context));
+  slab->arena->give_back(slab->memory, slab->bytes, comm::SharedArena::Keep::kNothing);
+}
+
+c10::DataPtr take_shared(const std::shared_ptr<comm::SharedArena>& arena, int64_t bytes, c10::Device device) {
+  auto slab = std::make_unique<SharedSlab>(SharedSlab{arena, arena->take(bytes), bytes});
+  void* memory = slab->memory;
+  return {memory, slab.release(), &free_shared, device};
+}
+
+}  // namespace
+
 c10::DataPtr BufferAllocator::take_from_system(int64_t bytes) {
-  const auto allocate = [&] { return c10::GetAllocator(device_.type())->allocate(static_cast<size_t>(bytes)); };
+  const auto allocate = [&] {
+    return arena_ ? take_shared(arena_, bytes, device_)
+                  : c10::GetAllocator(device_.type())->allocate(static_cast<size_t>(bytes));
+  };
   c10::DataPtr memory;
   try {
     memory = allocate();

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "fsdp/comm/shared_arena.h"
+
 namespace fsdp {
 
 // Where the memory of buffers comes from that come and go every step: gathered weights, gradients on their way.
@@ -38,6 +40,8 @@ struct AllocatorOptions {
 class BufferAllocator {
  public:
   explicit BufferAllocator(c10::Device device) : device_(device) {}
+  // From now on memory of the system is memory that ranks of this host can read (CPU only).
+  void share(std::shared_ptr<comm::SharedArena> arena) { arena_ = std::move(arena); }
   virtual ~BufferAllocator() = default;
   BufferAllocator(const BufferAllocator&) = delete;
   BufferAllocator& operator=(const BufferAllocator&) = delete;
@@ -58,7 +62,9 @@ class BufferAllocator {
   // From LibTorch's allocator for the device; counted. Throws Error(kMemory) after trim() did not help.
   c10::DataPtr take_from_system(int64_t bytes);
   void return_to_system(c10::DataPtr memory, int64_t bytes);
+  bool is_shared() const { return arena_ != nullptr; }
 
+  std::shared_ptr<comm::SharedArena> arena_;
   c10::Device device_;
   int64_t reserved_bytes_ = 0;
   int64_t num_allocations_ = 0;

@@ -34,6 +34,16 @@ DBuffer::DBuffer(std::shared_ptr<const layout::FlatLayout> layout, Placement pla
   }
 }
 
+DBuffer::DBuffer(std::shared_ptr<const layout::FlatLayout> layout, Placement placement, int index, at::Tensor local)
+    : layout_(std::move(layout)), placement_(placement), index_(index), local_(std::move(local)) {
+  numel_ = local_.numel();
+  resident_ = true;
+}
+
+c10::DataPtr DBuffer::exchange(c10::DataPtr memory) {
+  return local_.storage().unsafeGetStorageImpl()->set_data_ptr(std::move(memory));
+}
+
 int64_t DBuffer::bytes() const { return numel_ * static_cast<int64_t>(local_.element_size()); }
 
 at::Tensor DBuffer::part(size_t i) const {

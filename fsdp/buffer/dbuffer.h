@@ -28,6 +28,8 @@ class DBuffer {
   DBuffer() = default;
   DBuffer(std::shared_ptr<const layout::FlatLayout> layout, Placement placement, int index,
           const at::TensorOptions& options, Backing backing);
+  // Over memory that is there already: `local` is 1-D and of the right size.
+  DBuffer(std::shared_ptr<const layout::FlatLayout> layout, Placement placement, int index, at::Tensor local);
 
   bool defined() const { return local_.defined(); }
   Placement placement() const { return placement_; }
@@ -46,6 +48,8 @@ class DBuffer {
   // Take and return the memory of a kSlab buffer. Views of local() follow, also those that autograd saved.
   void reallocate(BufferAllocator& allocator);
   void release(BufferAllocator& allocator);
+  // Exchanges the memory for `memory`, of the same size, and returns what was there. Views follow.
+  c10::DataPtr exchange(c10::DataPtr memory);
 
   // COLLECTIVE. Fills this replicated buffer from every rank's `shard` [S], which may be own_slice().
   comm::Pending all_gather_from(const at::Tensor& shard, comm::Comm& comm, comm::CallLabel label);

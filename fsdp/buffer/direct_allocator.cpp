@@ -24,6 +24,7 @@ class DirectAllocator : public BufferAllocator {
   using BufferAllocator::BufferAllocator;
 
   c10::DataPtr take(int64_t bytes) override {
+    if (is_shared()) return take_from_system(bytes);
     auto* pages = new Pages{nullptr, static_cast<size_t>(bytes > 0 ? bytes : 1)};
     pages->begin = mmap(nullptr, pages->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (pages->begin == MAP_FAILED) {

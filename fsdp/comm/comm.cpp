@@ -102,6 +102,22 @@ void Comm::broadcast(const at::Tensor& tensor, int root, CallLabel label) {
 
 void Comm::barrier(CallLabel label) { all_reduce_small(at::zeros({1}, at::kByte), std::move(label)); }
 
+void Comm::await(CallLabel label, const std::function<void(std::chrono::milliseconds deadline)>& wait) {
+  class Waiting : public Transfer {
+   public:
+    explicit Waiting(std::function<void()> wait) : wait_(std::move(wait)) {}
+    void wait() override { wait_(); }
+
+   private:
+    std::function<void()> wait_;
+  };
+  const auto connection = connection_.lock();
+  const std::chrono::milliseconds deadline = connection ? connection->deadline() : std::chrono::minutes(5);
+  start(std::move(label), 0, [&](uint32_t) {
+    return std::make_unique<Waiting>([&wait, deadline] { wait(deadline); });
+  }).wait();
+}
+
 void Comm::fail(int64_t number, const CallLabel& label, const TransferFailure& failure) {
   set_state(number, CallState::kFailed);
   const auto connection = connection_.lock();

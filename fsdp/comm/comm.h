@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -61,6 +62,9 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // Blocking. Rank `root`'s tensor on every rank.
   void broadcast(const at::Tensor& tensor, int root, CallLabel label);
   void barrier(CallLabel label);
+  // Waits for something else that the ranks of the group do; `wait` gets the deadline and throws TransferFailure.
+  // Blocking.
+  void await(CallLabel label, const std::function<void(std::chrono::milliseconds deadline)>& wait);
 
  private:
   friend class Pending;

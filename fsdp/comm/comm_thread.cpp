@@ -44,7 +44,16 @@ std::exception_ptr destroyed() {
 }
 }  // namespace
 
+namespace {
+void carry_out_here(Job& job) {
+  job.first.wait();
+  for (const auto& start : job.next) start().wait();
+  if (job.finish) job.finish();
+}
+}  // namespace
+
 void Completion::wait() {
+  if (const auto job = std::exchange(deferred_, nullptr)) carry_out_here(*job);
   if (!state_) return;
   const auto state = std::exchange(state_, nullptr);
   std::unique_lock lock(state->mutex);
@@ -53,6 +62,7 @@ void Completion::wait() {
 }
 
 void Completion::abandon() noexcept {
+  deferred_.reset();
   const auto state = std::exchange(state_, nullptr);
   if (state) state->thread->abandon(*state);
 }
@@ -196,11 +206,10 @@ Job all_reduce(const std::shared_ptr<Comm>& comm, const at::Tensor& buffer, cons
   return job;
 }
 
-Completion carry_out(Job job) {
-  job.first.wait();
-  for (const auto& start : job.next) start().wait();
-  if (job.finish) job.finish();
-  return {};
+Completion defer(Job job) {
+  Completion completion;
+  completion.deferred_ = std::make_shared<Job>(std::move(job));
+  return completion;
 }
 
 }  // namespace fsdp::comm

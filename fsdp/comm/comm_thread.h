@@ -44,8 +44,10 @@ class Completion {
 
  private:
   friend class CommThread;
+  friend Completion defer(Job job);
   struct State;
   std::shared_ptr<State> state_;
+  std::shared_ptr<Job> deferred_;
 };
 
 // Carries jobs through on a thread of its own, in the order they were posted, so that the program computes meanwhile.
@@ -82,8 +84,9 @@ class CommThread {
   std::thread thread_;
 };
 
-// What CommThread::post() does, on the calling thread and at once: for a world of one.
-Completion carry_out(Job job);
+// What CommThread::post() does, on the thread that waits, when it waits: for a world of one, and where ranks have no
+// cores to spare for communication threads.
+Completion defer(Job job);
 
 // The two transfers that follow each other in an all-reduce. buffer [size * n]: the sum over ranks, in place, equal
 // bits everywhere; staging as Comm::reduce_scatter.

@@ -10,7 +10,9 @@
 #include "fsdp/base/check.h"
 #include "fsdp/comm/comm.h"
 #include "fsdp/comm/gloo_transport.h"
+#include "fsdp/comm/host_links.h"
 #include "fsdp/comm/progress_monitor.h"
+#include "fsdp/comm/shm_transport.h"
 
 namespace fsdp::comm {
 namespace {
@@ -43,6 +45,7 @@ Connection::Connection(c10::intrusive_ptr<c10d::Store> store, int rank, int size
     : store_(std::move(store)), rank_(rank), size_(size), options_(std::move(options)) {
   if (size_ == 1) return;
   meet();
+  share_memory();
   monitor_ = std::make_unique<ProgressMonitor>(store_->clone(), rank_, calls_);
 }
 
@@ -73,23 +76,39 @@ std::shared_ptr<Comm> Connection::group(const std::vector<int>& ranks) {
   const auto position = std::find(ranks.begin(), ranks.end(), rank_);
   FSDP_ASSERT(position != ranks.end(), "rank ", rank_, " asked for the group ", join(ranks, ","));
   const int group_rank = static_cast<int>(position - ranks.begin());
-  std::unique_ptr<Transport> transport;
-  if (ranks.size() == 1) {
-    transport = make_null_transport();
-  } else {
-    const std::string prefix = "group/" + join(ranks, ",");
-    GlooOptions gloo{group_rank, static_cast<int>(ranks.size()), options_.deadline, options_.host};
-    try {
-      transport = make_gloo_transport(c10::make_intrusive<c10d::PrefixStore>(prefix, store_), gloo);
-    } catch (const std::exception& error) {
-      FSDP_THROW(kCommunication, "[init] rank ", rank_, " cannot connect to ranks ", join(ranks, ", "), " from host '",
-                 options_.host, "': ", error.what());
-    }
-  }
+  std::unique_ptr<Transport> transport = make_transport(ranks, group_rank);
   if (options_.delays.any()) transport = make_delayed_transport(std::move(transport), options_.delays);
   auto comm = std::make_shared<Comm>(weak_from_this(), ranks, group_rank, std::move(transport));
   groups_.push_back(comm);
   return comm;
+}
+
+std::unique_ptr<Transport> Connection::make_transport(const std::vector<int>& ranks, int group_rank) {
+  if (ranks.size() == 1) return make_null_transport();
+  if (host_links_) return make_shm_transport(host_links_, ranks, options_.deadline);
+  const std::string prefix = "group/" + join(ranks, ",");
+  GlooOptions gloo{group_rank, static_cast<int>(ranks.size()), options_.deadline, options_.host};
+  try {
+    return make_gloo_transport(c10::make_intrusive<c10d::PrefixStore>(prefix, store_), gloo);
+  } catch (const std::exception& error) {
+    FSDP_THROW(kCommunication, "[init] rank ", rank_, " cannot connect to ranks ", join(ranks, ", "), " from host '",
+               options_.host, "': ", error.what());
+  }
+}
+
+void Connection::share_memory() {
+  if (options_.transport == TransportKind::kGloo) return;
+  HostLinksOptions links;
+  links.start_deadline = options_.start_deadline;
+  host_links_ = HostLinks::try_connect(c10::make_intrusive<c10d::PrefixStore>("host", store_), rank_, size_, links);
+  FSDP_CHECK(host_links_ || options_.transport == TransportKind::kAuto, "[init] rank ", rank_,
+             ": transport shm, but the ranks do not all run on one host that lets them share memory. Use ",
+             "TransportKind::kAuto or kGloo.");
+}
+
+std::string Connection::transport_name() const {
+  if (size_ == 1) return "none";
+  return host_links_ ? "shm" : "gloo";
 }
 
 std::shared_ptr<Comm> Connection::world() {

@@ -11,6 +11,7 @@
 #include "fsdp/comm/call_log.h"
 #include "fsdp/comm/delayed_transport.h"
 #include "fsdp/comm/transport.h"
+#include "fsdp/comm/transport_kind.h"
 #include "fsdp/mesh/mesh.h"
 
 namespace fsdp::comm {
@@ -18,7 +19,11 @@ namespace fsdp::comm {
 class Comm;
 class ProgressMonitor;
 
+class HostLinks;
+
 struct ConnectOptions {
+  TransportKind transport = TransportKind::kGloo;
+  HostWeightCopies host_weights = HostWeightCopies::kOne;
   std::chrono::milliseconds deadline = std::chrono::minutes(5);
   std::chrono::milliseconds start_deadline = std::chrono::minutes(2);
   std::string host = "127.0.0.1";  // this host, as the other ranks reach it
@@ -37,6 +42,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   int rank() const { return rank_; }
   int size() const { return size_; }
   std::chrono::milliseconds deadline() const { return options_.deadline; }
+  // "shm", "gloo", or "none" in a world of one.
+  std::string transport_name() const;
+  // Null unless the ranks share memory.
+  const std::shared_ptr<HostLinks>& host_links() const { return host_links_; }
+  HostWeightCopies host_weights() const { return options_.host_weights; }
   CallLog& calls() { return calls_; }
 
   // The group of these global ranks (which include this one), made at first use. COLLECTIVE over them.
@@ -60,12 +70,15 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
  private:
   void meet();
+  void share_memory();
+  std::unique_ptr<Transport> make_transport(const std::vector<int>& ranks, int group_rank);
 
   c10::intrusive_ptr<c10d::Store> store_;  // null in a world of one
   int rank_;
   int size_;
   ConnectOptions options_;
   CallLog calls_;
+  std::shared_ptr<HostLinks> host_links_;
   std::vector<std::shared_ptr<Comm>> groups_;
   std::unique_ptr<ProgressMonitor> monitor_;
 };

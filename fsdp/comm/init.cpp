@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstdlib>
+#include <map>
 
 #include "fsdp/base/check.h"
 #include "fsdp/comm/collectives.h"
@@ -19,6 +20,18 @@ namespace fsdp {
 namespace {
 
 const char* get_environment(const char* name) { return std::getenv(name); }
+
+// What a variable chooses; `otherwise` where it is not set.
+template <class Value>
+Value choice(const char* variable, const std::map<std::string, Value>& values, Value otherwise) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr || *text == 0) return otherwise;
+  const auto found = values.find(text);
+  if (found != values.end()) return found->second;
+  std::string names;
+  for (const auto& [name, value] : values) names += (names.empty() ? "" : ", ") + name;
+  FSDP_THROW(kUsage, "[init] ", variable, ": got '", text, "', expected one of: ", names, ".");
+}
 
 // The address of this host on the route to `target`: a datagram socket's connect() sends nothing and tells it. Host
 // names often resolve to 127.0.1.1, which no other host reaches.
@@ -79,6 +92,12 @@ World init(const InitOptions& options) {
   connect_options.deadline = options.deadline;
   connect_options.start_deadline = options.start_deadline;
   connect_options.dump_folder = options.dump_folder;
+  connect_options.transport = options.transport.value_or(choice<TransportKind>(
+      "FSDP_TRANSPORT", {{"auto", TransportKind::kAuto}, {"shm", TransportKind::kShm}, {"gloo", TransportKind::kGloo}},
+      TransportKind::kAuto));
+  connect_options.host_weights = options.host_weights.value_or(choice<HostWeightCopies>(
+      "FSDP_HOST_WEIGHTS", {{"one", HostWeightCopies::kOne}, {"per_rank", HostWeightCopies::kPerRank}},
+      HostWeightCopies::kOne));
   connect_options.host = address_towards(env.store_host, env.store_port);
   World world = comm::connect(comm::open_store(env, options.start_deadline), env.rank, env.size, connect_options);
   if (env.local_rank && env.local_size) {
@@ -89,6 +108,8 @@ World init(const InitOptions& options) {
   }
   return world;
 }
+
+std::string transport_name(const World& world) { return world.connection->transport_name(); }
 
 std::string launcher_name() { return comm::read_launch_environment(get_environment).launcher; }
 

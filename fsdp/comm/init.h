@@ -1,8 +1,10 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
 
+#include "fsdp/comm/transport_kind.h"
 #include "fsdp/mesh/mesh.h"
 
 namespace fsdp {
@@ -18,6 +20,10 @@ struct InitOptions {
   std::chrono::milliseconds start_deadline = std::chrono::minutes(2);
   // Where the log of the last 256 collective calls is written when one fails: calls-rank<N>.jsonl. Empty: nowhere.
   std::string dump_folder;
+  // Unset: what the variables FSDP_TRANSPORT (auto, shm, gloo) and FSDP_HOST_WEIGHTS (one, per_rank) say; without them,
+  // shared memory where all ranks run on one host, with one copy of gathered weights for all of them.
+  std::optional<TransportKind> transport;
+  std::optional<HostWeightCopies> host_weights;
   MallocPolicy malloc = MallocPolicy::kKeepFreed;
 };
 
@@ -30,5 +36,8 @@ World init(const InitOptions& options = {});
 
 // Which launcher init() found, for messages: "fsdp launch", "torchrun", "srun", "mpirun", "alone", ...
 std::string launcher_name();
+
+// What carries the collectives of `world`: "shm", "gloo", or "none" in a world of one.
+std::string transport_name(const World& world);
 
 }  // namespace fsdp

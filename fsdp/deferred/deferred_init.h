@@ -18,9 +18,13 @@ namespace fsdp {
 //   fsdp::fully_shard(*model, mesh);
 //
 // Whatever was constructed before a module comes to life with it and stays in memory until it is sharded too; so make
-// units of large tensors of the root (embeddings), in the order of construction. Reading a value of a tensor without
-// memory (item(), printing) throws Error(kUsage). Not nested; one thread. After: torchdistX deferred_init (seed row
-// E4).
+// units of large tensors of the root (embeddings), in the order of construction. Seed before the scope, not in it, and
+// draw no random numbers between it and the last fully_shard(). Tensors on an explicit device are made at once.
+//
+// Reading a value of a tensor without memory (item(), printing) throws Error(kUsage). After the scope, changes without
+// gradients (initialisation, to(dtype)) are written down too, and a forward brings to life what it uses; what a
+// constructor computes from parameters carries no gradient. Not nested; one thread. After: torchdistX deferred_init
+// (seed row E4).
 class DeferredInit {
  public:
   DeferredInit();
@@ -43,8 +47,9 @@ auto deferred(Make&& make) {
 // Whether the tensor was made under DeferredInit and has no memory yet. Local.
 bool is_deferred(const at::Tensor& tensor);
 
-// Gives these tensors their memory and values; others are left alone. What was written down before the last operation
-// on any of them is carried out too, in order. The tensors stay the same objects. Local; uses the default generator.
+// Gives these tensors and their views memory and values; tensors that have memory are left alone. What was written down
+// before the last operation on any of them is carried out too, in order. The tensors stay the same objects. Local; uses
+// the default generator.
 void materialize(const std::vector<at::Tensor>& tensors);
 // Everything that was written down on this thread and is still alive.
 void materialize_all();

@@ -4,6 +4,7 @@
 
 #include "fsdp/comm/comm.h"
 #include "fsdp/comm/comm_thread.h"
+#include "fsdp/comm/host_links.h"
 
 namespace fsdp {
 
@@ -13,12 +14,14 @@ struct GroupLinks {
   std::shared_ptr<comm::Comm> replicate;  // ranks that hold the same shards; null where there is but one
   // Ranks between which weights stay sharded from forward to backward, when those are fewer than `shard`; else null.
   std::shared_ptr<comm::Comm> forward;
-  // Null in a world of one: jobs are then carried out by the caller.
+  // Not null where all ranks of `shard` run on one host and keep one copy of their gathered weights.
+  std::shared_ptr<comm::HostLinks> host;
+  // Null where there are no communication threads: jobs are then carried out by who waits for them.
   std::shared_ptr<comm::CommThread> gather_thread;
   std::shared_ptr<comm::CommThread> reduce_thread;
 
   static comm::Completion post(const std::shared_ptr<comm::CommThread>& thread, comm::Job job) {
-    return thread ? thread->post(std::move(job)) : comm::carry_out(std::move(job));
+    return thread ? thread->post(std::move(job)) : comm::defer(std::move(job));
   }
 };
 

@@ -35,6 +35,7 @@ enum class Residence {
   kAliased,     // the unsharded buffer is the main weight itself: nothing to gather, nothing to free
   kPersistent,  // always in memory, brought up to date after an optimizer step
   kReleased,    // memory only while unsharded
+  kShared,      // in memory that all ranks of the host share: unsharded is a matter of versions (group/host_weights.h)
 };
 
 }  // namespace fsdp

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -17,8 +18,9 @@ namespace {
 // Differs from every revision of a main weight.
 constexpr int64_t kNoRevision = -1;
 
-Residence choose_residence(const StrategyTraits& traits, bool main_weight_is_whole, bool same_dtype) {
+Residence choose_residence(const StrategyTraits& traits, bool main_weight_is_whole, bool same_dtype, bool one_host) {
   if (main_weight_is_whole) return same_dtype ? Residence::kAliased : Residence::kPersistent;
+  if (one_host) return Residence::kShared;
   return traits.gather == GatherTiming::kPerStep ? Residence::kPersistent : Residence::kReleased;
 }
 
@@ -57,7 +59,8 @@ void ParameterGroup::make_buffers(const std::vector<at::Tensor>& parameters, con
   const auto options = parameters.front().options().requires_grad(false);
   const int rank = links_.shard->rank();
   const Placement placement = traits_.shards_main_weight ? Placement::kShard : Placement::kReplicate;
-  residence_ = choose_residence(traits_, whole_main_weight(), param_dtype == main_dtype);
+  residence_ =
+      choose_residence(traits_, whole_main_weight(), param_dtype == main_dtype, links_.host && !over_replicas());
 
   main_weight_ = DBuffer(main_layout_, placement, main_index_, options, Backing::kOwned);
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -67,6 +70,8 @@ void ParameterGroup::make_buffers(const std::vector<at::Tensor>& parameters, con
   if (residence_ == Residence::kAliased) {
     unsharded_ = main_weight_;
     weight_phase_ = PhaseOf<WeightPhase>(WeightPhase::kUnsharded);
+  } else if (residence_ == Residence::kShared) {
+    share_unsharded(options.dtype(param_dtype));
   } else {
     const Backing backing = residence_ == Residence::kPersistent ? Backing::kOwned : Backing::kSlab;
     unsharded_ = DBuffer(layout_, Placement::kReplicate, rank, options.dtype(param_dtype), backing);
@@ -74,6 +79,18 @@ void ParameterGroup::make_buffers(const std::vector<at::Tensor>& parameters, con
       model_weight_ = DBuffer(layout_, Placement::kShard, rank, options.dtype(param_dtype), Backing::kOwned);
     }
   }
+}
+
+void ParameterGroup::share_unsharded(const at::TensorOptions& options) {
+  const int64_t numel = layout_->total_numel();
+  const auto bytes = numel * static_cast<int64_t>(c10::elementSize(options.dtype().toScalarType()));
+  host_weights_ = std::make_shared<HostWeights>(links_.host, links_.shard, bytes);
+  const at::Tensor local = at::from_blob(
+      host_weights_->data(), {numel}, [keep = host_weights_](void*) {}, options);
+  unsharded_ = DBuffer(layout_, Placement::kReplicate, links_.shard->rank(), local);
+  writable(unsharded_.own_slice()).copy_(main_weight_.local());
+  model_revision_ = main_weight_revision();
+  host_weights_->publish();
 }
 
 void ParameterGroup::adopt_parameters(const std::vector<at::Tensor>& parameters) {
@@ -160,6 +177,7 @@ std::string ParameterGroup::moved_message(const std::string& name) {
 
 int64_t ParameterGroup::resting_copy_bytes() const {
   if (residence_ == Residence::kPersistent) return unsharded_.bytes();
+  if (residence_ == Residence::kShared) return unsharded_.bytes() / links_.shard->size();  // the host has one
   return model_weight_.defined() ? model_weight_.bytes() : 0;
 }
 
@@ -176,11 +194,37 @@ at::Tensor ParameterGroup::own_model_weight() const {
 }
 
 at::Tensor ParameterGroup::model_weight_copy() const {
+  if (residence_ == Residence::kShared) return unsharded_.own_slice();
   if (model_weight_.defined()) return own_model_weight();
   if (residence_ != Residence::kPersistent || unsharded_.local().scalar_type() == main_weight_.local().scalar_type()) {
     return {};
   }
   return whole_main_weight() ? unsharded_.local() : unsharded_.own_slice();
+}
+
+bool ParameterGroup::begin_model_weight_write() {
+  if (!model_weight_is_current() || shared_memory_) return false;
+  const at::Tensor copy = model_weight_copy();
+  if (!copy.defined() || (copy.scalar_type() != at::kBFloat16 && copy.scalar_type() != at::kFloat)) return false;
+  if (residence_ == Residence::kShared) await_readers();
+  return true;
+}
+
+void ParameterGroup::finish_reading_stale_weights() {
+  if (residence_ != Residence::kShared || has_finished_reading_) return;
+  has_finished_reading_ = true;
+  host_weights_->finish_reading();
+}
+
+void ParameterGroup::await_readers() {
+  if (!std::exchange(has_finished_reading_, true)) host_weights_->finish_reading();
+  host_weights_->await_readers(label_of("wait for readers", ""));
+}
+
+void ParameterGroup::publish_model_weight() {
+  if (residence_ != Residence::kShared || !has_finished_reading_ || !model_weight_is_current()) return;
+  has_finished_reading_ = false;
+  host_weights_->publish();
 }
 
 void ParameterGroup::set_model_weight_current() {
@@ -208,17 +252,29 @@ void ParameterGroup::refresh_model_weight() {
   if (model_revision_ == revision) return;
   if (model_weight_.defined()) {
     own_model_weight().copy_(main_weight_.local());
+  } else if (residence_ == Residence::kShared) {
+    await_readers();
+    writable(unsharded_.own_slice()).copy_(main_weight_.local());
   } else if (residence_ == Residence::kPersistent) {
     const at::Tensor source = gather_source();
     writable(source.defined() ? source : unsharded_.local()).copy_(main_weight_.local());
   }
   model_revision_ = revision;
+  publish_model_weight();
 }
 
 int64_t ParameterGroup::start_unshard(const std::string& cause) {
   if (current() || weight_phase() == WeightPhase::kUnsharding) return 0;
   const TraceScope trace("unshard", unit_name_);
   const int64_t revision = main_weight_revision();
+  if (residence_ == Residence::kShared) {
+    if (shared_memory_) unsharded_.exchange(std::exchange(shared_memory_, c10::DataPtr()));
+    refresh_model_weight();
+    publish_model_weight();
+    weight_phase_.change_to(WeightPhase::kUnsharding);
+    unsharded_revision_ = revision;
+    return 0;
+  }
   const bool from_forward_group = forward_shard_.resident() && forward_revision_ == revision;
   if (!from_forward_group) {
     forget_forward_shard();
@@ -266,6 +322,7 @@ void ParameterGroup::finish_unshard() {
   weight_phase_.change_to(WeightPhase::kUnsharded);
   try {
     gather_.wait();
+    if (host_weights_) host_weights_->await_owners(label_of("wait for owners", ""));
   } catch (...) {
     unsharded_revision_ = kNoRevision;
     replica_revision_ = kNoRevision;
@@ -275,6 +332,10 @@ void ParameterGroup::finish_unshard() {
 }
 
 void ParameterGroup::reshard() {
+  if (residence_ == Residence::kShared && weight_phase() != WeightPhase::kResting) {
+    finish_unshard();
+    weight_phase_.change_to(WeightPhase::kResting);
+  }
   if (residence_ == Residence::kPersistent) finish_unshard();  // of a gather that nobody waited for
   if (residence_ != Residence::kReleased || weight_phase() == WeightPhase::kResting) return;
   finish_unshard();
@@ -318,6 +379,14 @@ void ParameterGroup::distrust_unsharded() {
   if (residence_ == Residence::kPersistent) model_revision_ = kNoRevision;
 }
 
+void ParameterGroup::isolate_unsharded() {
+  if (residence_ != Residence::kShared || shared_memory_) return;
+  const auto bytes = static_cast<size_t>(unsharded_.bytes());
+  c10::DataPtr own = c10::GetAllocator(unsharded_.local().device().type())->allocate(bytes);
+  std::memcpy(own.get(), unsharded_.local().const_data_ptr(), bytes);
+  shared_memory_ = unsharded_.exchange(std::move(own));
+}
+
 // In mixed precision only elements that differ from the main weight's rounding were changed; the others keep their
 // digits.
 void ParameterGroup::write_back() {
@@ -351,6 +420,7 @@ void ParameterGroup::update_in_backward() {
 
 void ParameterGroup::poison() {
   if (residence_ == Residence::kAliased) return;
+  isolate_unsharded();
   try {
     gather_.wait();  // it writes there
   } catch (const std::exception&) {

@@ -14,6 +14,7 @@
 #include "fsdp/buffer/scratch.h"
 #include "fsdp/group/gradient_buffers.h"
 #include "fsdp/group/group_spec.h"
+#include "fsdp/group/host_weights.h"
 #include "fsdp/group/phase.h"
 
 namespace fsdp {
@@ -68,7 +69,14 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // Undefined, or the low-precision copy of this rank's main weight. An optimizer may write it together with the main
   // weight and then calls set_model_weight_current().
   at::Tensor model_weight_copy() const;
+  // Whether an optimizer may write that copy now: it is bf16 or fp32, and was up to date. Other ranks of the host may
+  // have to finish reading first. Then the optimizer calls set_model_weight_current() and, at the end,
+  // publish_model_weight().
+  bool begin_model_weight_write();
   void set_model_weight_current();
+  void publish_model_weight();
+  // The main weight has changed, or is about to: this rank reads the old weights no more.
+  void finish_reading_stale_weights();
   bool model_weight_is_current() const { return model_revision_ == main_weight_revision(); }
   // From the observer. Version counters alone do not tell: torch::optim::SGD writes through Tensor::data(), which has
   // its own.
@@ -93,6 +101,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   bool changed_since_forward() const { return used_revision_ >= 0 && used_revision_ != main_weight_revision(); }
   // What was written into the unsharded buffer is thrown away at its next use, or becomes the main weight (current()).
   void distrust_unsharded();
+  // What is about to be written is this rank's alone.
+  void isolate_unsharded();
   void write_back();
   // For a gather that failed: NaN, so that nothing reads freed memory before the error is thrown.
   void poison();
@@ -113,6 +123,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void make_buffers(const std::vector<at::Tensor>& parameters, const Precision& precision);
   void adopt_parameters(const std::vector<at::Tensor>& parameters);
   void make_leaves(const Precision& precision);
+  void share_unsharded(const at::TensorOptions& options);
+  void await_readers();
   void refresh_model_weight();
   int64_t main_weight_revision() const { return main_weight_.local()._version() + observed_writes_; }
   bool whole_main_weight() const;
@@ -141,6 +153,9 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   DBuffer main_weight_;
   DBuffer model_weight_;  // defined only where it differs from the main weight and rests sharded
   DBuffer unsharded_;
+  std::shared_ptr<HostWeights> host_weights_;  // Residence::kShared
+  c10::DataPtr shared_memory_;                 // of the unsharded buffer, while that is isolated
+  bool has_finished_reading_ = false;          // since the last publication
   Scratch forward_shard_;
   std::vector<at::Tensor> leaves_;
   std::optional<GradientBuffers> gradients_;

@@ -111,9 +111,15 @@ void FlatParameters::enter_library() const {
 void FlatParameters::for_each_run(const Update& update) {
   enter_library();
   const Backstage backstage;
+  // All of them before the first is written: ranks may write their groups in different orders.
+  for (const Leaf& leaf : leaves_) {
+    if (leaf.group && leaf.tensor.grad().defined()) leaf.group->finish_reading_stale_weights();
+  }
   for (size_t first = 0; first < leaves_.size();) {
     const size_t end = end_of_run(first);
     update_run(first, end, update);
+    const bool is_last = end == leaves_.size() || leaves_[end].group != leaves_[first].group;
+    if (is_last && leaves_[first].group) leaves_[first].group->publish_model_weight();
     first = end;
   }
 }
@@ -150,9 +156,7 @@ void FlatParameters::update_run(size_t first, size_t end, const Update& update) 
              ", expected fp32 like its parameter.");
   FSDP_CHECK(gradient.numel() == head.tensor.numel(), "[optimizer] gradient of ", gradient.numel(),
              " elements for a parameter of ", head.tensor.numel(), ". Do not replace .grad by another shape.");
-  const bool write_copy = head.group && head.group->model_weight_is_current() &&
-                          head.group->model_weight_copy().defined() &&
-                          head.group->model_weight_copy().scalar_type() == at::kBFloat16;
+  const bool write_copy = head.group && head.group->begin_model_weight_write();
   const FlatRun run = make_run(first, end, write_copy);
   if (run.weight.numel() > 0) update(run);
   run.weight.unsafeGetTensorImpl()->bump_version();  // the kernel wrote through a raw pointer

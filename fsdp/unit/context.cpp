@@ -4,6 +4,8 @@
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/engine.h>
 
+#include <sched.h>
+
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -15,6 +17,7 @@
 #include "fsdp/base/recompute_region.h"
 #include "fsdp/base/trace.h"
 #include "fsdp/comm/connection.h"
+#include "fsdp/comm/host_links.h"
 
 namespace fsdp {
 namespace {
@@ -24,9 +27,18 @@ bool in_graph_task() { return torch::autograd::get_current_graph_task_id() != -1
 // Inside an operator that was seen already: what it makes of its inputs there needs no gradients.
 bool below_autograd() { return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality); }
 
+int num_cores() {
+  cpu_set_t cores;
+  return sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
+}
+
 // Where gathers and reductions wait: two queues, or one for both.
 std::shared_ptr<comm::CommThread> make_thread(const World& world, const char* name) {
-  return world.size > 1 ? std::make_shared<comm::CommThread>(name) : nullptr;
+  if (world.size == 1) return nullptr;
+  // Over shared memory a communication thread computes (copies, sums), so it needs a core of its own.
+  const bool has_cores = num_cores() >= 2 * world.local_size;
+  if (world.connection->host_links() && !has_cores) return nullptr;
+  return std::make_shared<comm::CommThread>(name);
 }
 
 schedule::StaticOrderOptions order_options(const schedule::Schedule& schedule) {
@@ -70,6 +82,7 @@ Context::Context(const World& world, const ContextOptions& options)
       allocator_(make_buffer_allocator(options.allocator, c10::Device(c10::kCPU))),
       user_thread_(std::this_thread::get_id()),
       order_(order_options(options.schedule)) {
+  if (world.size > 1 && world.connection->host_links()) allocator_->share(world.connection->host_links()->own_arena());
   const bool unified = options.schedule.threads == schedule::CommThreads::kUnified;
   gather_thread_ = make_thread(world, unified ? "comm thread" : "gather thread");
   reduce_thread_ = unified ? gather_thread_ : make_thread(world, "reduce thread");
@@ -127,6 +140,7 @@ void Context::poison(UnitState& unit) {
 
 void Context::refuse_write(const Touch& touch, const char* operator_name) noexcept {
   if (touch.unit->write_scopes > 0) return;
+  touch.group->isolate_unsharded();
   touch.group->distrust_unsharded();
   try {
     FSDP_CHECK(false, "[", operator_name, "] writes into '", touch.group->parameter_name(touch.index),
@@ -163,6 +177,7 @@ void Context::follow(c10::ArrayRef<Touch> touches, const char* operator_name) {
   records_graph_ = at::GradMode::is_enabled() || RecomputeRegion::is_open();
   if (records_graph_ && !below_autograd()) {
     for (const Touch& touch : touches) {
+      if (touch.unit->full_scopes > 0) continue;  // one rank may read it alone
       // Views that are made where no graph is recorded do not tell whether a gradient is needed.
       if (!touch.needs_gradient && RecomputeRegion::is_open()) continue;
       touch.group->note_forward_use(touch.index, touch.needs_gradient);
@@ -213,7 +228,11 @@ void Context::begin_forward() {
   forward_open_ = true;
   order_.begin_pass(schedule::Pass::kForward);
   for (UnitState* unit : units_) {
-    if (unit != nullptr) unit->gathers_in_pass = 0;
+    if (unit == nullptr) continue;
+    unit->gathers_in_pass = 0;
+    for (const auto& group : unit->groups) {
+      if (!group->model_weight_is_current()) group->finish_reading_stale_weights();
+    }
   }
 }
 

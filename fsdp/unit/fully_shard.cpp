@@ -332,6 +332,7 @@ GroupLinks make_links(const Mesh& mesh, Strategy strategy, const Context& contex
     return links;
   }
   links.shard = connection.group(mesh.ranks("shard"));
+  if (connection.host_weights() == HostWeightCopies::kOne) links.host = connection.host_links();
   if (mesh.size("replicate") > 1) links.replicate = connection.group(mesh.ranks("replicate"));
   return links;
 }

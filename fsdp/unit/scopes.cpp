@@ -54,7 +54,9 @@ FullParameters::FullParameters(std::vector<std::shared_ptr<UnitState>> units, Wr
       throw;
     }
     ++units_[i]->full_scopes;
-    if (write_back == WriteBack::kYes) ++units_[i]->write_scopes;
+    if (write_back == WriteBack::kNo) continue;
+    ++units_[i]->write_scopes;
+    for (const auto& group : units_[i]->groups) group->isolate_unsharded();
   }
 }
 

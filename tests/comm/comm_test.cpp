@@ -99,7 +99,7 @@ TEST(Comm, AllReduceGivesEveryRankTheSameBits) {
   for_each_case([](const Case& c, Comm& comm) {
     const int64_t whole = c.world * c.numel;
     const torch::Tensor buffer = values_of(comm.rank(), whole, c.dtype);
-    carry_out(all_reduce(comm.shared_from_this(), buffer, staging_for(comm, c), {"reduce", "", ""}));
+    defer(all_reduce(comm.shared_from_this(), buffer, staging_for(comm, c), {"reduce", "", ""})).wait();
     expect_sum(buffer, plain_sum(c, whole), c);
     const torch::Tensor all = torch::empty({c.world * whole}, c.dtype);
     comm.all_gather(all, buffer, {"compare", "", ""}).wait();

@@ -61,7 +61,7 @@ TEST(CommThread, AllReduceOnTheThreadAndOnTheCallerAgree) {
     const torch::Tensor on_thread = mine.clone();
     thread.post(all_reduce(comm, on_thread, staging, {"reduce", "a", ""})).wait();
     const torch::Tensor here = mine.clone();
-    carry_out(all_reduce(comm, here, staging, {"reduce", "a", ""}));
+    defer(all_reduce(comm, here, staging, {"reduce", "a", ""})).wait();
     EXPECT_TRUE(torch::equal(on_thread, torch::arange(6, torch::kFloat) * 3));
     EXPECT_TRUE(torch::equal(on_thread, here));
   });

@@ -331,6 +331,24 @@ TEST(DeferredInitMemory, WhatWasNotWantedStaysAsLongAsItsTensor) {
   EXPECT_EQ(CountingAllocator::live, before);
 }
 
+TEST(DeferredInitMemory, AllocationsWaitForTheCallThatFillsThem) {
+  const auto make = [] {
+    std::vector<Tensor> weights;
+    for (int i = 0; i < 3; ++i) weights.push_back(torch::empty({64, 64}));
+    for (Tensor& weight : weights) weight.normal_();
+    return weights;
+  };
+  const std::vector<Tensor> plain = make_plain(make);
+  const CountingAllocator allocator;
+  const int64_t before = CountingAllocator::live;
+  const std::vector<Tensor> weights = make_deferred(make);
+  for (size_t i = 0; i < 3; ++i) {
+    materialize({weights[i]});
+    EXPECT_TRUE(same_bits(weights[i], plain[i]));
+    EXPECT_EQ(CountingAllocator::live - before, static_cast<int64_t>(i + 1) * 64 * 64 * 4);
+  }
+}
+
 TEST(DeferredInitMemory, TemporariesOfTheConstructorAreGone) {
   const CountingAllocator allocator;
   const int64_t before = CountingAllocator::live;

@@ -126,7 +126,9 @@ void expect_counts(const Trial& trial, const Counters& counters) {
   const StrategyTraits strategy = traits(trial.options.strategy);
   const bool every = strategy.reduce_timing == ReduceTiming::kEveryMicrobatch;
   EXPECT_EQ(counters.reduces, trainable * (every ? microbatches : 1));
-  if (strategy.gather == GatherTiming::kNever) {
+  if (testing::one_copy_of_weights() && (!strategy.shards_over_replicas || trial.replicas == 1)) {
+    EXPECT_EQ(counters.gathers, 0);
+  } else if (strategy.gather == GatherTiming::kNever) {
     EXPECT_EQ(counters.gathers, 0);
   } else if (strategy.gather == GatherTiming::kPerStep) {
     EXPECT_LE(counters.gathers, groups);

@@ -54,8 +54,6 @@ struct ZooCase {
   UnusedUnit unused = UnusedUnit::kSkip;  // of the inner units
   // Every rank computes all rows instead of its share: the model's output for a row depends on the others.
   bool same_rows = false;
-  // Regions run a second time in the backward, so ZeRO-2 may free what they read before that, and gather it again.
-  bool recomputes = false;
   bool inference_mode = true;  // LibTorch refuses it to TorchScript that has been trained
   std::function<torch::Tensor(const torch::Tensor& noise)> make_rows{};  // empty: normal numbers are the rows
   std::function<torch::Tensor(const torch::Tensor& rows)> break_rows{};  // the forward throws in its middle

@@ -200,7 +200,6 @@ std::vector<ZooCase> unusual_cases() {
        .make = [] { return stack_of<Recomputed>(3); },
        .turns = {{4, 2}},
        .why_kept = ends,
-       .recomputes = true,
        .more_worlds = {3}}};
 }
 

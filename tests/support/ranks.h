@@ -4,10 +4,12 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <chrono>
+#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <iostream>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -42,11 +44,28 @@ inline void run_ranks_with(int size, const std::function<comm::ConnectOptions(in
   }
 }
 
+// FSDP_TEST_TRANSPORT: "gloo" (default), "shm", or "shm-copies" for one copy of gathered weights on each rank.
+inline void choose_transport(comm::ConnectOptions& options) {
+  const char* choice = std::getenv("FSDP_TEST_TRANSPORT");
+  const std::string name = choice == nullptr ? "gloo" : choice;
+  if (name == "gloo") return;
+  options.transport = TransportKind::kShm;
+  options.host_weights = name == "shm" ? HostWeightCopies::kOne : HostWeightCopies::kPerRank;
+}
+
+// Whether ranks of these tests share one copy of gathered weights, so that nothing is gathered.
+inline bool one_copy_of_weights() {
+  comm::ConnectOptions options;
+  choose_transport(options);
+  return options.transport == TransportKind::kShm && options.host_weights == HostWeightCopies::kOne;
+}
+
 inline void run_ranks(int size, const std::function<void(const World&)>& body,
                       std::chrono::milliseconds deadline = kTestDeadline) {
   const auto options_of = [&](int) {
     comm::ConnectOptions options;
     options.deadline = deadline;
+    choose_transport(options);
     return options;
   };
   run_ranks_with(size, options_of, body);

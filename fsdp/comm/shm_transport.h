@@ -1,0 +1,22 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "fsdp/comm/host_links.h"
+#include "fsdp/comm/transport.h"
+
+namespace fsdp::comm {
+
+// Moves nothing but what must be moved between ranks of one host: each reads what the others posted straight from their
+// memory. Data that lies in its rank's arena is read where it lies; other data is copied into the arena first. Sums
+// have the bits that make_gloo_transport() gives them. `ranks`: global ranks of the group, this rank among them. CPU
+// tensors only. COLLECTIVE over them, in the same order on each for groups of the same ranks.
+//
+// Beyond what Transport asks for: a transfer that is destroyed without a wait() that returned is given up. Peers that
+// need data of it which cannot outlive it get a TransferFailure; none of them hangs.
+std::unique_ptr<Transport> make_shm_transport(std::shared_ptr<HostLinks> links, std::vector<int> ranks,
+                                              std::chrono::milliseconds deadline);
+
+}  // namespace fsdp::comm

@@ -1,0 +1,18 @@
+#pragma once
+
+namespace fsdp {
+
+// What carries collectives between ranks.
+enum class TransportKind {
+  kAuto,  // shared memory if all ranks run on one host, else Gloo
+  kShm,   // shared memory; an error if ranks run on several hosts
+  kGloo,  // TCP
+};
+
+// How many copies of gathered weights a host has when its ranks share memory.
+enum class HostWeightCopies {
+  kOne,      // one for all ranks: nothing is gathered, nothing is freed
+  kPerRank,  // each rank gathers and frees its own, as over a network
+};
+
+}  // namespace fsdp
