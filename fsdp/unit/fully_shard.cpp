@@ -5,6 +5,7 @@
 #include <malloc.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -409,6 +410,8 @@ Unit fully_shard(const std::vector<torch::nn::Module*>& modules, const Mesh& mes
 }
 
 Unit fully_shard(torch::jit::Module& module, const Mesh& mesh, const ShardOptions& options) {
+  // A kernel that the executor compiles from several operators is none itself: nobody would see what it reads.
+  torch::jit::setTensorExprFuserEnabled(false);
   const Subject subject = subject_of(module);
   FSDP_CHECK(!subject.parameters.empty(),
              "[fully_shard] the TorchScript module has no parameters. A frozen module has turned them into ",

@@ -31,7 +31,8 @@ Unit fully_shard(torch::nn::Module& module, const Mesh& mesh, const ShardOptions
 // start with the module's position, "0.weight". Inner units of theirs become nested units.
 Unit fully_shard(const std::vector<torch::nn::Module*>& modules, const Mesh& mesh, const ShardOptions& options = {});
 
-// The same for a TorchScript module. Frozen modules have no parameters and are refused.
+// The same for a TorchScript module. Switches LibTorch's tensor-expression fuser off, process-wide, because compiled
+// kernels read weights unseen; other fusions stay. Frozen modules have no parameters and are refused.
 Unit fully_shard(torch::jit::Module& module, const Mesh& mesh, const ShardOptions& options = {});
 
 }  // namespace fsdp

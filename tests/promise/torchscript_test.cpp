@@ -1,6 +1,8 @@
 // TorchScript modules are sharded like any other, also once the profiling executor rewrites their graphs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/jit/codegen/fuser/interface.h>
+#include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 #include <torch/script.h>
 
 #include <sstream>
@@ -114,6 +116,15 @@ TEST(TorchScript, AFileTrainsLikeTheUnshardedOne) {
     run_ranks(2, [&](const World& world) { train_and_compare(world, file, options); });
   }
   run_ranks(3, [&](const World& world) { train_and_compare(world, file, {}); });
+}
+
+// What the executor may fuse if it is asked to, it must not: a fused kernel would read weights that nobody gathered.
+TEST(TorchScript, TrainsAlsoWhereTheProgramAskedForFusion) {
+  torch::jit::setTensorExprFuserEnabled(true);
+  torch::jit::overrideCanFuseOnCPU(true);
+  run_ranks(2, [file = make_script()](const World& world) { train_and_compare(world, file, {}); });
+  EXPECT_FALSE(torch::jit::tensorExprFuserEnabled());
+  torch::jit::overrideCanFuseOnCPU(false);
 }
 
 TEST(TorchScript, FrozenModulesAreRefused) {
