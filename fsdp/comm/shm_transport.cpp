@@ -18,9 +18,9 @@ using Kind = TransferFailure::Kind;
 using Clock = HostLinks::Clock;
 
 // Between looks at whether anybody still wants the data. The C library copies pieces of this size fastest.
-constexpr int64_t kCopyPiece = int64_t{256} << 10;
-// Elements summed at a time: what is read once stays in the second-level cache while the kernel passes over it again.
-constexpr int64_t kSumPiece = int64_t{1} << 16;
+constexpr int64_t kCopyPiece = int64_t{64} << 10;
+// Elements summed at a time: the passes over 16-bit types then stay in the second-level cache.
+constexpr int64_t kSumPiece = int64_t{1} << 17;
 // How long a rank that has all its data waits for others to read its own, before it copies that and goes on. A rank
 // may wait for its calls in another order, or much later.
 constexpr std::chrono::milliseconds kReaderPatience{50};
