@@ -340,7 +340,8 @@ TEST(HostLinks, AreNullEverywhereIfOneRankCannotBeReached) {
 // ---- processes
 
 // Runs `body` in `size` processes and returns their ids; each ends with 0 if `body` returns true.
-std::vector<pid_t> fork_ranks(int size, const std::string& store_path, const std::function<bool(Place&)>& body) {
+std::vector<pid_t> fork_ranks(int size, const std::string& store_path, std::chrono::milliseconds deadline,
+                              const std::function<bool(Place&)>& body) {
   std::vector<pid_t> children;
   for (int rank = 0; rank < size; ++rank) {
     const pid_t child = fork();
@@ -349,7 +350,7 @@ std::vector<pid_t> fork_ranks(int size, const std::string& store_path, const std
       try {
         const auto store = c10::make_intrusive<c10d::FileStore>(store_path, size);
         Place place{rank, size, link(store, rank, size), nullptr, nullptr};
-        place.shm = make_shm_transport(place.links, first_ranks(size), std::chrono::seconds(2));
+        place.shm = make_shm_transport(place.links, first_ranks(size), deadline);
         is_good = body(place);
       } catch (const std::exception& error) {
         std::cerr << "rank " << rank << ": " << error.what() << std::endl;
@@ -368,46 +369,47 @@ int exit_code(pid_t child) {
 }
 
 // Rank 1 of two gets `signal` between two calls; rank 0 says what became of the second.
-void expect_outcome(int signal, Kind kind, std::chrono::milliseconds at_least, std::chrono::milliseconds at_most) {
+void expect_outcome(int signal, std::chrono::milliseconds deadline, Kind kind) {
   const io::TemporaryFolder folder;
-  const auto children = fork_ranks(2, (folder / "store").native(), [&](Place& place) {
+  const auto children = fork_ranks(2, (folder / "store").native(), deadline, [&](Place& place) {
     const torch::Tensor shard = place.hold(values_of(place.rank, 50000, at::kFloat), true);
     const torch::Tensor output = torch::empty({100000});
     place.shm->all_gather(output, shard, 1)->wait();
-    const bool is_right =
-        has_equal_bits(output, torch::cat({values_of(0, 50000, at::kFloat), values_of(1, 50000, at::kFloat)}));
+    const torch::Tensor expected = torch::cat({values_of(0, 50000, at::kFloat), values_of(1, 50000, at::kFloat)});
+    const bool is_right = has_equal_bits(output, expected);
     if (place.rank == 1) raise(signal);
     const Outcome outcome = outcome_of([&] { place.shm->all_gather(output, shard, 2)->wait(); });
-    return is_right && !outcome.is_complete && outcome.kind == kind && outcome.peer == 1 && outcome.took >= at_least &&
-           outcome.took <= at_most;
+    const bool is_in_time = kind == Kind::kDeadline ? outcome.took >= deadline : outcome.took < deadline;
+    return is_right && is_in_time && !outcome.is_complete && outcome.kind == kind && outcome.peer == 1;
   });
   EXPECT_EQ(exit_code(children[0]), 0);
   kill(children[1], SIGKILL);
   EXPECT_EQ(exit_code(children[1]), -1);
 }
 
-TEST(ShmTransport, AKilledPeerIsNoticedAtOnce) {
-  expect_outcome(SIGKILL, Kind::kPeerClosed, std::chrono::seconds(0), std::chrono::milliseconds(1900));
-}
+TEST(ShmTransport, AKilledPeerIsNoticedAtOnce) { expect_outcome(SIGKILL, std::chrono::seconds(20), Kind::kPeerClosed); }
 
 TEST(ShmTransport, AStoppedPeerIsNamedAtTheDeadline) {
-  expect_outcome(SIGSTOP, Kind::kDeadline, std::chrono::seconds(2), std::chrono::seconds(6));
+  expect_outcome(SIGSTOP, std::chrono::seconds(2), Kind::kDeadline);
 }
 
-std::set<std::string> files_in(const std::string& folder) {
+// Of this library; other programs use the folder too.
+std::set<std::string> shared_memory_files() {
   std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.insert(entry.path().filename());
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    const std::string name = entry.path().filename();
+    if (name.find("fsdp") != std::string::npos) names.insert(name);
+  }
   return names;
 }
 
 TEST(HostLinks, LeaveNoFiles) {
   if (!std::filesystem::exists("/dev/shm")) GTEST_SKIP() << "this system has no /dev/shm";
-  const std::set<std::string> before = files_in("/dev/shm");
   run_places(2, [](Place& place) {
-    place.hold(torch::zeros({100000}), true);
-    for (const std::string& name : files_in("/dev/shm")) EXPECT_THAT(name, ::testing::Not(HasSubstr("fsdp")));
+    const torch::Tensor held = place.hold(torch::zeros({100000}), true);
+    EXPECT_THAT(shared_memory_files(), ::testing::IsEmpty());
   });
-  EXPECT_EQ(files_in("/dev/shm"), before);
+  EXPECT_THAT(shared_memory_files(), ::testing::IsEmpty());
 }
 
 // ---- memory

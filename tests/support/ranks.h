@@ -71,11 +71,13 @@ inline void run_ranks(int size, const std::function<void(const World&)>& body,
   run_ranks_with(size, options_of, body);
 }
 
+// One for all instances of make_seeded: a rank may be ahead by one call.
+inline std::mutex global_generator_mutex;
+
 // Builds something with torch's global generator, which threads share: same seed, same values, on every rank.
 template <class Make>
 auto make_seeded(uint64_t seed, Make make) {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(global_generator_mutex);
   torch::manual_seed(seed);
   return make();
 }
