@@ -1,3 +1,5 @@
+#include <ATen/Parallel.h>
+
 #include <cstdio>
 #include <filesystem>
 
@@ -54,7 +56,7 @@ int run_generate(const Arguments& arguments) {
   models::Decoder model = load_model(folder);
   // A row of one token is too little work to share: below some size, threads only wait for each other.
   const bool small = models::num_parameters(model->config()) < kSharedFrom;
-  train::set_threads(small ? train::available_cores() : 1);
+  at::set_num_threads(small ? 1 : static_cast<int>(train::available_cores().size()));
   std::vector<int64_t> ids{bytes::kBegin};
   for (const char c : prompt) {
     ids.push_back(static_cast<unsigned char>(c));

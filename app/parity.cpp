@@ -70,7 +70,7 @@ int run_parity(const Arguments& arguments) {
   find_files(options);
 
   const World world = init();
-  train::set_threads(world.local_size);
+  train::set_threads(world);
   const std::vector<train::ParityReport> reports = train::check_parity(options, world);
   if (world.rank != 0) {
     return 0;

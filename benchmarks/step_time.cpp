@@ -1,6 +1,8 @@
-// One rank of a training run of a 57.9M-parameter Llama in fp32, timed step by step. Sharded: ZeRO-3 over however many
-// ranks it was started with, one unit per block and the root. --plain: the same model and optimizer on one process.
-// Rank 0 prints one line of JSON. benchmarks/peer/step_time_fsdp2.py does the same with the same weights and tokens.
+// One rank of a training run of a 57.9M-parameter Llama, timed step by step: fp32, or bf16 with fp32 main weights and
+// reductions. Sharded: ZeRO-3 over however many ranks it was started with, one unit per block and the root. --plain:
+// the same model and optimizer on one process (in bf16 sharded over this one alone, which keeps the two copies of
+// weights). Rank 0 prints one line of JSON. benchmarks/peer/step_time_fsdp2.py does the same with the same weights and
+// tokens.
 #include <fsdp/fsdp.h>
 #include <torch/torch.h>
 
@@ -13,7 +15,7 @@
 #include <vector>
 
 #include "benchmarks/measure.h"
-#include "kernels/cross_entropy.h"
+#include "fsdp/memory/host_cache.h"
 #include "models/decoder.h"
 
 namespace fsdp::benchmarks {
@@ -24,6 +26,7 @@ struct Options {
   int warmup = 3;
   int steps = 7;
   bool plain = false;
+  bool bf16 = false;
   int floor_ranks = 2;  // for --plain: whose share of the traffic is copied for comparison
 };
 
@@ -79,7 +82,7 @@ class StepTime {
     model_ = models::Decoder(config_);
     fill_weights(model_);
     num_parameters_ = models::num_parameters(config_);
-    if (!options_.plain) shard();
+    if (!options_.plain || options_.bf16) shard();
     optimizer_.emplace(decay_groups(*model_, /*weight_decay=*/0.1), AdamWOptions{.lr = 1e-3});
     const at::Tensor ids = make_tokens(options_.tokens, world_.rank, config_.vocab_size);
     inputs_ = ids.narrow(0, 0, options_.tokens).unsqueeze(0);
@@ -104,15 +107,16 @@ class StepTime {
  private:
   void shard() {
     const Mesh mesh = Mesh::shard(world_);
-    for (const auto& layer : *model_->layers()) block_bytes_ = fully_shard(*layer, mesh).largest_unit_bytes();
-    root_ = fully_shard(*model_, mesh);
+    ShardOptions options;
+    if (options_.bf16) options.precision = Precision::bf16();
+    for (const auto& layer : *model_->layers()) block_bytes_ = fully_shard(*layer, mesh, options).largest_unit_bytes();
+    root_ = fully_shard(*model_, mesh, options);
   }
 
   void run_step() {
     const Usage before = process_usage();
     Stopwatch whole, part;
-    const at::Tensor logits = model_->forward(inputs_);
-    const at::Tensor loss = kernels::cross_entropy(logits.flatten(0, 1), targets_);
+    const at::Tensor loss = model_->loss(inputs_, targets_);
     result_["forward_ms"].push_back(part.lap());
     loss.backward();
     result_["backward_ms"].push_back(part.lap());
@@ -163,6 +167,8 @@ class StepTime {
     for (const auto& [name, bytes] : formula.items()) total += bytes.get<int64_t>();
     formula["total"] = total;
     result_["peak_bytes"] = process_memory().peak_bytes;
+    const HostCacheStats cache = host_cache_stats();
+    result_["host_cache"] = {{"peak held MiB", cache.peak_held_bytes >> 20}, {"growths", cache.growths}};
   }
 
   // Each rank receives the blocks twice, the root once, and a share of every other rank's gradients.
@@ -192,6 +198,8 @@ Options parse(int argc, char** argv) {
   app.add_option("--warmup", options.warmup, "steps that are not timed");
   app.add_option("--steps", options.steps, "steps that are timed")->check(CLI::PositiveNumber);
   app.add_flag("--plain", options.plain, "one process, not sharded");
+  app.add_flag("--bf16", options.bf16, "compute in bf16");
+  app.add_option("--floor-ranks", options.floor_ranks, "of --plain: ranks whose traffic is copied for comparison");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

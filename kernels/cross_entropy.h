@@ -21,6 +21,15 @@ enum class Reduction { kSum, kMean };  // over the targets that are not kIgnoreI
 at::Tensor cross_entropy(const at::Tensor& logits_NV, const at::Tensor& targets_N,
                          Reduction reduction = Reduction::kMean);
 
+// cross_entropy(x W^T, targets) without the logits: x_NE [N, E], weight_VE [V, E], both fp32 or both bf16. A chunk of
+// rows at a time is multiplied, in the backward once more, so that no more than kLogitsAtATime logits and as many
+// gradients are ever in memory; the weight's gradient is summed over chunks in fp32, in its GradientSlot where there is
+// one. Saves x, the weight, targets and one number per row. Operator: fsdp::linear_cross_entropy.
+at::Tensor linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor& weight_VE, const at::Tensor& targets_N,
+                                Reduction reduction = Reduction::kMean);
+
+inline constexpr int64_t kLogitsAtATime = int64_t{1} << 22;
+
 // How many targets are not kIgnoreIndex: what the mean divides by. targets int64, any shape, on the CPU.
 int64_t count_valid_targets(const at::Tensor& targets);
 

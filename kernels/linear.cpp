@@ -3,13 +3,23 @@
 #include <ATen/ATen.h>
 #include <ATen/core/List.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "kernels/dispatch.h"
+#include "kernels/linear_parts.h"
+#include "kernels/pack.h"
+#include "kernels/small_gemm.h"
 
 namespace fsdp::kernels {
 namespace {
+
+// Up to so many rows of x the weight's gradient is bound by writing it, and needs no packed operands.
+constexpr int64_t kFewTokens = 128;
+// A piece of a gradient on its way into a slot stays in the second-level cache.
+constexpr int64_t kPieceNumel = int64_t{1} << 17;
 
 using OneDnnLinear = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
                                 std::string_view, c10::List<std::optional<at::Scalar>>,
@@ -25,15 +35,46 @@ const std::optional<c10::TypedOperatorHandle<OneDnnLinear>>& find_onednn() {
   return op;
 }
 
-// a [m, k] times b [n, k] transposed; strided views are fine.
-at::Tensor onednn_product(const at::Tensor& a, const at::Tensor& b) {
+}  // namespace
+
+at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
+  if (a.scalar_type() != at::kFloat || !find_onednn()) return at::linear(a, b);
   return find_onednn()->call(a, b, std::nullopt, "none", c10::List<std::optional<at::Scalar>>(), std::nullopt);
+}
+
+void fill_weight_gradient(const GradientSlot& slot, const at::Tensor& grad_TN, const at::Tensor& x_TK) {
+  const int64_t tokens = grad_TN.size(0), outputs = grad_TN.size(1), inputs = x_TK.size(1);
+  if (tokens <= kFewTokens && inputs % 16 == 0) {
+    at::Tensor scaled_TN = grad_TN.to(at::kFloat);
+    if (slot.scale != 1) scaled_TN = scaled_TN * slot.scale;
+    const at::Tensor x = x_TK.to(at::kFloat).contiguous();
+    small_gemm(outputs, inputs, tokens, {scaled_TN.const_data_ptr<float>(), 1, outputs}, x.const_data_ptr<float>(),
+               inputs, slot.target.mutable_data_ptr<float>(), inputs, slot.adds);
+    return;
+  }
+  const at::Tensor x_KT = x_TK.t(), target = slot.target.view({-1});
+  const int64_t rows = std::max<int64_t>(1, kPieceNumel / inputs);
+  for (int64_t row = 0; row < outputs; row += rows) {
+    const int64_t count = std::min(rows, outputs - row);
+    const at::Tensor piece = product(grad_TN.narrow(1, row, count).t(), x_KT);
+    pack_gradient(target.narrow(0, row * inputs, count * inputs), piece, slot.scale, slot.adds);
+  }
+}
+
+namespace {
+
+at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& grad_TN, const at::Tensor& x_TK) {
+  std::optional<GradientSlot> slot = find_gradient_slot(weight);
+  if (!slot) return product(grad_TN.t(), x_TK.t());
+  fill_weight_gradient(*slot, grad_TN, x_TK);
+  return std::move(slot->stand_in);
 }
 
 struct Linear : torch::autograd::Function<Linear> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
     context->save_for_backward({x, weight});
-    return onednn_product(x, weight);
+    const at::AutoDispatchBelowADInplaceOrView below;  // observers have seen this operator's inputs
+    return product(x, weight);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -42,20 +83,27 @@ struct Linear : torch::autograd::Function<Linear> {
     const at::Tensor& x = saved[0];
     const at::Tensor& weight = saved[1];
     const at::Tensor grad = grads[0].contiguous();
-    at::Tensor grad_x, grad_weight;
-    if (context->needs_input_grad(0)) grad_x = onednn_product(grad, weight.t());
-    if (context->needs_input_grad(1)) grad_weight = onednn_product(grad.flatten(0, -2).t(), x.flatten(0, -2).t());
-    return {grad_x, grad_weight};
+    torch::autograd::variable_list result(2);
+    if (context->needs_input_grad(0)) result[0] = product(grad, weight.t());
+    if (context->needs_input_grad(1)) result[1] = weight_gradient(weight, grad.flatten(0, -2), x.flatten(0, -2));
+    return result;
   }
 };
+
+at::Tensor differentiable(const at::Tensor& x, const at::Tensor& weight) { return Linear::apply(x, weight); }
 
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight) {
-  const bool fp32 = x.is_cpu() && x.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat;
+  static const auto op = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("fsdp::linear");
+  const auto dtype = weight.scalar_type();
+  const bool known = x.is_cpu() && x.scalar_type() == dtype && (dtype == at::kFloat || dtype == at::kBFloat16);
   const bool fits = x.dim() >= 2 && weight.dim() == 2 && x.size(-1) == weight.size(1);  // if not, at::linear tells
-  const bool suits = fp32 && fits && x.numel() > 0 && weight.numel() > 0 && find_onednn().has_value();
-  return suits ? Linear::apply(x, weight) : at::linear(x, weight);
+  return known && fits && x.numel() > 0 && weight.numel() > 0 ? op.call(x, weight) : at::linear(x, weight);
 }
+
+TORCH_LIBRARY_FRAGMENT(fsdp, library) { library.def("linear(Tensor x, Tensor weight) -> Tensor"); }
+TORCH_LIBRARY_IMPL(fsdp, CPU, library) { library.impl("linear", product); }
+TORCH_LIBRARY_IMPL(fsdp, Autograd, library) { library.impl("linear", differentiable); }
 
 }  // namespace fsdp::kernels

@@ -148,7 +148,10 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
     static const auto op =
         find_operator<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, double)>(
             "fsdp::rms_norm_forward");
-    auto [y, rstd] = op.call(x, weight, eps);
+    auto [y, rstd] = [&] {
+      const at::AutoDispatchBelowADInplaceOrView below;  // observers have seen this operator's inputs
+      return op.call(x, weight, eps);
+    }();
     context->save_for_backward({x, weight, rstd});
     return y;
   }
@@ -163,20 +166,33 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
   }
 };
 
-}  // namespace
+at::Tensor without_gradient(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  return std::get<0>(forward_cpu(x, weight, eps));
+}
 
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+at::Tensor differentiable(const at::Tensor& x, const at::Tensor& weight, double eps) {
   return RmsNorm::apply(x, weight, eps);
 }
 
+}  // namespace
+
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  static const auto op = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&, double)>("fsdp::rms_norm");
+  return op.call(x, weight, eps);
+}
+
 TORCH_LIBRARY_FRAGMENT(fsdp, library) {
+  library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   library.def("rms_norm_forward(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
   library.def("rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor rstd) -> (Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(fsdp, CPU, library) {
+  library.impl("rms_norm", without_gradient);
   library.impl("rms_norm_forward", forward_cpu);
   library.impl("rms_norm_backward", backward_cpu);
 }
+
+TORCH_LIBRARY_IMPL(fsdp, Autograd, library) { library.impl("rms_norm", differentiable); }
 
 }  // namespace fsdp::kernels

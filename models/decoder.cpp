@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "kernels/cross_entropy.h"
+#include "kernels/embedding.h"
 #include "kernels/linear.h"
 
 namespace fsdp::models {
@@ -59,7 +60,7 @@ DecoderBodyImpl::DecoderBodyImpl(const DecoderConfig& config, const at::TensorOp
 
 at::Tensor DecoderBodyImpl::forward(const at::Tensor& input_ids_BT, const AttentionInputs& inputs,
                                     const BlockRunner& run_block) {
-  at::Tensor x_BTE = at::embedding(embed_tokens_->weight, input_ids_BT);
+  at::Tensor x_BTE = kernels::embedding(embed_tokens_->weight, input_ids_BT);
   for (const auto& layer : *layers_) {
     auto* block = layer->as<DecoderLayer>();
     if (!run_block) {
@@ -104,6 +105,16 @@ at::Tensor DecoderImpl::compute_logits(const at::Tensor& hidden_BTE) {
 
 at::Tensor DecoderImpl::forward(const at::Tensor& input_ids_BT, const Sequence& sequence) {
   return compute_logits(body_->forward(input_ids_BT, make_inputs(input_ids_BT, sequence), run_block_));
+}
+
+at::Tensor DecoderImpl::loss(const at::Tensor& input_ids_BT, const at::Tensor& targets_N, const Sequence& sequence,
+                             kernels::Reduction reduction) {
+  const at::Tensor hidden_NE =
+      body_->forward(input_ids_BT, make_inputs(input_ids_BT, sequence), run_block_).flatten(0, 1);
+  const int64_t bytes = hidden_NE.size(0) * config_.vocab_size * static_cast<int64_t>(hidden_NE.element_size());
+  if (bytes <= kMostLogitBytes) return kernels::cross_entropy(compute_logits(hidden_NE), targets_N, reduction);
+  const at::Tensor& head_VE = lm_head_.is_empty() ? body_->embedding() : lm_head_->weight;
+  return kernels::linear_cross_entropy(hidden_NE, head_VE, targets_N, reduction);
 }
 
 at::Tensor DecoderImpl::forward_cached(const at::Tensor& input_ids_BT, DecoderCache& cache) {

@@ -10,6 +10,7 @@
 #include <functional>
 #include <vector>
 
+#include "kernels/cross_entropy.h"
 #include "models/decoder_config.h"
 #include "models/decoder_layer.h"
 #include "models/rotary_table.h"
@@ -63,6 +64,12 @@ class DecoderImpl : public torch::nn::Module {
   // input_ids [B, T] int64 -> logits [B, T, V] in the parameters' dtype.
   // Throws c10::Error on ids outside the vocabulary and on a Sequence that does not fit.
   at::Tensor forward(const at::Tensor& input_ids_BT, const Sequence& sequence = {});
+
+  // Cross entropy of the logits that forward() gives: targets [B * T] as kernels::cross_entropy() takes them; fp32
+  // scalar. Logits of more than kMostLogitBytes are never whole in memory.
+  at::Tensor loss(const at::Tensor& input_ids_BT, const at::Tensor& targets_N, const Sequence& sequence = {},
+                  kernels::Reduction reduction = kernels::Reduction::kMean);
+  static constexpr int64_t kMostLogitBytes = int64_t{256} << 20;
 
   // Generation: `input_ids` [B, T] follow the tokens already in `cache`, which takes them in. Same logits as forward()
   // over everything at once, for the new tokens. Runs without gradients.

@@ -12,7 +12,7 @@ import sys
 ROOTS = ("fsdp", "io", "kernels", "models", "plan", "train", "app")
 SUFFIXES = {".h", ".hpp", ".cpp", ".cc", ".cu", ".cuh"}
 
-BUFFER = {"layout", "strategy", "mesh", "comm", "precision", "kernels", "base"}
+BUFFER = {"layout", "strategy", "mesh", "memory", "comm", "precision", "kernels", "base"}
 GROUP = BUFFER | {"buffer"}
 STATE_USERS = GROUP | {"group", "io"}
 
@@ -24,8 +24,9 @@ ALLOWED = {
     "schedule": set(),
     "io": set(),
     "kernels": set(),
+    "memory": set(),
     "mesh": {"base"},
-    "comm": {"base", "mesh", "kernels"},
+    "comm": {"base", "memory", "mesh", "kernels"},
     "cuda": {"base"},
     "precision": {"base"},
     "buffer": BUFFER,

@@ -38,8 +38,7 @@ Batch make_batch(const PackedSplit& split, std::span<const int64_t> sequences) {
 Part part_of(int64_t count, int rank, int size) { return {count * rank / size, count * (rank + 1) / size}; }
 
 at::Tensor summed_loss(models::Decoder& model, const Batch& batch) {
-  const at::Tensor logits_BTV = model->forward(batch.input_ids_BT, batch.sequence);
-  return kernels::cross_entropy(logits_BTV.flatten(0, 1), batch.targets_N, kernels::Reduction::kSum);
+  return model->loss(batch.input_ids_BT, batch.targets_N, batch.sequence, kernels::Reduction::kSum);
 }
 
 }  // namespace fsdp::train

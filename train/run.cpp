@@ -91,9 +91,10 @@ ShardedModel build_model(const ModelChoice& choice, const Config& config, const 
 // The run as rank 0 tells about it, and the loop of all ranks.
 class Run {
  public:
-  Run(const Config& config, const World& world, Splits splits, ModelChoice choice)
+  Run(const Config& config, const World& world, ThreadPlan threads, Splits splits, ModelChoice choice)
       : config_(config),
         world_(world),
+        threads_(std::move(threads)),
         folder_{config.output.folder},
         console_(Console::detect(stdout, world.rank)),
         splits_(std::move(splits)),
@@ -172,18 +173,19 @@ class Run {
 
   std::string transport_text() const {
     const std::string name = transport_name(world_);
+    if (name == "shm + gloo") return "ranks of a host share memory, hosts talk TCP (Gloo)";
     return name == "shm" ? "ranks share memory" : name == "gloo" ? "ranks talk TCP (Gloo)" : "no other ranks";
   }
 
   void print_banner() {
-    const int threads = set_threads(world_.local_size);
     const RestingBytes rest = model_.root.resting_bytes();
     const auto& data = splits_.train;
     console_.line("train: " + model_.decoder->config().model_type + " with " +
                   format_count(model_.root.num_parameters()) + " parameters in " +
                   std::to_string(model_.root.num_units()) + " units; " + std::to_string(world_.size) + " rank(s) (" +
-                  launcher_name() + ") x " + std::to_string(threads) + " thread(s); " + config_.shard.strategy + ", " +
-                  config_.shard.precision + ", " + transport_text());
+                  launcher_name() + "); " + config_.shard.strategy + ", " + config_.shard.precision + ", " +
+                  transport_text());
+    console_.line("train: " + describe(threads_));
     console_.line("train: " + with_thousands(data.dataset().num_tokens()) + " tokens in " +
                   with_thousands(data.num_sequences()) + " sequences, " + with_thousands(tokens_per_step()) +
                   " tokens per step; held out: " +
@@ -259,6 +261,7 @@ class Run {
 
   Config config_;
   World world_;
+  ThreadPlan threads_;
   OutputFolder folder_;
   Console console_;
   Splits splits_;
@@ -275,7 +278,7 @@ class Run {
 }  // namespace
 
 void run_training(const Config& config, const World& world) {
-  set_threads(world.local_size);
+  const ThreadPlan threads = set_threads(world);
   std::optional<Splits> splits;
   std::optional<ModelChoice> choice;
   on_all_ranks(world, [&] {
@@ -286,7 +289,7 @@ void run_training(const Config& config, const World& world) {
     choice = choose_model(config.model, data.vocab_size(), data.eos_id());
   });
   check_ranks_agree(world, config, splits->train);
-  Run run(config, world, std::move(*splits), std::move(*choice));
+  Run run(config, world, threads, std::move(*splits), std::move(*choice));
   run.train();
 }
 

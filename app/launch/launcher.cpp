@@ -40,7 +40,7 @@ int exit_code(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) 
 
 Launcher::Launcher(LaunchOptions options)
     : options_(std::move(options)),
-      cores_(train::available_cores()),
+      cores_(static_cast<int>(train::available_cores().size())),
       output_(options_.nproc, {.prefix = options_.prefix, .draws_status = isatty(STDOUT_FILENO) != 0}),
       children_(static_cast<size_t>(options_.nproc)) {
   sigset_t set;

@@ -1,4 +1,5 @@
-"""The peer of step_time.cpp: the same Llama, weights, tokens and optimizer with PyTorch's fully_shard on Gloo.
+"""The peer of step_time.cpp: the same Llama, weights, tokens and optimizer with PyTorch's fully_shard on Gloo, or with
+--ddp under DistributedDataParallel.
 
 One rank; started by benchmarks/compare.py. Rank 0 prints one line of JSON."""
 
@@ -12,7 +13,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 VOCABULARY, HIDDEN, LAYERS, HEADS, KEY_HEADS, HEAD_DIM, FFN = 32000, 512, 8, 8, 4, 64, 1536
 EPS, THETA = 1e-5, 1e4
@@ -103,6 +105,17 @@ def make_tokens(count, rank):
     return torch.tensor(ids)
 
 
+def distribute(model, options):
+    if options.ddp:
+        return DistributedDataParallel(model, gradient_as_bucket_view=True)
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    policy = {"mp_policy": bf16} if options.bf16 else {}
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh, **policy)
+    return fully_shard(model, mesh=mesh, **policy)
+
+
 def page_faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
@@ -122,16 +135,17 @@ def main():
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--ddp", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
 
     model = Llama(options.tokens)
     fill_weights(model)
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    if options.bf16:
+        model.cos, model.sin = model.cos.bfloat16(), model.sin.bfloat16()
+    model = distribute(model, options)
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]

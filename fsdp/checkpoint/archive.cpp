@@ -92,6 +92,7 @@ void take_over(const ModuleTensor& tensor, const at::Tensor& stored, const LazyA
     at::Tensor(*tensor.tensor).copy_(stored);
     return;
   }
+  tensor.member->group->begin_main_weight_write();
   const layout::Range range = tensor.member->group->main_slice(tensor.member->index);
   at::Tensor leaf = tensor.member->group->leaf(tensor.member->index);
   leaf.copy_(file.slice(stored, range.begin, range.end));

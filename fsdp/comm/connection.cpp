@@ -10,9 +10,9 @@
 #include "fsdp/base/check.h"
 #include "fsdp/comm/comm.h"
 #include "fsdp/comm/gloo_transport.h"
-#include "fsdp/comm/host_links.h"
 #include "fsdp/comm/progress_monitor.h"
 #include "fsdp/comm/shm_transport.h"
+#include "fsdp/comm/two_level_transport.h"
 
 namespace fsdp::comm {
 namespace {
@@ -42,7 +42,7 @@ std::vector<uint8_t> to_bytes(const std::string& text) { return {text.begin(), t
 }  // namespace
 
 Connection::Connection(c10::intrusive_ptr<c10d::Store> store, int rank, int size, ConnectOptions options)
-    : store_(std::move(store)), rank_(rank), size_(size), options_(std::move(options)) {
+    : store_(std::move(store)), rank_(rank), size_(size), options_(std::move(options)), hosts_(size) {
   if (size_ == 1) return;
   meet();
   share_memory();
@@ -85,11 +85,24 @@ std::shared_ptr<Comm> Connection::group(const std::vector<int>& ranks) {
 
 std::unique_ptr<Transport> Connection::make_transport(const std::vector<int>& ranks, int group_rank) {
   if (ranks.size() == 1) return make_null_transport();
-  if (host_links_) return make_shm_transport(host_links_, ranks, options_.deadline);
-  const std::string prefix = "group/" + join(ranks, ",");
+  if (const auto places = hosts_.places_of(ranks); !places.empty()) {
+    return make_shm_transport(hosts_.links(), places, options_.deadline);
+  }
+  const std::string name = join(ranks, ",");
+  std::optional<HostGrid> grid = hosts_.grid_of(ranks, group_rank);
+  if (!grid) return make_gloo(name, ranks, group_rank);
+  std::vector<int> across;
+  for (const int position : grid->across) across.push_back(ranks[static_cast<size_t>(position)]);
+  auto here = make_shm_transport(hosts_.links(), grid->here, options_.deadline);
+  auto between = make_gloo(name + "/place" + std::to_string(grid->place), across, grid->host);
+  return make_two_level_transport(std::move(*grid), hosts_.links(), std::move(here), std::move(between));
+}
+
+std::unique_ptr<Transport> Connection::make_gloo(const std::string& name, const std::vector<int>& ranks,
+                                                 int group_rank) {
   GlooOptions gloo{group_rank, static_cast<int>(ranks.size()), options_.deadline, options_.host};
   try {
-    return make_gloo_transport(c10::make_intrusive<c10d::PrefixStore>(prefix, store_), gloo);
+    return make_gloo_transport(c10::make_intrusive<c10d::PrefixStore>("group/" + name, store_), gloo);
   } catch (const std::exception& error) {
     FSDP_THROW(kCommunication, "[init] rank ", rank_, " cannot connect to ranks ", join(ranks, ", "), " from host '",
                options_.host, "': ", error.what());
@@ -100,15 +113,17 @@ void Connection::share_memory() {
   if (options_.transport == TransportKind::kGloo) return;
   HostLinksOptions links;
   links.start_deadline = options_.start_deadline;
-  host_links_ = HostLinks::try_connect(c10::make_intrusive<c10d::PrefixStore>("host", store_), rank_, size_, links);
-  FSDP_CHECK(host_links_ || options_.transport == TransportKind::kAuto, "[init] rank ", rank_,
+  hosts_ =
+      Hosts::find(c10::make_intrusive<c10d::PrefixStore>("host", store_), rank_, size_, options_.host_label, links);
+  FSDP_CHECK(hosts_.all_on_this_host() || options_.transport == TransportKind::kAuto, "[init] rank ", rank_,
              ": transport shm, but the ranks do not all run on one host that lets them share memory. Use ",
              "TransportKind::kAuto or kGloo.");
 }
 
 std::string Connection::transport_name() const {
   if (size_ == 1) return "none";
-  return host_links_ ? "shm" : "gloo";
+  if (hosts_.all_on_this_host()) return "shm";
+  return hosts_.count() < size_ ? "shm + gloo" : "gloo";
 }
 
 std::shared_ptr<Comm> Connection::world() {

@@ -10,6 +10,7 @@
 
 #include "fsdp/comm/call_log.h"
 #include "fsdp/comm/delayed_transport.h"
+#include "fsdp/comm/hosts.h"
 #include "fsdp/comm/transport.h"
 #include "fsdp/comm/transport_kind.h"
 #include "fsdp/mesh/mesh.h"
@@ -19,14 +20,14 @@ namespace fsdp::comm {
 class Comm;
 class ProgressMonitor;
 
-class HostLinks;
-
 struct ConnectOptions {
   TransportKind transport = TransportKind::kGloo;
   HostWeightCopies host_weights = HostWeightCopies::kOne;
   std::chrono::milliseconds deadline = std::chrono::minutes(5);
   std::chrono::milliseconds start_deadline = std::chrono::minutes(2);
   std::string host = "127.0.0.1";  // this host, as the other ranks reach it
+  // Ranks share memory with those only that say the same: tests split one host with it.
+  std::string host_label;
   // Where the log of calls goes when one fails: calls-rank<N>.jsonl. Empty: nowhere.
   std::string dump_folder;
   TransferDelays delays;  // of this rank's transfers; tests only
@@ -42,10 +43,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   int rank() const { return rank_; }
   int size() const { return size_; }
   std::chrono::milliseconds deadline() const { return options_.deadline; }
-  // "shm", "gloo", or "none" in a world of one.
+  // "shm", "gloo", "shm + gloo" (within hosts and between them), or "none" in a world of one.
   std::string transport_name() const;
-  // Null unless the ranks share memory.
-  const std::shared_ptr<HostLinks>& host_links() const { return host_links_; }
+  const Hosts& hosts() const { return hosts_; }
   HostWeightCopies host_weights() const { return options_.host_weights; }
   CallLog& calls() { return calls_; }
 
@@ -72,13 +72,14 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void meet();
   void share_memory();
   std::unique_ptr<Transport> make_transport(const std::vector<int>& ranks, int group_rank);
+  std::unique_ptr<Transport> make_gloo(const std::string& name, const std::vector<int>& ranks, int group_rank);
 
   c10::intrusive_ptr<c10d::Store> store_;  // null in a world of one
   int rank_;
   int size_;
   ConnectOptions options_;
   CallLog calls_;
-  std::shared_ptr<HostLinks> host_links_;
+  Hosts hosts_;
   std::vector<std::shared_ptr<Comm>> groups_;
   std::unique_ptr<ProgressMonitor> monitor_;
 };

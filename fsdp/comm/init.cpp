@@ -1,7 +1,6 @@
 #include "fsdp/comm/init.h"
 
 #include <arpa/inet.h>
-#include <malloc.h>
 #include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -15,6 +14,7 @@
 #include "fsdp/comm/connection.h"
 #include "fsdp/comm/launch_environment.h"
 #include "fsdp/comm/store.h"
+#include "fsdp/memory/host_cache.h"
 
 namespace fsdp {
 namespace {
@@ -62,12 +62,6 @@ std::string address_towards(const std::string& target, uint16_t port) {
   return address;
 }
 
-void keep_freed_memory() {
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  mallopt(M_TRIM_THRESHOLD, -1);
-  mallopt(M_TOP_PAD, 64 << 20);
-}
-
 // Ranks with the same host name, in rank order.
 void find_local_place(World& world) {
   std::array<char, 256> name{};
@@ -85,7 +79,9 @@ void find_local_place(World& world) {
 }  // namespace
 
 World init(const InitOptions& options) {
-  if (options.malloc == MallocPolicy::kKeepFreed) keep_freed_memory();
+  const HostMemory host_memory = options.host_memory.value_or(choice<HostMemory>(
+      "FSDP_HOST_MEMORY", {{"cached", HostMemory::kCached}, {"system", HostMemory::kSystem}}, HostMemory::kCached));
+  if (host_memory == HostMemory::kCached) enable_host_cache();
   const comm::LaunchEnvironment env = comm::read_launch_environment(get_environment);
   if (env.size == 1) return comm::connect_alone();
   comm::ConnectOptions connect_options;

@@ -9,9 +9,9 @@
 
 namespace fsdp {
 
-// What the C library does with memory that tensors free. Keeping it saves first-touch page faults, which on a CPU cost
-// several times more than the copies of a step.
-enum class MallocPolicy { kKeepFreed, kSystemDefault };
+// What becomes of host memory that tensors free: kept for the next ones (fsdp/memory/host_cache.h), or given back to
+// the C library.
+enum class HostMemory { kCached, kSystem };
 
 struct InitOptions {
   // No wait for another rank lasts longer; then an error names the ranks that are missing.
@@ -21,10 +21,12 @@ struct InitOptions {
   // Where the log of the last 256 collective calls is written when one fails: calls-rank<N>.jsonl. Empty: nowhere.
   std::string dump_folder;
   // Unset: what the variables FSDP_TRANSPORT (auto, shm, gloo) and FSDP_HOST_WEIGHTS (one, per_rank) say; without them,
-  // shared memory where all ranks run on one host, with one copy of gathered weights for all of them.
+  // shared memory between the ranks of a host, with one copy of the weights that are gathered there, and TCP between
+  // hosts.
   std::optional<TransportKind> transport;
   std::optional<HostWeightCopies> host_weights;
-  MallocPolicy malloc = MallocPolicy::kKeepFreed;
+  // Unset: what the variable FSDP_HOST_MEMORY (cached, system) says; without it, cached. For the whole process.
+  std::optional<HostMemory> host_memory;
 };
 
 // Joins the job this process was started in: `fsdp launch`, torchrun, plain env:// variables, Slurm's srun, Open MPI,
@@ -37,7 +39,8 @@ World init(const InitOptions& options = {});
 // Which launcher init() found, for messages: "fsdp launch", "torchrun", "srun", "mpirun", "alone", ...
 std::string launcher_name();
 
-// What carries the collectives of `world`: "shm", "gloo", or "none" in a world of one.
+// What carries the collectives of `world`: "shm", "gloo", "shm + gloo" (within hosts and between them), or "none" in a
+// world of one.
 std::string transport_name(const World& world);
 
 }  // namespace fsdp

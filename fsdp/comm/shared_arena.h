@@ -5,7 +5,7 @@
 #include <mutex>
 #include <string>
 
-#include "fsdp/comm/offset_ranges.h"
+#include "fsdp/memory/offset_ranges.h"
 
 namespace fsdp::comm {
 

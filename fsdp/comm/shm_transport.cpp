@@ -237,44 +237,62 @@ class ShmTransfer : public Transfer {
   std::atomic<bool> aborted_{false};
 };
 
-// Copies what each wanted peer posted to its place in the output.
+// Copies what each wanted peer posted to its places in the output.
 class Fetch : public ShmTransfer {
  public:
-  // `stride`: bytes from one peer's place to the next.
-  Fetch(std::shared_ptr<const Group> group, uint32_t tag, at::Tensor source, at::Tensor output, int64_t stride)
-      : ShmTransfer(std::move(group), tag), source_(std::move(source)), output_(std::move(output)), stride_(stride) {}
+  // `slots`: of how many ranks a block of the output has data; 0: what is posted is the output.
+  Fetch(std::shared_ptr<const Group> group, uint32_t tag, at::Tensor source, at::Tensor output, int64_t blocks,
+        int64_t slots)
+      : ShmTransfer(std::move(group), tag),
+        source_(std::move(source)),
+        output_(std::move(output)),
+        blocks_(blocks),
+        slots_(slots),
+        block_bytes_(num_bytes(output_) / (blocks * std::max<int64_t>(slots, 1))) {}
 
  protected:
   void begin() override {
     if (!source_.defined()) return;
-    std::byte* own = mutable_data_of(output_) + group().rank() * stride_;
-    if (own != data_of(source_)) std::memcpy(own, data_of(source_), static_cast<size_t>(num_bytes(source_)));
+    for (int64_t block = 0; block < blocks_; ++block) {
+      const std::byte* from = data_of(source_) + block * block_bytes_;
+      std::byte* own = place_of(group().rank(), block);
+      if (own != from) std::memcpy(own, from, static_cast<size_t>(block_bytes_));
+    }
   }
 
   void take(int peer, Reading reading) override {
-    std::byte* to = mutable_data_of(output_) + peer * stride_;
-    const std::byte* from = reading.data();
-    for (int64_t done = 0; done < reading.bytes(); done += kCopyPiece) {
-      check_wanted();
-      std::memcpy(to + done, from + done, static_cast<size_t>(std::min(kCopyPiece, reading.bytes() - done)));
-      reading.check_intact();
+    for (int64_t block = 0; block < blocks_; ++block) {
+      const std::byte* from = reading.data() + block * block_bytes_;
+      std::byte* to = place_of(peer, block);
+      for (int64_t done = 0; done < block_bytes_; done += kCopyPiece) {
+        check_wanted();
+        std::memcpy(to + done, from + done, static_cast<size_t>(std::min(kCopyPiece, block_bytes_ - done)));
+        reading.check_intact();
+      }
     }
   }
 
  private:
+  std::byte* place_of(int peer, int64_t block) const {
+    return mutable_data_of(output_) + (slots_ == 0 ? 0 : (block * slots_ + peer) * block_bytes_);
+  }
+
   at::Tensor source_;  // of this rank; empty: its place in the output is not touched
   at::Tensor output_;
-  int64_t stride_;
+  int64_t blocks_;
+  int64_t slots_;
+  int64_t block_bytes_;
 };
 
-// Adds this rank's slice of everybody's input.
+// Adds this rank's slice of each block of everybody's input.
 class Reduction : public ShmTransfer {
  public:
-  Reduction(std::shared_ptr<const Group> group, uint32_t tag, at::Tensor input, at::Tensor output,
+  Reduction(std::shared_ptr<const Group> group, uint32_t tag, at::Tensor input, at::Tensor output, int64_t blocks,
             Accumulate accumulate)
       : ShmTransfer(std::move(group), tag),
         input_(std::move(input)),
         output_(std::move(output)),
+        blocks_(blocks),
         accumulate_(accumulate),
         readings_(static_cast<size_t>(this->group().size())) {}
 
@@ -282,30 +300,35 @@ class Reduction : public ShmTransfer {
   void take(int peer, Reading reading) override { readings_[static_cast<size_t>(peer)].emplace(std::move(reading)); }
 
   void finish() override {
-    const int64_t numel = output_.numel();
-    for (int64_t begin = 0; begin < numel; begin += kSumPiece) {
-      check_wanted();
-      sum(begin, std::min(kSumPiece, numel - begin));
-      for (const auto& reading : readings_) {
-        if (reading) reading->check_intact();
+    const int64_t numel = output_.numel() / blocks_;
+    for (int64_t block = 0; block < blocks_; ++block) {
+      for (int64_t begin = 0; begin < numel; begin += kSumPiece) {
+        check_wanted();
+        sum(block, begin, std::min(kSumPiece, numel - begin));
+        for (const auto& reading : readings_) {
+          if (reading) reading->check_intact();
+        }
       }
     }
     for (auto& reading : readings_) reading.reset();
   }
 
  private:
-  void sum(int64_t begin, int64_t count) {
-    const int64_t position = (group().rank() * output_.numel() + begin) * static_cast<int64_t>(input_.element_size());
+  void sum(int64_t block, int64_t begin, int64_t count) {
+    const int64_t numel = output_.numel() / blocks_;
+    const int64_t position =
+        ((block * group().size() + group().rank()) * numel + begin) * static_cast<int64_t>(input_.element_size());
     std::vector<at::Tensor> chunks;
     for (const auto& reading : readings_) {
       const std::byte* data = (reading ? reading->data() : data_of(input_)) + position;
       chunks.push_back(at::from_blob(const_cast<std::byte*>(data), {count}, input_.options()));
     }
-    kernels::sum_chunks(output_.narrow(0, begin, count), chunks, accumulate_ == Accumulate::kAdd);
+    kernels::sum_chunks(output_.narrow(0, block * numel + begin, count), chunks, accumulate_ == Accumulate::kAdd);
   }
 
   at::Tensor input_;
   at::Tensor output_;
+  int64_t blocks_;
   Accumulate accumulate_;
   std::vector<std::optional<Reading>> readings_;  // none of this rank
 };
@@ -315,16 +338,21 @@ class NothingToDo : public Transfer {
   void wait() override {}
 };
 
-class ShmTransport : public Transport {
+class ShmTransport : public BlockTransport {
  public:
   explicit ShmTransport(std::shared_ptr<const Group> group) : group_(std::move(group)) {}
 
   std::string name() const override { return "shm"; }
 
   std::unique_ptr<Transfer> all_gather(const at::Tensor& output, const at::Tensor& shard, uint32_t tag) override {
+    return all_gather_blocks(output, shard, 1, tag);
+  }
+
+  std::unique_ptr<Transfer> all_gather_blocks(const at::Tensor& output, const at::Tensor& shard, int64_t blocks,
+                                              uint32_t tag) override {
     FSDP_ASSERT(output.is_cpu() && shard.is_cpu(), "tensors of another device");
     if (shard.numel() == 0) return std::make_unique<NothingToDo>();
-    auto transfer = std::make_unique<Fetch>(group_, tag, shard, output, num_bytes(shard));
+    auto transfer = std::make_unique<Fetch>(group_, tag, shard, output, blocks, group_->size());
     transfer->post(data_of(shard), num_bytes(shard));
     transfer->want(group_->others());
     return transfer;
@@ -334,9 +362,19 @@ class ShmTransport : public Transport {
                                            Accumulate accumulate, uint32_t tag) override {
     FSDP_ASSERT(output.is_cpu() && input.is_cpu(), "tensors of another device");
     if (output.numel() == 0) return std::make_unique<NothingToDo>();
-    auto transfer = std::make_unique<Reduction>(group_, tag, input, output, accumulate);
+    auto transfer = std::make_unique<Reduction>(group_, tag, input, output, 1, accumulate);
     const int64_t slice = num_bytes(input) / group_->size();
     transfer->post(data_of(input), num_bytes(input), group_->rank() * slice, slice);
+    transfer->want(group_->others());
+    return transfer;
+  }
+
+  std::unique_ptr<Transfer> reduce_scatter_blocks(const at::Tensor& input, const at::Tensor& output, int64_t blocks,
+                                                  uint32_t tag) override {
+    FSDP_ASSERT(output.is_cpu() && input.is_cpu(), "tensors of another device");
+    if (output.numel() == 0) return std::make_unique<NothingToDo>();
+    auto transfer = std::make_unique<Reduction>(group_, tag, input, output, blocks, Accumulate::kOverwrite);
+    transfer->post(data_of(input), num_bytes(input));
     transfer->want(group_->others());
     return transfer;
   }
@@ -346,7 +384,7 @@ class ShmTransport : public Transport {
   std::unique_ptr<Transfer> broadcast(const at::Tensor& tensor, int root, uint32_t tag) override {
     FSDP_ASSERT(tensor.is_cpu(), "a tensor of another device");
     if (tensor.numel() == 0) return std::make_unique<NothingToDo>();
-    auto transfer = std::make_unique<Fetch>(group_, tag, at::Tensor(), tensor, 0);
+    auto transfer = std::make_unique<Fetch>(group_, tag, at::Tensor(), tensor, 1, 0);
     if (group_->rank() == root) {
       transfer->post(data_of(tensor), num_bytes(tensor));
     } else {
@@ -361,8 +399,8 @@ class ShmTransport : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_shm_transport(std::shared_ptr<HostLinks> links, std::vector<int> ranks,
-                                              std::chrono::milliseconds deadline) {
+std::unique_ptr<BlockTransport> make_shm_transport(std::shared_ptr<HostLinks> links, std::vector<int> ranks,
+                                                   std::chrono::milliseconds deadline) {
   FSDP_ASSERT(links != nullptr, "ranks that share no memory");
   return std::make_unique<ShmTransport>(std::make_shared<Group>(std::move(links), std::move(ranks), deadline));
 }

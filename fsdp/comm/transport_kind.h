@@ -4,7 +4,7 @@ namespace fsdp {
 
 // What carries collectives between ranks.
 enum class TransportKind {
-  kAuto,  // shared memory if all ranks run on one host, else Gloo
+  kAuto,  // shared memory between ranks of one host, TCP between hosts
   kShm,   // shared memory; an error if ranks run on several hosts
   kGloo,  // TCP
 };

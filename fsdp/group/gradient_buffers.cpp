@@ -17,8 +17,9 @@ using comm::Accumulate;
 GradientBuffers::GradientBuffers(GradientSpec spec)
     : spec_(std::move(spec)),
       has_replicas_(spec_.links.replicate != nullptr),
-      used_(spec_.leaves.size(), false),
+      uses_(spec_.leaves.size(), 0),
       placed_(spec_.leaves.size(), false),
+      written_(spec_.leaves.size(), false),
       this_pass_(spec_.leaves.size(), false),
       arrived_(spec_.leaves.size(), 0) {
   const int index = spec_.links.shard->rank();
@@ -34,9 +35,20 @@ GradientBuffers::GradientBuffers(GradientSpec spec)
 
 GradientBuffers::~GradientBuffers() { reduce_.abandon(); }
 
-bool GradientBuffers::used() const { return std::find(used_.begin(), used_.end(), true) != used_.end(); }
+// Reads in a backward alone tell that the forward hid its own: there may have been several.
+void GradientBuffers::note_use(size_t i, UseAt at) {
+  if (at == UseAt::kForward) {
+    uses_[i] = uses_[i] == 0 ? 1 : 2;
+  } else if (uses_[i] == 0) {
+    uses_[i] = 2;
+  }
+}
 
-void GradientBuffers::forget_use() { std::fill(used_.begin(), used_.end(), false); }
+bool GradientBuffers::used() const {
+  return std::any_of(uses_.begin(), uses_.end(), [](uint8_t uses) { return uses > 0; });
+}
+
+void GradientBuffers::forget_use() { std::fill(uses_.begin(), uses_.end(), 0); }
 
 void GradientBuffers::begin_backward() { std::fill(this_pass_.begin(), this_pass_.end(), false); }
 
@@ -50,17 +62,29 @@ void GradientBuffers::begin_collecting(Collect collect) {
 void GradientBuffers::add(size_t i, const at::Tensor& gradient, double scale, Collect collect) {
   FSDP_ASSERT(gradient.numel() == spec_.layout->numels[i], "gradient of ", gradient.numel(), " elements");
   begin_collecting(collect);
-  kernels::pack_gradient(collected_in().part(i), gradient, scale, placed_[i]);
+  const at::Tensor part = collected_in().part(i);
+  // What is no stand-in although the slot was written is a gradient of another operator, which nobody announced.
+  if (!kernels::is_stand_in(gradient)) kernels::pack_gradient(part, gradient, scale, placed_[i] || written_[i]);
+  written_[i] = false;
   placed_[i] = true;
   this_pass_[i] = true;
   arrived_[i] = 1;
 }
 
+std::optional<kernels::GradientSlot> GradientBuffers::open_slot(size_t i, double scale, Collect collect) {
+  if (uses_[i] != 1 || this_pass_[i] || written_[i]) return std::nullopt;
+  begin_collecting(collect);
+  const at::Tensor part = collected_in().part(i);
+  if (part.scalar_type() != at::kFloat || !part.is_cpu()) return std::nullopt;
+  written_[i] = true;
+  return kernels::GradientSlot{part, placed_[i], scale, {}};
+}
+
 bool GradientBuffers::complete() const {
   bool any = false;
-  for (size_t i = 0; i < used_.size(); ++i) {
-    if (used_[i] && !this_pass_[i]) return false;
-    any = any || used_[i];
+  for (size_t i = 0; i < uses_.size(); ++i) {
+    if (uses_[i] > 0 && !this_pass_[i]) return false;
+    any = any || uses_[i] > 0;
   }
   return any;
 }
@@ -215,6 +239,7 @@ void GradientBuffers::release_reduce_memory() {
   staging_.release(*spec_.allocator);
   replica_wire_.release(*spec_.allocator);
   std::fill(placed_.begin(), placed_.end(), false);
+  std::fill(written_.begin(), written_.end(), false);
   phase_.change_to(GradPhase::kEmpty);
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "fsdp/group/group_links.h"
 #include "fsdp/group/phase.h"
 #include "fsdp/strategy/strategy.h"
+#include "kernels/gradient_slot.h"
 
 namespace fsdp {
 
@@ -53,7 +55,9 @@ class GradientBuffers {
   int64_t reduce_buffer_bytes() const { return reduce_buffer_.bytes(); }
 
   // ---- what the forward read
-  void note_use(size_t i) { used_[i] = true; }
+  // In the forward whose graph brings the gradient, or in a backward that computes it again.
+  enum class UseAt { kForward, kBackward };
+  void note_use(size_t i, UseAt at);
   bool used() const;
   void forget_use();
 
@@ -61,6 +65,9 @@ class GradientBuffers {
   void begin_backward();
   // Moves `gradient` of parameter i, times `scale`, into the buffer; adds to one that is there.
   void add(size_t i, const at::Tensor& gradient, double scale, Collect collect);
+  // Where an operator may write the gradient of parameter i, times `scale`, itself, before it is add()ed: nothing where
+  // several gradients make one, or where what is collected is not fp32. begin_collecting() as add() does.
+  std::optional<kernels::GradientSlot> open_slot(size_t i, double scale, Collect collect);
   // Every parameter that the forward read has its gradient.
   bool complete() const;
   bool arrived_in_backward() const;
@@ -107,8 +114,9 @@ class GradientBuffers {
   comm::Completion reduce_;
   bool releases_partial_ = false;       // when the reduction in flight is done
   bool reduced_since_publish_ = false;  // the main grad holds sums that the leaves do not show yet
-  std::vector<bool> used_;              // read in a forward since the last backward
+  std::vector<uint8_t> uses_;           // how often read in forwards since the last backward: 0, 1, or 2 for more
   std::vector<bool> placed_;            // has a gradient in the buffer
+  std::vector<bool> written_;           // got one through its slot that was not add()ed yet
   std::vector<bool> this_pass_;         // got a gradient in the running backward
   std::vector<uint8_t> arrived_;
 };

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "fsdp/comm/comm.h"
 #include "fsdp/comm/comm_thread.h"
@@ -16,6 +17,7 @@ struct GroupLinks {
   std::shared_ptr<comm::Comm> forward;
   // Not null where all ranks of `shard` run on one host and keep one copy of their gathered weights.
   std::shared_ptr<comm::HostLinks> host;
+  std::vector<int> host_places;  // theirs among the ranks of the host, in that case
   // Null where there are no communication threads: jobs are then carried out by who waits for them.
   std::shared_ptr<comm::CommThread> gather_thread;
   std::shared_ptr<comm::CommThread> reduce_thread;

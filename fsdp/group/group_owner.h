@@ -1,5 +1,7 @@
 #pragma once
 
+#include <exception>
+
 namespace fsdp {
 
 struct World;
@@ -11,6 +13,8 @@ class GroupOwner {
   // A program called into the library (optimizer, clipping, zero_grad): throws what happened where nothing may be
   // thrown, checks that no parameter left its buffer, and lets everything rest.
   virtual void on_library_entry() = 0;
+  // What on_library_entry() shall throw: for places that may not.
+  virtual void defer(std::exception_ptr error) = 0;
   // Somebody asked for the leaves, so an optimizer has a chance to be right.
   virtual void on_leaves_requested() = 0;
   // All ranks that share the model.

@@ -27,8 +27,9 @@ int64_t round_up(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 }  // namespace
 
-HostWeights::HostWeights(std::shared_ptr<comm::HostLinks> links, std::shared_ptr<comm::Comm> comm, int64_t bytes)
-    : links_(std::move(links)), comm_(std::move(comm)) {
+HostWeights::HostWeights(std::shared_ptr<comm::HostLinks> links, std::vector<int> places,
+                         std::shared_ptr<comm::Comm> comm, int64_t bytes)
+    : links_(std::move(links)), places_(std::move(places)), comm_(std::move(comm)) {
   const int64_t head = round_up(static_cast<int64_t>(sizeof(Counters)) * comm_->size());
   slab_bytes_ = head + round_up(bytes);
   const at::Tensor place = at::zeros({1}, at::kLong);
@@ -39,13 +40,13 @@ HostWeights::HostWeights(std::shared_ptr<comm::HostLinks> links, std::shared_ptr
     place.fill_(links_->own_arena()->offset_of(slab_));
   }
   comm_->broadcast(place, 0, {"share weights", "", ""});
-  if (comm_->rank() != 0) slab_ = links_->arena(comm_->ranks().front()) + place.const_data_ptr<int64_t>()[0];
+  if (comm_->rank() != 0) slab_ = links_->arena(places_.front()) + place.const_data_ptr<int64_t>()[0];
   data_ = slab_ + head;
 }
 
 HostWeights::~HostWeights() {
   of(comm_->rank()).gone.store(true, std::memory_order_release);
-  links_->ring(comm_->ranks().front());
+  links_->ring(places_.front());
   if (comm_->rank() != 0) return;
   const auto users = [this] {
     uint64_t missing = 0;
@@ -55,7 +56,7 @@ HostWeights::~HostWeights() {
     return missing;
   };
   try {
-    const bool unused = links_->wait_until(users, {comm_->ranks()}, comm::HostLinks::Clock::now() + kPatience);
+    const bool unused = links_->wait_until(users, {places_}, comm::HostLinks::Clock::now() + kPatience);
     if (unused) links_->own_arena()->give_back(slab_, slab_bytes_, comm::SharedArena::Keep::kNothing);
   } catch (const std::exception&) {
     // A rank is gone without having said so; the memory goes with the connection.
@@ -67,8 +68,8 @@ HostWeights::Counters& HostWeights::of(int rank) const {
 }
 
 void HostWeights::ring_all() const {
-  for (const int rank : comm_->ranks()) {
-    if (rank != links_->rank()) links_->ring(rank);
+  for (const int place : places_) {
+    if (place != links_->rank()) links_->ring(place);
   }
 }
 
@@ -81,7 +82,7 @@ void HostWeights::await(const comm::CallLabel& label, const std::function<bool(c
     return bits;
   };
   if (missing() == 0) return;
-  comm_->await(label, [&](std::chrono::milliseconds deadline) { links_->wait(missing, {comm_->ranks()}, deadline); });
+  comm_->await(label, [&](std::chrono::milliseconds deadline) { links_->wait(missing, {places_}, deadline); });
 }
 
 void HostWeights::finish_reading() {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "fsdp/comm/comm.h"
 #include "fsdp/comm/host_links.h"
@@ -19,8 +20,10 @@ namespace fsdp {
 // it. Every rank changes weights equally often, which is what makes their counts comparable.
 class HostWeights {
  public:
-  // COLLECTIVE over `comm`, whose ranks all are on this host. `bytes` of all shards together.
-  HostWeights(std::shared_ptr<comm::HostLinks> links, std::shared_ptr<comm::Comm> comm, int64_t bytes);
+  // COLLECTIVE over `comm`, whose ranks all are on this host, where they have these places. `bytes` of all shards
+  // together.
+  HostWeights(std::shared_ptr<comm::HostLinks> links, std::vector<int> places, std::shared_ptr<comm::Comm> comm,
+              int64_t bytes);
   ~HostWeights();
   HostWeights(const HostWeights&) = delete;
   HostWeights& operator=(const HostWeights&) = delete;
@@ -43,6 +46,7 @@ class HostWeights {
   void ring_all() const;
 
   std::shared_ptr<comm::HostLinks> links_;
+  std::vector<int> places_;
   std::shared_ptr<comm::Comm> comm_;
   int64_t slab_bytes_ = 0;
   std::byte* slab_ = nullptr;

@@ -8,6 +8,7 @@
 #include <limits>
 #include <utility>
 
+#include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
 #include "fsdp/base/trace.h"
 #include "fsdp/group/registry.h"
@@ -84,7 +85,7 @@ void ParameterGroup::make_buffers(const std::vector<at::Tensor>& parameters, con
 void ParameterGroup::share_unsharded(const at::TensorOptions& options) {
   const int64_t numel = layout_->total_numel();
   const auto bytes = numel * static_cast<int64_t>(c10::elementSize(options.dtype().toScalarType()));
-  host_weights_ = std::make_shared<HostWeights>(links_.host, links_.shard, bytes);
+  host_weights_ = std::make_shared<HostWeights>(links_.host, links_.host_places, links_.shard, bytes);
   const at::Tensor local = at::from_blob(
       host_weights_->data(), {numel}, [keep = host_weights_](void*) {}, options);
   unsharded_ = DBuffer(layout_, Placement::kReplicate, links_.shard->rank(), local);
@@ -158,6 +159,10 @@ bool ParameterGroup::holds(const at::Tensor& parameter) const {
          unsharded_.local().storage().unsafeGetStorageImpl();
 }
 
+bool ParameterGroup::is_parameter(size_t i, const at::Tensor& tensor) const {
+  return parameters_[i].lock().get() == tensor.unsafeGetTensorImpl();
+}
+
 std::optional<std::string> ParameterGroup::find_moved_parameter() const {
   const c10::StorageImpl* ours = unsharded_.local().storage().unsafeGetStorageImpl();
   for (size_t i = 0; i < num_parameters(); ++i) {
@@ -177,6 +182,7 @@ std::string ParameterGroup::moved_message(const std::string& name) {
 
 int64_t ParameterGroup::resting_copy_bytes() const {
   if (residence_ == Residence::kPersistent) return unsharded_.bytes();
+  if (shares_main_weight_) return 0;
   if (residence_ == Residence::kShared) return unsharded_.bytes() / links_.shard->size();  // the host has one
   return model_weight_.defined() ? model_weight_.bytes() : 0;
 }
@@ -194,6 +200,7 @@ at::Tensor ParameterGroup::own_model_weight() const {
 }
 
 at::Tensor ParameterGroup::model_weight_copy() const {
+  if (shares_main_weight_) return {};
   if (residence_ == Residence::kShared) return unsharded_.own_slice();
   if (model_weight_.defined()) return own_model_weight();
   if (residence_ != Residence::kPersistent || unsharded_.local().scalar_type() == main_weight_.local().scalar_type()) {
@@ -202,7 +209,35 @@ at::Tensor ParameterGroup::model_weight_copy() const {
   return whole_main_weight() ? unsharded_.local() : unsharded_.own_slice();
 }
 
+void ParameterGroup::share_main_weight() {
+  if (shares_main_weight_ || residence_ != Residence::kShared || shared_memory_ || !model_weight_is_current()) return;
+  const at::Tensor own = unsharded_.own_slice();
+  const at::Tensor& main = main_weight_.local();
+  if (own.scalar_type() != main.scalar_type() || own.numel() != main.numel()) return;
+  using Keep = std::shared_ptr<HostWeights>;
+  main_weight_.exchange({writable(own).mutable_data_ptr(), new Keep(host_weights_),
+                         [](void* keep) { delete static_cast<Keep*>(keep); }, main.device()});
+  shares_main_weight_ = true;
+}
+
+void ParameterGroup::begin_main_weight_write() {
+  if (shares_main_weight_) await_readers();
+}
+
+void ParameterGroup::note_main_weight_write() noexcept {
+  ++observed_writes_;
+  if (!shares_main_weight_) return;
+  const Backstage backstage;
+  try {
+    await_readers();
+  } catch (const std::exception&) {
+    if (const auto program = owner()) program->defer(std::current_exception());
+  }
+}
+
 bool ParameterGroup::begin_model_weight_write() {
+  begin_main_weight_write();
+  if (shares_main_weight_) return true;
   if (!model_weight_is_current() || shared_memory_) return false;
   const at::Tensor copy = model_weight_copy();
   if (!copy.defined() || (copy.scalar_type() != at::kBFloat16 && copy.scalar_type() != at::kFloat)) return false;
@@ -254,7 +289,7 @@ void ParameterGroup::refresh_model_weight() {
     own_model_weight().copy_(main_weight_.local());
   } else if (residence_ == Residence::kShared) {
     await_readers();
-    writable(unsharded_.own_slice()).copy_(main_weight_.local());
+    if (!shares_main_weight_) writable(unsharded_.own_slice()).copy_(main_weight_.local());
   } else if (residence_ == Residence::kPersistent) {
     const at::Tensor source = gather_source();
     writable(source.defined() ? source : unsharded_.local()).copy_(main_weight_.local());
@@ -360,9 +395,9 @@ int64_t ParameterGroup::forget_forward_shard() {
   return bytes;
 }
 
-void ParameterGroup::note_forward_use(size_t i, bool needs_gradient) {
+void ParameterGroup::note_forward_use(size_t i, bool needs_gradient, GradientBuffers::UseAt at) {
   if (needs_gradient) {
-    gradients_->note_use(i);
+    gradients_->note_use(i, at);
   } else {
     read_without_gradient_ = true;
   }
@@ -391,6 +426,7 @@ void ParameterGroup::isolate_unsharded() {
 // digits.
 void ParameterGroup::write_back() {
   FSDP_ASSERT(current(), "write-back of weights that are not there");
+  begin_main_weight_write();
   if (residence_ != Residence::kAliased) {
     for (size_t i = 0; i < num_parameters(); ++i) {
       const layout::Range slice = main_slice(i);

@@ -55,6 +55,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   size_t parameter_at(int64_t offset) const;
   // Whether `parameter` still is a view of the unsharded buffer.
   bool holds(const at::Tensor& parameter) const;
+  // Whether `tensor` is the module's parameter i, not only its data.
+  bool is_parameter(size_t i, const at::Tensor& tensor) const;
   // Name of the first parameter whose data is no longer in the unsharded buffer (Module::to, clone, load), if any.
   std::optional<std::string> find_moved_parameter() const;
   static std::string moved_message(const std::string& name);
@@ -69,18 +71,24 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // Undefined, or the low-precision copy of this rank's main weight. An optimizer may write it together with the main
   // weight and then calls set_model_weight_current().
   at::Tensor model_weight_copy() const;
-  // Whether an optimizer may write that copy now: it is bf16 or fp32, and was up to date. Other ranks of the host may
-  // have to finish reading first. Then the optimizer calls set_model_weight_current() and, at the end,
-  // publish_model_weight().
+  // To be called before anything writes the main weight; where that is shared, returns when no rank reads the old one
+  // any more. Throws Error(kCommunication). COLLECTIVE in so far as all ranks must come to a write.
+  void begin_main_weight_write();
+  // Whether an optimizer may write the copy together with the main weight now: it is bf16 or fp32, and was up to date.
+  // Other ranks of the host may have to finish reading first. Then, and always where the main weight is shared, the
+  // optimizer calls set_model_weight_current() and, at the end, publish_model_weight().
   bool begin_model_weight_write();
   void set_model_weight_current();
   void publish_model_weight();
   // The main weight has changed, or is about to: this rank reads the old weights no more.
   void finish_reading_stale_weights();
   bool model_weight_is_current() const { return model_revision_ == main_weight_revision(); }
-  // From the observer. Version counters alone do not tell: torch::optim::SGD writes through Tensor::data(), which has
-  // its own.
-  void note_main_weight_write() { ++observed_writes_; }
+  // For optimizers that keep to begin_main_weight_write(): where all ranks of a host read one copy of the gathered
+  // weights in the main weight's dtype, the main weight is this rank's part of them from now on. Local.
+  void share_main_weight();
+  // From the observer, before the write. Version counters alone do not tell: torch::optim::SGD writes through
+  // Tensor::data(), which has its own.
+  void note_main_weight_write() noexcept;
   WeightPhase weight_phase() const { return weight_phase_.value(); }
   bool current() const;  // unsharded, and no optimizer wrote since
   // COLLECTIVE unless aliased. Starts to bring the unsharded buffer to the main weight's present values. Returns the
@@ -94,7 +102,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void set_forward_group(std::shared_ptr<comm::Comm> comm) { links_.forward = std::move(comm); }
   // A forward that records its graph read parameter i, with these values: the backward must find them again. A
   // parameter that needs no gradient may still be read there when all gradients have arrived.
-  void note_forward_use(size_t i, bool needs_gradient);
+  void note_forward_use(size_t i, bool needs_gradient, GradientBuffers::UseAt at);
   bool read_without_gradient() const { return read_without_gradient_; }
   void forget_use();
   // Whether an optimizer wrote since a forward read this group.
@@ -154,6 +162,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   DBuffer model_weight_;  // defined only where it differs from the main weight and rests sharded
   DBuffer unsharded_;
   std::shared_ptr<HostWeights> host_weights_;  // Residence::kShared
+  bool shares_main_weight_ = false;            // it is this rank's part of the unsharded buffer
   c10::DataPtr shared_memory_;                 // of the unsharded buffer, while that is isolated
   bool has_finished_reading_ = false;          // since the last publication
   Scratch forward_shard_;

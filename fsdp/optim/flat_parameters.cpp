@@ -41,6 +41,7 @@ void FlatParameters::add_leaf(const at::Tensor& tensor, size_t options) {
   if (const auto member = registry::find_leaf(tensor)) {
     leaf.group = member->group;
     leaf.index = member->index;
+    leaf.group->share_main_weight();
     leaf.begin = tensor.storage_offset() - leaf.group->main_weight().local().storage_offset();
   }
   leaves_.push_back(std::move(leaf));
@@ -94,7 +95,8 @@ FlatRun FlatParameters::make_run(size_t first, size_t end, bool write_copy) {
   run.weight = head.group->main_weight().local().narrow(0, head.begin, numel);
   run.gradient = has_flat_gradient(head) ? head.group->gradients().main_grad().local().narrow(0, head.begin, numel)
                                          : head.tensor.grad().contiguous();
-  if (write_copy) run.copy = head.group->model_weight_copy().narrow(0, head.begin, numel);
+  const at::Tensor copy = write_copy ? head.group->model_weight_copy() : at::Tensor();
+  if (copy.defined()) run.copy = copy.narrow(0, head.begin, numel);
   for (const at::Tensor& state : states) run.states.push_back(state.narrow(0, head.begin, numel));
   return run;
 }

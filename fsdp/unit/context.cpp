@@ -35,9 +35,9 @@ int num_cores() {
 // Where gathers and reductions wait: two queues, or one for both.
 std::shared_ptr<comm::CommThread> make_thread(const World& world, const char* name) {
   if (world.size == 1) return nullptr;
-  // Over shared memory a communication thread computes (copies, sums), so it needs a core of its own.
+  // Over shared memory a communication thread only computes (copies, sums), so it needs a core of its own.
   const bool has_cores = num_cores() >= 2 * world.local_size;
-  if (world.connection->host_links() && !has_cores) return nullptr;
+  if (world.connection->hosts().all_on_this_host() && !has_cores) return nullptr;
   return std::make_shared<comm::CommThread>(name);
 }
 
@@ -82,7 +82,7 @@ Context::Context(const World& world, const ContextOptions& options)
       allocator_(make_buffer_allocator(options.allocator, c10::Device(c10::kCPU))),
       user_thread_(std::this_thread::get_id()),
       order_(order_options(options.schedule)) {
-  if (world.size > 1 && world.connection->host_links()) allocator_->share(world.connection->host_links()->own_arena());
+  if (const auto& links = world.connection->hosts().links()) allocator_->share(links->own_arena());
   const bool unified = options.schedule.threads == schedule::CommThreads::kUnified;
   gather_thread_ = make_thread(world, unified ? "comm thread" : "gather thread");
   reduce_thread_ = unified ? gather_thread_ : make_thread(world, "reduce thread");
@@ -180,7 +180,8 @@ void Context::follow(c10::ArrayRef<Touch> touches, const char* operator_name) {
       if (touch.unit->full_scopes > 0) continue;  // one rank may read it alone
       // Views that are made where no graph is recorded do not tell whether a gradient is needed.
       if (!touch.needs_gradient && RecomputeRegion::is_open()) continue;
-      touch.group->note_forward_use(touch.index, touch.needs_gradient);
+      const auto at = in_backward_ ? GradientBuffers::UseAt::kBackward : GradientBuffers::UseAt::kForward;
+      touch.group->note_forward_use(touch.index, touch.needs_gradient, at);
     }
   }
   if (has_companions_ && !in_backward_) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -42,6 +43,8 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   void refuse_write(const Touch& touch, const char* operator_name) noexcept;
   // From the hook of parameter `index`, in backward: its gradient is complete.
   void gradient_ready(UnitState& unit, ParameterGroup& group, size_t index, const at::Tensor& parameter);
+  // From an operator's backward: where it may write that gradient itself, if anywhere.
+  std::optional<kernels::GradientSlot> open_gradient_slot(UnitState& unit, ParameterGroup& group, size_t index);
   void on_library_entry() override;
   void on_leaves_requested() override { leaves_requested_ = true; }
 
@@ -55,7 +58,7 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   void write_back(UnitState& unit);
   void rethrow_deferred() { error_.rethrow(); }
   // For places that may not throw: the next library entry does.
-  void defer(std::exception_ptr error) { error_.set(std::move(error)); }
+  void defer(std::exception_ptr error) override { error_.set(std::move(error)); }
   // COLLECTIVE over the world.
   int64_t sum_over_ranks(int64_t value, const std::string& what);
 
@@ -109,6 +112,7 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   void enter_backward();
   void note_reused_units();
   bool reduces_now(const UnitState& unit, const ParameterGroup& group) const;
+  Collect collect_of(const UnitState& unit, const ParameterGroup& group) const;
   void make_room_to_collect(ParameterGroup& group);
   void finish_unit_in_backward(UnitState& unit);
   void start_reduce(UnitState& unit, ParameterGroup& group);

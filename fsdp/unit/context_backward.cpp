@@ -81,15 +81,23 @@ void Context::gradient_ready(UnitState& unit, ParameterGroup& group, size_t inde
   FSDP_CHECK(gradient.layout() == at::kStrided, "[backward] gradient of '", group.parameter_name(index),
              "': got a sparse tensor, expected a dense one. Build the embedding with sparse=false.");
   make_room_to_collect(group);
-  const bool goes_out = reduces_now(unit, group);
-  group.gradients().add(index, gradient, unit.gradient_factor(),
-                        goes_out ? Collect::kForThisReduce : Collect::kAcrossMicrobatches);
+  group.gradients().add(index, gradient, unit.gradient_factor(), collect_of(unit, group));
   if (!group.gradients().complete()) return;
   if (unit.unused == UnusedUnit::kZeros) return;  // other ranks may have no gradients: all reduce it at the end
   if (options_.schedule.backward == schedule::BackwardPrefetch::kPost) prefetch(units_ahead(unit));
   if (options_.schedule.release == schedule::ReleaseOrder::kReshardFirst) finish_unit_in_backward(unit);
-  if (goes_out) start_reduce(unit, group);
+  if (reduces_now(unit, group)) start_reduce(unit, group);
   if (options_.schedule.release == schedule::ReleaseOrder::kReduceFirst) finish_unit_in_backward(unit);
+}
+
+std::optional<kernels::GradientSlot> Context::open_gradient_slot(UnitState& unit, ParameterGroup& group, size_t index) {
+  rethrow_deferred();
+  enter_backward();
+  const Backstage backstage;
+  make_room_to_collect(group);
+  auto slot = group.gradients().open_slot(index, unit.gradient_factor(), collect_of(unit, group));
+  if (slot) counters_.gradients_in_place += 1;
+  return slot;
 }
 
 // Frozen parameters may still be read; delayed releases come with later transitions.
@@ -102,6 +110,10 @@ void Context::finish_unit_in_backward(UnitState& unit) {
 bool Context::reduces_now(const UnitState& unit, const ParameterGroup& group) const {
   return unit.syncs_gradients() &&
          (unit.last_microbatch || group.strategy_traits().reduce_timing == ReduceTiming::kEveryMicrobatch);
+}
+
+Collect Context::collect_of(const UnitState& unit, const ParameterGroup& group) const {
+  return reduces_now(unit, group) ? Collect::kForThisReduce : Collect::kAcrossMicrobatches;
 }
 
 // A group that collects needs its reduce buffer for itself, and no more than two may be on their way beside it.

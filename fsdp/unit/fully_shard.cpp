@@ -333,7 +333,10 @@ GroupLinks make_links(const Mesh& mesh, Strategy strategy, const Context& contex
     return links;
   }
   links.shard = connection.group(mesh.ranks("shard"));
-  if (connection.host_weights() == HostWeightCopies::kOne) links.host = connection.host_links();
+  links.host_places = connection.hosts().places_of(links.shard->ranks());
+  if (connection.host_weights() == HostWeightCopies::kOne && !links.host_places.empty()) {
+    links.host = connection.hosts().links();
+  }
   if (mesh.size("replicate") > 1) links.replicate = connection.group(mesh.ranks("replicate"));
   return links;
 }

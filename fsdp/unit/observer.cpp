@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "fsdp/unit/context.h"
+#include "fsdp/unit/gradient_slots.h"
 #include "fsdp/unit/touch_table.h"
 
 namespace fsdp {
@@ -120,12 +121,15 @@ Observation::Observation() {
   if (shared.users++ > 0) return;
   shared.handle = at::addGlobalCallback(
       at::RecordFunctionCallback(&before_operator).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  offer_gradient_slots();
 }
 
 Observation::~Observation() {
   Registration& shared = registration();
   const std::lock_guard lock(shared.mutex);
-  if (--shared.users == 0) at::removeCallback(shared.handle);
+  if (--shared.users > 0) return;
+  withdraw_gradient_slots();
+  at::removeCallback(shared.handle);
 }
 
 }  // namespace fsdp

@@ -51,10 +51,10 @@ class ForwardOnly {
 enum class WriteBack { kNo, kYes };
 
 // All parameters of the units readable while it lives; used to write models out, or to change weights by hand.
-// The constructor is COLLECTIVE, the destructor local; what is read in between is local too, so one rank may do it
-// alone. With WriteBack::kYes parameters may be written in place (without gradients), by every rank alike; when the
-// scope ends, each rank keeps its part. With mixed precision, elements that were not changed keep the main weight's
-// digits.
+// The constructor is COLLECTIVE, the destructor local unless it writes back; what is read in between is local too, so
+// one rank may do it alone. With WriteBack::kYes parameters may be written in place (without gradients), by every rank
+// alike; when the scope ends, each rank keeps its part. With mixed precision, elements that were not changed keep the
+// main weight's digits.
 class FullParameters {
  public:
   // Parameters of this unit, not of nested ones.

@@ -23,6 +23,7 @@ struct Counters {
   int64_t resident_unsharded_bytes = 0;  // gathered weights in memory now
   int64_t peak_unsharded_bytes = 0;      // and at most, since the reset
   int64_t peak_reduce_bytes = 0;         // gradient buffers on their way, at most
+  int64_t gradients_in_place = 0;        // written by operators straight into the buffers they are reduced from
   int64_t buffer_allocations = 0;        // how often memory for buffers was taken from the system, since the start
 };
 

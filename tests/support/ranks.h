@@ -44,12 +44,14 @@ inline void run_ranks_with(int size, const std::function<comm::ConnectOptions(in
   }
 }
 
-// FSDP_TEST_TRANSPORT: "gloo" (default), "shm", or "shm-copies" for one copy of gathered weights on each rank.
-inline void choose_transport(comm::ConnectOptions& options) {
+// FSDP_TEST_TRANSPORT: "gloo" (default), "shm", "shm-copies" for one copy of gathered weights on each rank, or
+// "two-level" for the same on two hosts, as far as ranks know.
+inline void choose_transport(comm::ConnectOptions& options, int rank = 0, int size = 1) {
   const char* choice = std::getenv("FSDP_TEST_TRANSPORT");
   const std::string name = choice == nullptr ? "gloo" : choice;
   if (name == "gloo") return;
-  options.transport = TransportKind::kShm;
+  options.transport = name == "two-level" ? TransportKind::kAuto : TransportKind::kShm;
+  if (name == "two-level" && 2 * rank >= size) options.host_label = "second";
   options.host_weights = name == "shm" ? HostWeightCopies::kOne : HostWeightCopies::kPerRank;
 }
 
@@ -62,10 +64,10 @@ inline bool one_copy_of_weights() {
 
 inline void run_ranks(int size, const std::function<void(const World&)>& body,
                       std::chrono::milliseconds deadline = kTestDeadline) {
-  const auto options_of = [&](int) {
+  const auto options_of = [&](int rank) {
     comm::ConnectOptions options;
     options.deadline = deadline;
-    choose_transport(options);
+    choose_transport(options, rank, size);
     return options;
   };
   run_ranks_with(size, options_of, body);

@@ -2,10 +2,11 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
-namespace fsdp::comm {
+namespace fsdp {
 
 // A set of offsets, kept as ranges [begin, end) that neither overlap nor touch.
 class OffsetRanges {
@@ -17,9 +18,13 @@ class OffsetRanges {
   // What of [begin, end) is not in the set, in order.
   std::vector<std::pair<int64_t, int64_t>> missing(int64_t begin, int64_t end) const;
   int64_t total() const;
+  // Where the range begins that ends at `end`.
+  std::optional<int64_t> begin_of_range_to(int64_t end) const;
+  // Ends of the ranges, by begin.
+  const std::map<int64_t, int64_t>& ends() const { return ends_; }
 
  private:
-  std::map<int64_t, int64_t> ends_;  // by begin
+  std::map<int64_t, int64_t> ends_;
 };
 
-}  // namespace fsdp::comm
+}  // namespace fsdp

@@ -1,9 +1,9 @@
-#include "fsdp/comm/offset_ranges.h"
+#include "fsdp/memory/offset_ranges.h"
 
 #include <algorithm>
 #include <iterator>
 
-namespace fsdp::comm {
+namespace fsdp {
 
 void OffsetRanges::add(int64_t begin, int64_t end) {
   if (begin >= end) return;
@@ -20,6 +20,7 @@ void OffsetRanges::add(int64_t begin, int64_t end) {
 }
 
 void OffsetRanges::remove(int64_t begin, int64_t end) {
+  if (begin >= end) return;
   auto range = ends_.upper_bound(begin);
   if (range != ends_.begin()) --range;
   while (range != ends_.end() && range->first < end) {
@@ -60,4 +61,10 @@ int64_t OffsetRanges::total() const {
   return sum;
 }
 
-}  // namespace fsdp::comm
+std::optional<int64_t> OffsetRanges::begin_of_range_to(int64_t end) const {
+  const auto next = ends_.lower_bound(end);
+  if (next == ends_.begin() || std::prev(next)->second != end) return std::nullopt;
+  return std::prev(next)->first;
+}
+
+}  // namespace fsdp

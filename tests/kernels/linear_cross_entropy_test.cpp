@@ -1,0 +1,44 @@
+#include "kernels/cross_entropy.h"
+#include "kernels/linear.h"
+#include "tests/kernels/compare.h"
+
+namespace fsdp::kernels {
+namespace {
+
+TEST(LinearCrossEntropy, EqualsCrossEntropyOfTheLogits) {
+  torch::manual_seed(1);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const Reduction reduction : {Reduction::kSum, Reduction::kMean}) {
+      // The last have several chunks of rows; one of them is not whole.
+      for (const auto& [rows, vocab] : std::vector<std::pair<int64_t, int64_t>>{{1, 2}, {5, 37}, {70, 131072}}) {
+        at::Tensor targets = at::randint(0, vocab, {rows}, at::kLong);
+        if (rows > 2) targets[1] = kIgnoreIndex;
+        expect_same([&](const Inputs& in) { return linear_cross_entropy(in[0], in[1], targets, reduction); },
+                    [&](const Inputs& in) { return cross_entropy(kernels::linear(in[0], in[1]), targets, reduction); },
+                    {values({rows, 16}, dtype), values({vocab, 16}, dtype) * 0.3}, tolerance_of(dtype),
+                    c10::str(dtype, ", ", rows, " x ", vocab));
+      }
+    }
+  }
+}
+
+TEST(LinearCrossEntropy, WithoutValidTargetsIsZero) {
+  const at::Tensor x = at::ones({3, 4}).requires_grad_(), weight = at::ones({5, 4}).requires_grad_();
+  const at::Tensor loss = linear_cross_entropy(x, weight, at::full({3}, kIgnoreIndex, at::kLong));
+  loss.backward();
+  EXPECT_EQ(loss.item<float>(), 0);
+  EXPECT_EQ(weight.grad().count_nonzero().item<int64_t>(), 0);
+  linear_cross_entropy(x.narrow(0, 0, 0), weight, at::empty({0}, at::kLong)).backward();
+  EXPECT_EQ(weight.grad().count_nonzero().item<int64_t>(), 0);
+}
+
+TEST(LinearCrossEntropy, RefusesWhatDoesNotFit) {
+  const at::Tensor targets = at::zeros({2}, at::kLong);
+  EXPECT_THROW(linear_cross_entropy(at::ones({2, 3}), at::ones({5, 4}), targets), c10::Error);
+  EXPECT_THROW(linear_cross_entropy(at::ones({3, 4}), at::ones({5, 4}), targets), c10::Error);
+  EXPECT_THROW(linear_cross_entropy(at::ones({2, 4}), at::ones({5, 4}, at::kBFloat16), targets), c10::Error);
+  EXPECT_THROW(linear_cross_entropy(at::ones({2, 4}), at::ones({5, 4}), targets + 5), c10::IndexError);
+}
+
+}  // namespace
+}  // namespace fsdp::kernels
