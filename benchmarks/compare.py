@@ -38,6 +38,22 @@ def hook_cost(options):
     write_json("hook_cost", entries)
 
 
+def kernels(options):
+    result = run(ours("kernels", *(("--rounds", str(options.rounds)) if options.rounds else ())), meet=False)
+    rows = [("kernel", "ours ms", "LibTorch ms", "ratio", "floor ms", "of floor", "peak MiB", "LibTorch's")]
+    entries = []
+    for row in result:
+        floor = row.get("floor_ms")
+        rows.append((row["name"], f"{row['ours_ms']:.2f}", f"{row['peer_ms']:.2f}", f"{row['peer_ms'] / row['ours_ms']:.2f}",
+                     f"{floor:.2f}" if floor else "-", f"{100 * floor / row['ours_ms']:.0f}%" if floor else "-",
+                     str(row["ours_peak_mib"]), str(row["peer_peak_mib"])))
+        entries.append(entry("kernels/" + row["name"], row["ours_ms"], row["peer_ms"], "ms", floor))
+    print("\nCPU kernels, one thread, against LibTorch's operators; operators: forward and backward; peak: of tensors "
+          "made meanwhile; floor: a copy of the bytes that must move")
+    print_table(rows)
+    write_json("kernels", entries)
+
+
 def curve_difference(runs, reference):
     """Largest relative difference of any loss of any run from the reference's at that step."""
     return max(relative_difference(a, b) for run in runs for a, b in zip(run["losses"], reference["losses"]))
@@ -88,6 +104,7 @@ def functional(options):
 def main():
     # name -> function, and what --rounds, --warmup and --steps are if they are not given; None: the table decides
     benchmarks = {"step_time": (step_time, None, None, None), "collectives": (collectives, None, None, None),
+                  "kernels": (kernels, None, None, None),
                   "hook_cost": (hook_cost, 3, 0, 0), "functional": (functional, 2, 2, 5)}
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", choices=[*benchmarks, []], help="default: all")

@@ -21,6 +21,7 @@ struct Factors {
   float step_size;   // lr / (1 - beta1^n)
   float root_scale;  // 1 / sqrt(1 - beta2^n)
   float eps;
+  float gradient;
 };
 
 Factors make_factors(const AdamWStep& step) {
@@ -33,14 +34,16 @@ Factors make_factors(const AdamWStep& step) {
           static_cast<float>(1 - step.beta2),
           static_cast<float>(step.lr / correction1),
           static_cast<float>(1 / std::sqrt(correction2)),
-          static_cast<float>(step.eps)};
+          static_cast<float>(step.eps),
+          static_cast<float>(step.gradient_factor)};
 }
 
 FSDP_SIMD_CLONES void update(float* __restrict__ w, const float* __restrict__ g, float* __restrict__ m,
                              float* __restrict__ v, int64_t n, Factors f) {
   for (int64_t i = 0; i < n; ++i) {
-    m[i] = f.beta1 * m[i] + f.rest1 * g[i];
-    v[i] = f.beta2 * v[i] + f.rest2 * g[i] * g[i];
+    const float gradient = g[i] * f.gradient;
+    m[i] = f.beta1 * m[i] + f.rest1 * gradient;
+    v[i] = f.beta2 * v[i] + f.rest2 * gradient * gradient;
     w[i] = w[i] * f.keep - f.step_size * m[i] / (std::sqrt(v[i]) * f.root_scale + f.eps);
   }
 }

@@ -12,7 +12,8 @@ struct AdamWStep {
   double beta2;
   double eps;
   double weight_decay;
-  int64_t step;  // 1 for the first
+  int64_t step;                // 1 for the first
+  double gradient_factor = 1;  // g below is the gradient times this
 };
 
 // One AdamW update of a flat range, each byte read and written once: 16 B/element read, 12 B written (+ 2 B copy).

@@ -40,24 +40,24 @@ StepResult Trainer::step(bool wants_stop) {
     loss_sum += loss.item<double>();
   }
   const double max_norm = config_.clip > 0 ? config_.clip : std::numeric_limits<double>::infinity();
-  const at::Tensor norm = clip_grad_norm_(parameters_, max_norm);
-  StepResult result = agree(loss_sum, norm, wants_stop);  // before the update, which must not see a NaN
+  const GradNorm norm = grad_norm(parameters_, max_norm);
+  StepResult result = agree(loss_sum, norm.norm, wants_stop);  // before the update, which must not see a NaN
   result.lr = schedule_.at(step_);
   optimizer_.set_lr(result.lr);
-  optimizer_.step();
+  optimizer_.step(norm.factor);
   ++step_;
   return result;
 }
 
 // The small all-reduce of the step: the loss of all ranks, and rank 0's wish to stop.
-StepResult Trainer::agree(double loss_sum, const at::Tensor& norm, bool wants_stop) const {
+StepResult Trainer::agree(double loss_sum, double norm, bool wants_stop) const {
   at::Tensor values = at::zeros({2}, at::kDouble);
   values[0] = loss_sum;
   values[1] = world_.rank == 0 && wants_stop ? 1.0 : 0.0;
   values = sum_over_ranks(world_, values);
   StepResult result;
   result.loss = values[0].item<double>();
-  result.grad_norm = norm.item<double>();
+  result.grad_norm = norm;
   result.stop = values[1].item<double>() > 0;
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
     throw AgreedError(ErrorCode::kNonFinite,

@@ -37,7 +37,7 @@ class Trainer {
   int64_t optimizer_bytes() const { return optimizer_.state_bytes(); }
 
  private:
-  StepResult agree(double loss_sum, const at::Tensor& norm, bool wants_stop) const;
+  StepResult agree(double loss_sum, double norm, bool wants_stop) const;
 
   TrainConfig config_;
   World world_;

@@ -72,6 +72,11 @@ class HostCache final : public c10::Allocator {
     return stats_;
   }
 
+  void reset_peak() {
+    const std::lock_guard lock(mutex_);
+    stats_.peak_in_use_bytes = stats_.in_use_bytes;
+  }
+
   int64_t trim() {
     const std::lock_guard lock(mutex_);
     int64_t returned = 0;
@@ -127,6 +132,7 @@ class HostCache final : public c10::Allocator {
 
   void note(int64_t begin, int64_t bytes) {
     stats_.in_use_bytes += bytes;
+    stats_.peak_in_use_bytes = std::max(stats_.peak_in_use_bytes, stats_.in_use_bytes);
     stats_.allocations += 1;
     if (held_.missing(begin, begin + bytes).empty()) return;
     held_.add(begin, begin + bytes);
@@ -176,6 +182,7 @@ class HostCache final : public c10::Allocator {
 bool enable_host_cache() { return HostCache::instance().enable(); }
 void disable_host_cache() { HostCache::instance().disable(); }
 HostCacheStats host_cache_stats() { return HostCache::instance().stats(); }
+void reset_host_cache_peak() { HostCache::instance().reset_peak(); }
 int64_t trim_host_cache() { return HostCache::instance().trim(); }
 
 }  // namespace fsdp

@@ -43,11 +43,12 @@ struct AdamW::State {
     }
   }
 
-  FlatParameters::Update update() {
-    return [this](const FlatRun& run) {
+  FlatParameters::Update update(double gradient_factor = 1) {
+    return [this, gradient_factor](const FlatRun& run) {
       const AdamWOptions& group = options[run.options];
-      kernels::adamw_step(run.weight, run.gradient, run.states[0], run.states[1], run.copy,
-                          {group.lr, group.beta1, group.beta2, group.eps, group.weight_decay, run.step});
+      kernels::adamw_step(
+          run.weight, run.gradient, run.states[0], run.states[1], run.copy,
+          {group.lr, group.beta1, group.beta2, group.eps, group.weight_decay, run.step, gradient_factor});
     };
   }
 
@@ -64,9 +65,9 @@ AdamW::~AdamW() = default;
 AdamW::AdamW(AdamW&&) noexcept = default;
 AdamW& AdamW::operator=(AdamW&&) noexcept = default;
 
-void AdamW::step() {
+void AdamW::step(double gradient_factor) {
   ++state_->num_steps;
-  state_->parameters.for_each_run(state_->update());
+  state_->parameters.for_each_run(state_->update(gradient_factor));
 }
 
 void AdamW::step_in_backward() { state_->parameters.update_in_backward(state_->update()); }

@@ -46,7 +46,7 @@ at::Tensor clip_grad_norm_(const torch::nn::Module& module, double max_norm) {
   return clip_grad_norm_(leaves_of(module), max_norm);
 }
 
-at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& leaves, double max_norm) {
+GradNorm grad_norm(const std::vector<at::Tensor>& leaves, double max_norm) {
   FSDP_CHECK(max_norm > 0, "[clip_grad_norm_] max_norm: got ", max_norm, ", expected a number above 0.");
   enter_library(leaves);
   const Backstage backstage;
@@ -57,13 +57,18 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& leaves, double max_nor
     total += shared.item<double>();
   }
   const auto norm = static_cast<float>(std::sqrt(total));
-  const float factor = std::min(1.0F, static_cast<float>(max_norm) / (norm + 1e-6F));
-  if (factor < 1.0F || std::isnan(factor)) {
+  return {norm, std::min(1.0F, static_cast<float>(max_norm) / (norm + 1e-6F))};
+}
+
+at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& leaves, double max_norm) {
+  const GradNorm found = grad_norm(leaves, max_norm);
+  const Backstage backstage;
+  if (found.factor < 1.0F) {
     for (const at::Tensor& leaf : leaves) {
-      if (leaf.grad().defined()) leaf.grad().mul_(factor);
+      if (leaf.grad().defined()) leaf.grad().mul_(found.factor);
     }
   }
-  return at::scalar_tensor(norm, at::kFloat);
+  return at::scalar_tensor(found.norm, at::kFloat);
 }
 
 }  // namespace fsdp

@@ -19,4 +19,12 @@ at::Tensor clip_grad_norm_(const torch::nn::Module& module, double max_norm);
 // The same for an explicit list of leaves (as fsdp::parameters() returns them).
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& leaves, double max_norm);
 
+struct GradNorm {
+  float norm = 0;
+  float factor = 1;  // what clip_grad_norm_() would multiply gradients with; 1 if the norm is not finite
+};
+
+// The same numbers, and gradients as they are: AdamW::step(factor) saves the pass over them. COLLECTIVE likewise.
+GradNorm grad_norm(const std::vector<at::Tensor>& leaves, double max_norm);
+
 }  // namespace fsdp

@@ -357,6 +357,30 @@ TEST(ClipGradNorm, EqualsTorchOnTheUnshardedModel) {
   }
 }
 
+TEST(ClipGradNorm, TakenAlongByAdamWHasTheSameBits) {
+  run_ranks(2, [](const World& world) {
+    const auto scaled = make_net();
+    const auto along = make_net();
+    for (const auto& net : {scaled, along}) shard_net(*net, world);
+    AdamW scaled_steps(parameters(*scaled), {.lr = 0.1}), along_steps(parameters(*along), {.lr = 0.1});
+    for (int step = 1; step < 4; ++step) {
+      for (const auto& net : {scaled, along}) {
+        zero_grad(*net);
+        (net->forward(rows()) * step).square().mean().backward();
+      }
+      const double max_norm = 0.1 * step * step;
+      const float norm = clip_grad_norm_(*scaled, max_norm).item<float>();
+      scaled_steps.step();
+      const GradNorm found = grad_norm(parameters(*along), max_norm);
+      EXPECT_EQ(found.norm, norm);
+      EXPECT_LT(found.factor, 1);
+      along_steps.step(found.factor);
+      const Tensors expected = parameters(*scaled), actual = parameters(*along);
+      for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(torch::equal(actual[i], expected[i])) << i;
+    }
+  });
+}
+
 TEST(ClipGradNorm, HandlesMissingAndNonFiniteGradients) {
   run_ranks(2, [](const World& world) {
     const auto net = make_net();

@@ -58,12 +58,20 @@ struct Model : nn::Module {
   torch::Tensor scale;
 };
 
+// How many hosts the ranks are made to believe in; several: weights are sharded within each and replicated over them.
+struct Place {
+  int hosts = 1;
+  int ranks_per_host = 2;
+};
+
 // What happens to a model on one rank.
 struct Life {
-  Life(const World& joined, const ShardOptions& options)
+  Life(const World& joined, const Place& place, const ShardOptions& options)
       : world(joined), model(make_seeded(kModelSeed, [] { return std::make_shared<Model>(); })) {
-    for (const auto& block : model->blocks) fully_shard(*block, Mesh::shard(world), options);
-    root = std::make_shared<Unit>(fully_shard(*model, Mesh::shard(world), options));
+    const Mesh mesh = place.hosts == 1 ? Mesh::shard(world)
+                                       : Mesh(world, {{"replicate", place.hosts}, {"shard", place.ranks_per_host}});
+    for (const auto& block : model->blocks) fully_shard(*block, mesh, options);
+    root = std::make_shared<Unit>(fully_shard(*model, mesh, options));
   }
   torch::Tensor input(int step) const {
     return torch::randn({2, kWidth}, testing::generator(static_cast<uint64_t>(100 * step + world.rank)));
@@ -83,29 +91,33 @@ struct Life {
 using Story = std::function<void(Life&)>;
 
 // Everything that this rank can see at the end.
-std::vector<torch::Tensor> tell(const World& world, const Story& story, const ShardOptions& options) {
-  Life life(world, options);
+std::vector<torch::Tensor> tell(const World& world, const Place& place, const Story& story,
+                                const ShardOptions& options) {
+  Life life(world, place, options);
   story(life);
   for (const torch::Tensor& leaf : parameters(*life.model)) life.losses.push_back(leaf.detach().clone());
   life.evaluate(999);
   return life.losses;
 }
 
-void expect_equal_lives(const Story& story, const ShardOptions& options = {}) {
-  for (const int ranks : {2, 3}) {
+void expect_equal_lives(const Story& story, const ShardOptions& options = {},
+                        const std::vector<Place>& places = {{1, 2}, {1, 3}}) {
+  for (const Place& place : places) {
+    const int ranks = place.hosts * place.ranks_per_host;
     std::vector<std::vector<torch::Tensor>> outcome[2];
     for (const auto copies : {HostWeightCopies::kOne, HostWeightCopies::kPerRank}) {
       auto& here = outcome[copies == HostWeightCopies::kOne ? 0 : 1];
       here.resize(static_cast<size_t>(ranks));
-      const auto options_of = [&](int) {
+      const auto options_of = [&](int rank) {
         comm::ConnectOptions connect;
         connect.deadline = testing::kTestDeadline;
-        connect.transport = TransportKind::kShm;
+        connect.transport = TransportKind::kAuto;
         connect.host_weights = copies;
+        connect.host_label = std::to_string(rank / place.ranks_per_host);
         return connect;
       };
       testing::run_ranks_with(ranks, options_of, [&](const World& world) {
-        here[static_cast<size_t>(world.rank)] = tell(world, story, options);
+        here[static_cast<size_t>(world.rank)] = tell(world, place, story, options);
       });
     }
     for (size_t rank = 0; rank < outcome[0].size(); ++rank) {
@@ -156,6 +168,12 @@ TEST(SharedWeights, AreTrainedUnderEveryStrategy) {
     options.strategy = strategy;
     expect_equal_lives(training(make_adamw), options);
   }
+}
+
+TEST(SharedWeights, AreSharedWithinEachOfSeveralHosts) {
+  ShardOptions options;
+  options.strategy = Strategy::kHybrid;
+  expect_equal_lives(training(make_adamw), options, {{2, 2}, {3, 2}});
 }
 
 TEST(SharedWeights, AreUpdatedInTheBackward) {
@@ -245,7 +263,7 @@ TEST(SharedWeights, OutliveTheModelInItsOptimizer) {
     return connect;
   };
   testing::run_ranks_with(2, options_of, [](const World& world) {
-    std::optional<Life> life(std::in_place, world, ShardOptions{});
+    std::optional<Life> life(std::in_place, world, Place{}, ShardOptions{});
     AdamW optimizer = make_adamw(parameters(*life->model));
     EXPECT_EQ(life->root->resting_bytes().model_weight, 0);
     life->train(0);
