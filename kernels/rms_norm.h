@@ -9,7 +9,8 @@ namespace fsdp::kernels {
 //   x [..., H], weight [H], both fp32 or both bf16, on the CPU; y as x.
 // Statistics are fp32. In bf16 the normalised value is rounded to bf16 before the product with the weight, as Hugging
 // Face's LlamaRMSNorm does. Saves x, the weight and one fp32 number per row for the backward.
-// Operators: fsdp::rms_norm_forward, fsdp::rms_norm_backward. Throws c10::Error on shapes or dtypes that do not fit.
+// Operators: fsdp::rms_norm, and beneath it fsdp::rms_norm_forward and _backward. Throws c10::Error on shapes or dtypes
+// that do not fit.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
 }  // namespace fsdp::kernels

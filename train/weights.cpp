@@ -75,6 +75,7 @@ void load_slice(const std::string& name, const at::Tensor& leaf, const io::Model
   const at::ScalarType stored = weight_type(*folder.find(name)->entry);
   const LocalRange range = local_range(leaf);
   at::Tensor target = leaf.detach().view(-1);
+  if (range.begin == range.end) target.zero_();  // ranks write equally often
   for (int64_t begin = range.begin; begin < range.end; begin += kPiece) {
     const int64_t count = std::min(kPiece, range.end - begin);
     at::Tensor piece = at::empty({count}, stored);

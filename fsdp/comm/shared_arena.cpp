@@ -23,9 +23,6 @@ namespace {
 constexpr int64_t kPiece = 64 * kMiB;
 // What is worth asking first how much there is.
 constexpr int64_t kLarge = kMiB;
-#ifndef MADV_POPULATE_WRITE
-constexpr int MADV_POPULATE_WRITE = 23;
-#endif
 
 int64_t round_up(int64_t bytes) {
   return (std::max<int64_t>(bytes, 1) + SharedArena::kAlignment - 1) / SharedArena::kAlignment *
@@ -125,6 +122,7 @@ void* SharedArena::take(int64_t bytes) {
 
 void SharedArena::back(int64_t begin, int64_t end) {
   if (end - begin >= kLarge && end - begin > available_bytes()) refuse(end - begin, "the rest is in use");
+  // The pages are there then, and whoever touches one first maps it: most of a slab may be for other ranks.
   for (int64_t from = begin; from < end; from += kPiece) {
     const int64_t to = std::min(end, from + kPiece);
     if (allocate(file_, 0, from, to) != 0) {
@@ -132,8 +130,6 @@ void SharedArena::back(int64_t begin, int64_t end) {
       release(begin, to);
       refuse(end - begin, reason);
     }
-    // Spares a page fault for each page; what cannot be done now is done when it is touched.
-    madvise(mapping_.base() + from, static_cast<size_t>(to - from), MADV_POPULATE_WRITE);
   }
   backed_.add(begin, end);
 }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "fsdp/base/check.h"
+#include "fsdp/memory/host_cache.h"
 
 namespace fsdp::construction {
 namespace {
@@ -274,8 +275,11 @@ void Tape::materialize(const Storages& wanted) {
   for (size_t i = 0; i < calls_.size(); ++i) {
     if (calls_[i].concerns(wanted)) count = i + 1;
   }
-  // What was sharded before left holes that may not fit; init() lets the C library keep them.
-  if (count > 0) malloc_trim(0);
+  // What was sharded before left holes that may not fit.
+  if (count > 0) {
+    malloc_trim(0);
+    trim_host_cache();
+  }
   carry_out(count, wanted);
   hand_over(wanted);
 }

@@ -91,6 +91,7 @@ void ParameterGroup::share_unsharded(const at::TensorOptions& options) {
   unsharded_ = DBuffer(layout_, Placement::kReplicate, links_.shard->rank(), local);
   writable(unsharded_.own_slice()).copy_(main_weight_.local());
   model_revision_ = main_weight_revision();
+  share_main_weight();
   host_weights_->publish();
 }
 

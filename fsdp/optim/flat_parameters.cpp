@@ -41,7 +41,6 @@ void FlatParameters::add_leaf(const at::Tensor& tensor, size_t options) {
   if (const auto member = registry::find_leaf(tensor)) {
     leaf.group = member->group;
     leaf.index = member->index;
-    leaf.group->share_main_weight();
     leaf.begin = tensor.storage_offset() - leaf.group->main_weight().local().storage_offset();
   }
   leaves_.push_back(std::move(leaf));

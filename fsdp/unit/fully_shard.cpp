@@ -17,6 +17,7 @@
 #include "fsdp/comm/connection.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/group/registry.h"
+#include "fsdp/memory/host_cache.h"
 #include "fsdp/unit/agreement.h"
 #include "fsdp/unit/buffers.h"
 #include "fsdp/unit/context.h"
@@ -397,8 +398,11 @@ Unit shard(const Subject& subject, const Mesh& mesh, const ShardOptions& options
   }
   state->set_reshard_after_forward(
       options.reshard_after_forward.value_or(traits(options.strategy).reshard_after_forward));
-  // The whole tensors are gone; a C library that keeps what is freed would hold the holes between shards.
-  if (was_deferred) malloc_trim(0);
+  // The whole tensors are gone; who keeps what is freed would hold the holes between shards.
+  if (was_deferred) {
+    malloc_trim(0);
+    trim_host_cache();
+  }
   return Unit(state);
 }
 
