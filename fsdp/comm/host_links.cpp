@@ -100,12 +100,12 @@ HostLinks::HostLinks(int rank, std::shared_ptr<SharedArena> own, std::vector<Hos
       own_(std::move(own)),
       peers_(std::move(peers)),
       outbox_(*own_, rank),
-      may_spin_(size() <= count_cores()) {}
+      may_spin_(size() <= num_cores()) {}
 
 HostLinks::~HostLinks() = default;
 
 // Launchers may give each rank cores of its own.
-int HostLinks::count_cores() const {
+int HostLinks::num_cores() const {
   int count = 0;
   for (int word = 0; word < kCoreWords; ++word) {
     uint64_t cores = 0;

@@ -42,6 +42,8 @@ class HostLinks {
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(peers_.size()); }
+  // Cores on which any of the ranks might run when they connected, before a program bound its ranks to some of them.
+  int num_cores() const;
   const std::shared_ptr<SharedArena>& own_arena() const { return own_; }
   // Where the arena of `rank` begins in this process.
   std::byte* arena(int rank) const;
@@ -71,7 +73,6 @@ class HostLinks {
 
  private:
   HostLinks(int rank, std::shared_ptr<SharedArena> own, std::vector<HostPeer> peers);
-  int count_cores() const;
   bool spin(const Condition& missing);
   bool sleep(const Condition& missing, const Wait& who, Clock::time_point until);
   void check_peers(const Condition& missing, const std::vector<int>& peers) const;

@@ -4,8 +4,6 @@
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/engine.h>
 
-#include <sched.h>
-
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -27,17 +25,12 @@ bool in_graph_task() { return torch::autograd::get_current_graph_task_id() != -1
 // Inside an operator that was seen already: what it makes of its inputs there needs no gradients.
 bool below_autograd() { return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality); }
 
-int num_cores() {
-  cpu_set_t cores;
-  return sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
-}
-
 // Where gathers and reductions wait: two queues, or one for both.
 std::shared_ptr<comm::CommThread> make_thread(const World& world, const char* name) {
   if (world.size == 1) return nullptr;
   // Over shared memory a communication thread only computes (copies, sums), so it needs a core of its own.
-  const bool has_cores = num_cores() >= 2 * world.local_size;
-  if (world.connection->hosts().all_on_this_host() && !has_cores) return nullptr;
+  const comm::Hosts& hosts = world.connection->hosts();
+  if (hosts.all_on_this_host() && hosts.links()->num_cores() < 2 * hosts.links()->size()) return nullptr;
   return std::make_shared<comm::CommThread>(name);
 }
 
