@@ -4,13 +4,13 @@
 #include <fsdp/fsdp.h>
 #include <torch/torch.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "benchmarks/command_line.h"
 #include "benchmarks/measure.h"
 #include "models/decoder.h"
 
@@ -96,11 +96,7 @@ Options parse(int argc, char** argv) {
   CLI::App app("Peak memory of building and sharding a model of 1.0e9 parameters");
   app.add_option("--layers", options.layers, "blocks of the model")->check(CLI::PositiveNumber);
   app.add_flag("--plain", options.plain, "construct all of it on every rank before sharding, for comparison");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    std::exit(app.exit(error) == 0 ? 0 : 2);
-  }
+  parse_or_exit(app, argc, argv);
   return options;
 }
 

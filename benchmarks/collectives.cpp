@@ -7,7 +7,6 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -21,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/command_line.h"
 #include "benchmarks/measure.h"
 #include "fsdp/base/units.h"
 #include "fsdp/comm/gloo_transport.h"
@@ -220,11 +220,7 @@ Options parse(int argc, char** argv) {
   app.add_option("--rounds", options.rounds, "of which the median counts")->check(CLI::PositiveNumber);
   app.add_option("--dtype", options.dtype, "fp32 or bf16");
   app.add_flag("--ordinary-memory", options.ordinary_memory, "tensors outside of the shared arenas");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    std::exit(app.exit(error) == 0 ? 0 : 2);
-  }
+  parse_or_exit(app, argc, argv);
   return options;
 }
 

@@ -5,13 +5,11 @@
 #include <malloc.h>
 #include <torch/torch.h>
 
-#include <CLI/CLI.hpp>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <functional>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -19,7 +17,9 @@
 #include <thread>
 #include <vector>
 
+#include "benchmarks/command_line.h"
 #include "benchmarks/measure.h"
+#include "benchmarks/peer_inputs.h"
 #include "fsdp/functional/sharded_step.h"
 #include "kernels/cross_entropy.h"
 #include "models/decoder.h"
@@ -52,29 +52,6 @@ models::DecoderConfig config_of(const Options& options) {
   config.head_dim = 64;
   config.rms_norm_eps = 1e-5;
   return config;
-}
-
-// The peer makes the same numbers: same generator, one seed per parameter in the order of their names.
-void fill_weights(models::Decoder& model) {
-  const at::NoGradGuard no_grad;
-  std::map<std::string, at::Tensor> parameters;
-  for (const auto& item : model->named_parameters()) parameters[item.key()] = item.value();
-  uint64_t seed = 0;
-  for (auto& [name, parameter] : parameters) {
-    torch::manual_seed(seed++);
-    parameter.dim() == 1 ? parameter.fill_(1) : parameter.normal_(0, 0.02);
-  }
-}
-
-// tokens + 1 random ids that the peer makes too (Knuth's MMIX generator).
-at::Tensor make_tokens(int64_t count, int rank, int64_t vocabulary) {
-  at::Tensor ids = torch::empty({count + 1}, at::kLong);
-  uint64_t state = static_cast<uint64_t>(rank) + 1;
-  for (int64_t i = 0; i <= count; ++i) {
-    state = state * 6364136223846793005U + 1442695040888963407U;
-    ids.mutable_data_ptr<int64_t>()[i] = static_cast<int64_t>((state >> 33) % static_cast<uint64_t>(vocabulary));
-  }
-  return ids;
 }
 
 // Resident bytes of this process in which pages shared by n processes count 1/n.
@@ -230,11 +207,7 @@ Options parse(int argc, char** argv) {
   app.add_option("--warmup", options.warmup, "steps that are not timed");
   app.add_option("--steps", options.steps, "steps that are timed")->check(CLI::PositiveNumber);
   app.add_flag("--zero3", options.zero3, "fully_shard instead of ShardedStep");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    std::exit(app.exit(error) == 0 ? 0 : 2);
-  }
+  parse_or_exit(app, argc, argv);
   return options;
 }
 

@@ -4,13 +4,13 @@
 #include <fsdp/fsdp.h>
 #include <torch/torch.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "benchmarks/command_line.h"
 #include "benchmarks/measure.h"
 
 namespace fsdp::benchmarks {
@@ -73,11 +73,7 @@ Options parse(int argc, char** argv) {
   app.add_option("--warmup", options.warmup, "passes that are not timed");
   app.add_option("--iterations", options.iterations, "passes that are timed")->check(CLI::PositiveNumber);
   app.add_option("--precision", options.precision, "fp32 or bf16");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    std::exit(app.exit(error) == 0 ? 0 : 2);
-  }
+  parse_or_exit(app, argc, argv);
   return options;
 }
 

@@ -4,7 +4,6 @@
 #include <ATen/Parallel.h>
 #include <torch/torch.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -12,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/command_line.h"
 #include "benchmarks/measure.h"
 #include "fsdp/memory/host_cache.h"
 #include "kernels/adamw.h"
@@ -139,7 +139,7 @@ int main(int argc, char** argv) try {
   int rounds = 7;
   CLI::App app("Times CPU kernels against LibTorch's operators");
   app.add_option("--rounds", rounds, "of which the median counts")->check(CLI::PositiveNumber);
-  CLI11_PARSE(app, argc, argv);
+  parse_or_exit(app, argc, argv);
   at::set_num_threads(1);
   fsdp::enable_host_cache();
   Comparison comparison(rounds);

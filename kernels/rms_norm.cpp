@@ -148,10 +148,8 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
     static const auto op =
         find_operator<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, double)>(
             "fsdp::rms_norm_forward");
-    auto [y, rstd] = [&] {
-      const at::AutoDispatchBelowADInplaceOrView below;  // observers have seen this operator's inputs
-      return op.call(x, weight, eps);
-    }();
+    const at::AutoDispatchBelowADInplaceOrView below;  // observers have seen this operator's inputs
+    auto [y, rstd] = op.call(x, weight, eps);
     context->save_for_backward({x, weight, rstd});
     return y;
   }

@@ -99,9 +99,9 @@ AttentionInputs DecoderImpl::make_inputs(const at::Tensor& input_ids_BT, const S
   return inputs;
 }
 
-at::Tensor DecoderImpl::compute_logits(const at::Tensor& hidden_BTE) {
-  return lm_head_.is_empty() ? kernels::linear(hidden_BTE, body_->embedding()) : lm_head_(hidden_BTE);
-}
+const at::Tensor& DecoderImpl::head_VE() const { return lm_head_.is_empty() ? body_->embedding() : lm_head_->weight; }
+
+at::Tensor DecoderImpl::compute_logits(const at::Tensor& hidden_BTE) { return kernels::linear(hidden_BTE, head_VE()); }
 
 at::Tensor DecoderImpl::forward(const at::Tensor& input_ids_BT, const Sequence& sequence) {
   return compute_logits(body_->forward(input_ids_BT, make_inputs(input_ids_BT, sequence), run_block_));
@@ -113,8 +113,7 @@ at::Tensor DecoderImpl::loss(const at::Tensor& input_ids_BT, const at::Tensor& t
       body_->forward(input_ids_BT, make_inputs(input_ids_BT, sequence), run_block_).flatten(0, 1);
   const int64_t bytes = hidden_NE.size(0) * config_.vocab_size * static_cast<int64_t>(hidden_NE.element_size());
   if (bytes <= kMostLogitBytes) return kernels::cross_entropy(compute_logits(hidden_NE), targets_N, reduction);
-  const at::Tensor& head_VE = lm_head_.is_empty() ? body_->embedding() : lm_head_->weight;
-  return kernels::linear_cross_entropy(hidden_NE, head_VE, targets_N, reduction);
+  return kernels::linear_cross_entropy(hidden_NE, head_VE(), targets_N, reduction);
 }
 
 at::Tensor DecoderImpl::forward_cached(const at::Tensor& input_ids_BT, DecoderCache& cache) {

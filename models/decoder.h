@@ -86,6 +86,7 @@ class DecoderImpl : public torch::nn::Module {
   void set_block_runner(BlockRunner run_block) { run_block_ = std::move(run_block); }
 
  private:
+  const at::Tensor& head_VE() const;
   at::Tensor compute_logits(const at::Tensor& hidden_BTE);
   AttentionInputs make_inputs(const at::Tensor& input_ids_BT, const Sequence& sequence);
 

@@ -34,7 +34,7 @@ ALLOWED = {
     "optim": STATE_USERS,
     "checkpoint": STATE_USERS,
     "functional": STATE_USERS,
-    "deferred": {"base", "memory"},
+    "deferred": {"base"},
     "unit": GROUP | {"group", "schedule", "deferred"},
     "recompute": {"base"},
     "profile": {"base"},

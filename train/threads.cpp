@@ -2,16 +2,13 @@
 
 #include <ATen/Parallel.h>
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <iterator>
 #include <sstream>
-#include <string_view>
 
-#include "fsdp/base/error.h"
+#include "fsdp/base/environment.h"
 #include "fsdp/comm/collectives.h"
 
 namespace fsdp::train {
@@ -23,12 +20,6 @@ bool overlap(const Cores& a, const Cores& b) {
   return !both.empty();
 }
 
-std::string host_name() {
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
-
 std::string to_text(const Cores& cores) {
   std::string text;
   for (const int core : cores) text += std::to_string(core) + ' ';
@@ -38,15 +29,6 @@ std::string to_text(const Cores& cores) {
 Cores to_cores(const std::string& text) {
   std::istringstream stream(text);
   return {std::istream_iterator<int>(stream), {}};
-}
-
-bool may_bind() {
-  const char* choice = std::getenv("FSDP_BIND");
-  const std::string_view text = choice == nullptr ? "on" : choice;
-  if (text != "on" && text != "off") {
-    throw Error(ErrorCode::kUsage, "[threads] FSDP_BIND: got '" + std::string(text) + "', expected one of: off, on.");
-  }
-  return text == "on";
 }
 
 bool bind_to(const Cores& cores) {
@@ -84,23 +66,22 @@ Cores share_of_cores(const std::vector<Cores>& cores_of, size_t place) {
 }
 
 ThreadPlan set_threads(const World& world) {
-  const std::string host = host_name() + '\n';
+  const std::vector<std::string> all = gather_strings(world, to_text(available_cores()));
   std::vector<Cores> cores_of;
   size_t place = 0;
-  const std::vector<std::string> all = gather_strings(world, host + to_text(available_cores()));
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].compare(0, host.size(), host) != 0) continue;
-    if (static_cast<int>(rank) == world.rank) place = cores_of.size();
-    cores_of.push_back(to_cores(all[rank].substr(host.size())));
+  for (const int rank : ranks_of_this_host(world)) {
+    if (rank == world.rank) place = cores_of.size();
+    cores_of.push_back(to_cores(all[static_cast<size_t>(rank)]));
   }
   ThreadPlan plan;
   plan.ranks = static_cast<int>(cores_of.size());
   plan.cores = share_of_cores(cores_of, place);
-  const bool is_shared = std::any_of(cores_of.begin(), cores_of.end(), [&](const Cores& other) {
-    return &other != &cores_of[place] &&
-           overlap(share_of_cores(cores_of, static_cast<size_t>(&other - cores_of.data())), plan.cores);
-  });
-  plan.is_bound = plan.ranks > 1 && !is_shared && may_bind() && bind_to(plan.cores);
+  bool is_shared = false;
+  for (size_t other = 0; other < cores_of.size(); ++other) {
+    is_shared = is_shared || (other != place && overlap(share_of_cores(cores_of, other), plan.cores));
+  }
+  const bool may_bind = choice_of<bool>("FSDP_BIND", {{"on", true}, {"off", false}}, true);
+  plan.is_bound = plan.ranks > 1 && !is_shared && may_bind && bind_to(plan.cores);
   const char* chosen = std::getenv("OMP_NUM_THREADS");
   const int wanted = chosen != nullptr ? std::atoi(chosen) : 0;
   plan.threads = wanted > 0 ? wanted : is_shared ? 1 : static_cast<int>(std::max<size_t>(1, plan.cores.size()));

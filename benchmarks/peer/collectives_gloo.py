@@ -3,13 +3,13 @@
 One rank; started by benchmarks/compare.py. Rank 0 prints one line of JSON."""
 
 import argparse
-import json
-import os
 import time
 from statistics import median
 
 import torch
 import torch.distributed as dist
+
+from ranks import report
 
 ROUNDS, ROUND_S, MOST_CALLS = 5, 0.02, 500
 
@@ -51,10 +51,7 @@ def main():
             seconds = median(time_calls(once, count) for _ in range(ROUNDS))
             result.append({"op": op, "bytes": size, "us": 1e6 * seconds})
             size *= 4
-    if dist.get_rank() == 0:
-        print(json.dumps(result), flush=True)
-    dist.barrier()
-    os._exit(0)  # a process group that is torn down in the wrong order hangs
+    report(result)
 
 
 if __name__ == "__main__":

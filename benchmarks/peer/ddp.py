@@ -5,8 +5,6 @@ One rank, one run for each bucket size; started by benchmarks/compare.py. Rank 0
 import argparse
 import ctypes
 import gc
-import json
-import os
 import threading
 import time
 
@@ -16,6 +14,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import step_time_fsdp2 as llama
+from ranks import report
 
 WATCHED_STEPS = 2
 
@@ -95,10 +94,7 @@ def main():
         runs.append(run(options, group_mib))
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)  # the next one starts with as little memory as this one
-    if dist.get_rank() == 0:
-        print(json.dumps({"runs": runs}), flush=True)
-    dist.barrier()
-    os._exit(0)  # a process group that is torn down in the wrong order hangs
+    report({"runs": runs})
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@
 One rank; started by benchmarks/compare.py. Rank 0 prints one line of JSON."""
 
 import argparse
-import json
-import os
 import resource
 import time
 
@@ -15,6 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+
+from ranks import report
 
 VOCABULARY, HIDDEN, LAYERS, HEADS, KEY_HEADS, HEAD_DIM, FFN = 32000, 512, 8, 8, 4, 64, 1536
 EPS, THETA = 1e-5, 1e4
@@ -174,10 +174,7 @@ def main():
     for name in names:
         result[name] = result[name][options.warmup:]
     result.update(first_loss=losses[0], last_loss=losses[-1], peak_bytes=peak_bytes())
-    if dist.get_rank() == 0:
-        print(json.dumps(result), flush=True)
-    dist.barrier()
-    os._exit(0)  # a process group that is torn down in the wrong order hangs
+    report(result)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
+#include <unistd.h>
 
+#include <array>
 #include <cstring>
 
 #include "fsdp/comm/comm.h"
@@ -48,6 +50,17 @@ std::vector<std::string> gather_strings(const World& world, const std::string& m
     strings.emplace_back(data + rank * longest, static_cast<size_t>(lengths[rank].item<int64_t>()));
   }
   return strings;
+}
+
+std::vector<int> ranks_of_this_host(const World& world) {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  const std::vector<std::string> hosts = gather_strings(world, name.data());
+  std::vector<int> ranks;
+  for (int rank = 0; rank < world.size; ++rank) {
+    if (hosts[static_cast<size_t>(rank)] == name.data()) ranks.push_back(rank);
+  }
+  return ranks;
 }
 
 std::string broadcast_string(const World& world, const std::string& mine) {

@@ -19,6 +19,9 @@ at::Tensor sum_over_ranks(const World& world, const at::Tensor& value);
 // One string from each rank, indexed by rank.
 std::vector<std::string> gather_strings(const World& world, const std::string& mine);
 
+// Ranks on hosts of the same name as this one's, ascending.
+std::vector<int> ranks_of_this_host(const World& world);
+
 // Rank 0's string, on every rank.
 std::string broadcast_string(const World& world, const std::string& mine);
 

@@ -5,11 +5,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <map>
 
-#include "fsdp/base/check.h"
+#include "fsdp/base/environment.h"
 #include "fsdp/comm/collectives.h"
 #include "fsdp/comm/connection.h"
 #include "fsdp/comm/launch_environment.h"
@@ -20,18 +20,6 @@ namespace fsdp {
 namespace {
 
 const char* get_environment(const char* name) { return std::getenv(name); }
-
-// What a variable chooses; `otherwise` where it is not set.
-template <class Value>
-Value choice(const char* variable, const std::map<std::string, Value>& values, Value otherwise) {
-  const char* text = std::getenv(variable);
-  if (text == nullptr || *text == 0) return otherwise;
-  const auto found = values.find(text);
-  if (found != values.end()) return found->second;
-  std::string names;
-  for (const auto& [name, value] : values) names += (names.empty() ? "" : ", ") + name;
-  FSDP_THROW(kUsage, "[init] ", variable, ": got '", text, "', expected one of: ", names, ".");
-}
 
 // The address of this host on the route to `target`: a datagram socket's connect() sends nothing and tells it. Host
 // names often resolve to 127.0.1.1, which no other host reaches.
@@ -62,24 +50,10 @@ std::string address_towards(const std::string& target, uint16_t port) {
   return address;
 }
 
-// Ranks with the same host name, in rank order.
-void find_local_place(World& world) {
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
-  const std::vector<std::string> hosts = gather_strings(world, name.data());
-  world.local_rank = 0;
-  world.local_size = 0;
-  for (int rank = 0; rank < world.size; ++rank) {
-    if (hosts[static_cast<size_t>(rank)] != hosts[static_cast<size_t>(world.rank)]) continue;
-    if (rank < world.rank) ++world.local_rank;
-    ++world.local_size;
-  }
-}
-
 }  // namespace
 
 World init(const InitOptions& options) {
-  const HostMemory host_memory = options.host_memory.value_or(choice<HostMemory>(
+  const HostMemory host_memory = options.host_memory.value_or(choice_of<HostMemory>(
       "FSDP_HOST_MEMORY", {{"cached", HostMemory::kCached}, {"system", HostMemory::kSystem}}, HostMemory::kCached));
   if (host_memory == HostMemory::kCached) enable_host_cache();
   const comm::LaunchEnvironment env = comm::read_launch_environment(get_environment);
@@ -88,10 +62,10 @@ World init(const InitOptions& options) {
   connect_options.deadline = options.deadline;
   connect_options.start_deadline = options.start_deadline;
   connect_options.dump_folder = options.dump_folder;
-  connect_options.transport = options.transport.value_or(choice<TransportKind>(
+  connect_options.transport = options.transport.value_or(choice_of<TransportKind>(
       "FSDP_TRANSPORT", {{"auto", TransportKind::kAuto}, {"shm", TransportKind::kShm}, {"gloo", TransportKind::kGloo}},
       TransportKind::kAuto));
-  connect_options.host_weights = options.host_weights.value_or(choice<HostWeightCopies>(
+  connect_options.host_weights = options.host_weights.value_or(choice_of<HostWeightCopies>(
       "FSDP_HOST_WEIGHTS", {{"one", HostWeightCopies::kOne}, {"per_rank", HostWeightCopies::kPerRank}},
       HostWeightCopies::kOne));
   connect_options.host = address_towards(env.store_host, env.store_port);
@@ -100,7 +74,9 @@ World init(const InitOptions& options) {
     world.local_rank = *env.local_rank;
     world.local_size = *env.local_size;
   } else {
-    find_local_place(world);
+    const std::vector<int> here = ranks_of_this_host(world);
+    world.local_rank = static_cast<int>(std::find(here.begin(), here.end(), world.rank) - here.begin());
+    world.local_size = static_cast<int>(here.size());
   }
   return world;
 }

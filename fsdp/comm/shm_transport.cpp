@@ -360,23 +360,12 @@ class ShmTransport : public BlockTransport {
 
   std::unique_ptr<Transfer> reduce_scatter(const at::Tensor& input, const at::Tensor& output, const at::Tensor&,
                                            Accumulate accumulate, uint32_t tag) override {
-    FSDP_ASSERT(output.is_cpu() && input.is_cpu(), "tensors of another device");
-    if (output.numel() == 0) return std::make_unique<NothingToDo>();
-    auto transfer = std::make_unique<Reduction>(group_, tag, input, output, 1, accumulate);
-    const int64_t slice = num_bytes(input) / group_->size();
-    transfer->post(data_of(input), num_bytes(input), group_->rank() * slice, slice);
-    transfer->want(group_->others());
-    return transfer;
+    return reduce(input, output, 1, accumulate, tag);
   }
 
   std::unique_ptr<Transfer> reduce_scatter_blocks(const at::Tensor& input, const at::Tensor& output, int64_t blocks,
                                                   uint32_t tag) override {
-    FSDP_ASSERT(output.is_cpu() && input.is_cpu(), "tensors of another device");
-    if (output.numel() == 0) return std::make_unique<NothingToDo>();
-    auto transfer = std::make_unique<Reduction>(group_, tag, input, output, blocks, Accumulate::kOverwrite);
-    transfer->post(data_of(input), num_bytes(input));
-    transfer->want(group_->others());
-    return transfer;
+    return reduce(input, output, blocks, Accumulate::kOverwrite, tag);
   }
 
   int64_t staging_numel(int64_t) const override { return 0; }
@@ -394,6 +383,17 @@ class ShmTransport : public BlockTransport {
   }
 
  private:
+  std::unique_ptr<Transfer> reduce(const at::Tensor& input, const at::Tensor& output, int64_t blocks,
+                                   Accumulate accumulate, uint32_t tag) {
+    FSDP_ASSERT(output.is_cpu() && input.is_cpu(), "tensors of another device");
+    if (output.numel() == 0) return std::make_unique<NothingToDo>();
+    auto transfer = std::make_unique<Reduction>(group_, tag, input, output, blocks, accumulate);
+    const int64_t own = blocks == 1 ? num_bytes(input) / group_->size() : 0;  // nobody else reads it
+    transfer->post(data_of(input), num_bytes(input), group_->rank() * own, own);
+    transfer->want(group_->others());
+    return transfer;
+  }
+
   std::shared_ptr<const Group> group_;
 };
 

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <malloc.h>
 
 #include <algorithm>
 #include <atomic>
@@ -12,7 +11,6 @@
 #include <utility>
 
 #include "fsdp/base/check.h"
-#include "fsdp/memory/host_cache.h"
 
 namespace fsdp::construction {
 namespace {
@@ -274,11 +272,6 @@ void Tape::materialize(const Storages& wanted) {
   size_t count = 0;
   for (size_t i = 0; i < calls_.size(); ++i) {
     if (calls_[i].concerns(wanted)) count = i + 1;
-  }
-  // What was sharded before left holes that may not fit.
-  if (count > 0) {
-    malloc_trim(0);
-    trim_host_cache();
   }
   carry_out(count, wanted);
   hand_over(wanted);

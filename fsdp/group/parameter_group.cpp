@@ -91,8 +91,17 @@ void ParameterGroup::share_unsharded(const at::TensorOptions& options) {
   unsharded_ = DBuffer(layout_, Placement::kReplicate, links_.shard->rank(), local);
   writable(unsharded_.own_slice()).copy_(main_weight_.local());
   model_revision_ = main_weight_revision();
-  share_main_weight();
+  if (options.dtype() == main_weight_.local().dtype()) share_main_weight();
   host_weights_->publish();
+}
+
+// Two tensors over the same memory: what reads one is a touch, what writes the other waits for readers.
+void ParameterGroup::share_main_weight() {
+  FSDP_ASSERT(unsharded_.own_slice().nbytes() == main_weight_.local().nbytes(), "another shard than the main weight's");
+  using Keep = std::shared_ptr<HostWeights>;
+  main_weight_.exchange({writable(unsharded_.own_slice()).mutable_data_ptr(), new Keep(host_weights_),
+                         [](void* keep) { delete static_cast<Keep*>(keep); }, unsharded_.local().device()});
+  shares_main_weight_ = true;
 }
 
 void ParameterGroup::adopt_parameters(const std::vector<at::Tensor>& parameters) {
@@ -208,17 +217,6 @@ at::Tensor ParameterGroup::model_weight_copy() const {
     return {};
   }
   return whole_main_weight() ? unsharded_.local() : unsharded_.own_slice();
-}
-
-void ParameterGroup::share_main_weight() {
-  if (shares_main_weight_ || residence_ != Residence::kShared || shared_memory_ || !model_weight_is_current()) return;
-  const at::Tensor own = unsharded_.own_slice();
-  const at::Tensor& main = main_weight_.local();
-  if (own.scalar_type() != main.scalar_type() || own.numel() != main.numel()) return;
-  using Keep = std::shared_ptr<HostWeights>;
-  main_weight_.exchange({writable(own).mutable_data_ptr(), new Keep(host_weights_),
-                         [](void* keep) { delete static_cast<Keep*>(keep); }, main.device()});
-  shares_main_weight_ = true;
 }
 
 void ParameterGroup::begin_main_weight_write() {

@@ -83,9 +83,6 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // The main weight has changed, or is about to: this rank reads the old weights no more.
   void finish_reading_stale_weights();
   bool model_weight_is_current() const { return model_revision_ == main_weight_revision(); }
-  // Where all ranks of a host read one copy of the gathered weights in the main weight's dtype, the main weight is this
-  // rank's part of them from now on: whoever writes it keeps to begin_main_weight_write(). Local.
-  void share_main_weight();
   // From the observer, before the write. Version counters alone do not tell: torch::optim::SGD writes through
   // Tensor::data(), which has its own.
   void note_main_weight_write() noexcept;
@@ -132,6 +129,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void adopt_parameters(const std::vector<at::Tensor>& parameters);
   void make_leaves(const Precision& precision);
   void share_unsharded(const at::TensorOptions& options);
+  void share_main_weight();
   void await_readers();
   void refresh_model_weight();
   int64_t main_weight_revision() const { return main_weight_.local()._version() + observed_writes_; }

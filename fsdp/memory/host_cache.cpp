@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 #include "fsdp/memory/offset_ranges.h"
 
@@ -44,8 +45,7 @@ class HostCache final : public c10::Allocator {
     previous_ = c10::GetCPUAllocator();
     if (previous_->raw_deleter() == nullptr || !reserve()) return false;
     c10::SetCPUAllocator(this, kPriority);
-    is_on_ = true;
-    return is_on_;
+    return is_on_ = true;
   }
 
   void disable() {
@@ -79,16 +79,13 @@ class HostCache final : public c10::Allocator {
 
   int64_t trim() {
     const std::lock_guard lock(mutex_);
-    int64_t returned = 0;
     for (const auto& [begin, end] : free_.ends()) {
       const int64_t first = round_up(begin, kPage), last = end / kPage * kPage;
       if (first >= last || madvise(base_ + first, static_cast<size_t>(last - first), MADV_DONTNEED) != 0) continue;
-      const int64_t before = held_.total();
       held_.remove(first, last);
-      returned += before - held_.total();
     }
-    stats_.held_bytes = held_.total();
-    return returned;
+    const int64_t held_before = std::exchange(stats_.held_bytes, held_.total());
+    return held_before - stats_.held_bytes;
   }
 
  private:
