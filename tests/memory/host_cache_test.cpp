@@ -15,7 +15,7 @@ namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 
-TEST(HostCache, StaysOffUnderSanitizers) { EXPECT_FALSE(enable_host_cache()); }
+TEST(HostCacheTest, StaysOffUnderSanitizers) { EXPECT_FALSE(enable_host_cache()); }
 
 #else
 
