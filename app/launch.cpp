@@ -1,85 +1,145 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
+#include <optional>
+#include <utility>
 
 #include "app/command_line.h"
 #include "app/launch/launcher.h"
 #include "fsdp/base/error.h"
 #include "fsdp/comm/store.h"
+#include "train/threads.h"
 
 namespace fsdp::app {
 namespace {
 
 constexpr const char* kHelp =
-    "Usage: fsdp launch --nproc N [--grace SECONDS] [--no-prefix] [--] VERB [ARGUMENTS]\n\n"
-    "Starts VERB (of fsdp, or any other program by its path) as N ranks on this host. Each line they print starts "
-    "with\n"
-    "[rank]. When one fails, it is named, the others are stopped, and its exit code is returned.\n\n"
-    "  --nproc N         number of ranks\n"
-    "  --grace SECONDS   between asking ranks to stop (TERM) and killing them (KILL); default 10\n"
-    "  --no-prefix       print lines as they are\n\n"
+    "Usage: fsdp launch --nproc N [OPTIONS] [--] VERB [ARGUMENTS]\n\n"
+    "Starts VERB (of fsdp, or any other program by its path) as N ranks on this host. Each line they print starts\n"
+    "with [rank]. When one fails, it is named, the others are stopped, and its exit code is returned.\n\n"
+    "  --nproc N                  number of ranks\n"
+    "  --max-restarts N           start all ranks again after a failure that may pass: a signal, a lost peer, the\n"
+    "                             disk, an unknown error; or when ranks stop without the launcher's being asked;\n"
+    "                             default 0\n"
+    "  --restart-backoff SECONDS  wait before the first restart, doubled each time up to 60; default 1\n"
+    "  --min-uptime SECONDS       three attempts in a row that end sooner and without a new checkpoint are the\n"
+    "                             last; default 10\n"
+    "  --grace SECONDS            between asking ranks to stop and killing them; default 30; after a failure at\n"
+    "                             most 10\n"
+    "  --no-prefix                print lines as they are\n\n"
+    "TERM, INT and USR1 are passed on to the ranks, once each. If these save and exit with code 75, so does the\n"
+    "launcher; a second INT or TERM kills them. Ranks find in FSDP_RESTART_COUNT how often they were started again.\n"
     "OMP_NUM_THREADS, where unset, becomes cores / N. For more than one host use torchrun, srun or mpirun.\n";
+
+constexpr int kMostRanks = 4096;
+constexpr int kMostRestarts = 1'000'000;
+constexpr double kMostSeconds = 1e6;
 
 [[noreturn]] void refuse(const std::string& message) {
   throw Error(ErrorCode::kUsage, "[launch] " + message + ". See `fsdp launch --help`.");
 }
 
-double parse_number(const std::string& option, const std::string& text) {
+double parse_number(const std::string& option, const std::string& text, double low, double high,
+                    const std::string& what) {
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
-  if (text.empty() || *end != '\0' || !std::isfinite(value) || value < 0) {
-    refuse(option + ": got '" + text + "', expected a number");
+  if (text.empty() || *end != '\0' || !(value >= low && value <= high)) {
+    refuse(option + ": got '" + text + "', expected " + what);
   }
   return value;
 }
 
-// Options end at the first word that is not one: all that follows belongs to the command, dashes included.
+int parse_count(const std::string& option, const std::string& text, int low, int high) {
+  const std::string what = "a whole number from " + std::to_string(low) + " to " + std::to_string(high);
+  const double value = parse_number(option, text, low, high, what);
+  if (value != std::floor(value)) {
+    refuse(option + ": got '" + text + "', expected " + what);
+  }
+  return static_cast<int>(value);
+}
+
+std::chrono::milliseconds parse_seconds(const std::string& option, const std::string& text) {
+  const double seconds = parse_number(option, text, 0, kMostSeconds, "a number of seconds from 0 to 1000000");
+  return std::chrono::milliseconds(std::llround(1e3 * seconds));
+}
+
+using Setter = void (*)(LaunchOptions& options, const std::string& name, const std::string& text);
+
+const std::map<std::string, Setter>& options_with_value() {
+  static const std::map<std::string, Setter> setters = {
+      {"--nproc", [](LaunchOptions& options, const std::string& name,
+                     const std::string& text) { options.nproc = parse_count(name, text, 1, kMostRanks); }},
+      {"--max-restarts",
+       [](LaunchOptions& options, const std::string& name, const std::string& text) {
+         options.restarts.max_restarts = parse_count(name, text, 0, kMostRestarts);
+       }},
+      {"--restart-backoff", [](LaunchOptions& options, const std::string& name,
+                               const std::string& text) { options.restarts.backoff = parse_seconds(name, text); }},
+      {"--min-uptime", [](LaunchOptions& options, const std::string& name,
+                          const std::string& text) { options.restarts.min_uptime = parse_seconds(name, text); }},
+      {"--grace", [](LaunchOptions& options, const std::string& name, const std::string& text) {
+         options.grace = parse_seconds(name, text);
+       }}};
+  return setters;
+}
+
 struct LaunchLine {
   LaunchOptions options;
   Arguments command;
   bool help = false;
 };
 
+// Options end at the first word that is not one: all that follows belongs to the command, dashes included.
 LaunchLine parse_line(const Arguments& arguments) {
   LaunchLine line;
   line.options.nproc = 0;
   size_t next = 0;
-  const auto value_of = [&](const std::string& word, const std::string& option) {
-    if (word.size() > option.size() && word[option.size()] == '=') {
-      return word.substr(option.size() + 1);
-    }
-    if (next == arguments.size()) {
-      refuse(option + " needs a value");
-    }
-    return arguments[next++];
-  };
-  const auto is = [](const std::string& word, const std::string& option) {
-    return word == option || word.rfind(option + "=", 0) == 0;
-  };
   while (next < arguments.size() && arguments[next].rfind('-', 0) == 0) {
     const std::string word = arguments[next++];
+    const size_t equals = word.find('=');
+    const std::string given = word.substr(0, equals);
+    const std::string name = given == "-n" ? "--nproc" : given;
+    const auto setter = options_with_value().find(name);
     if (word == "--") {
       break;
     }
-    if (is(word, "--nproc") || is(word, "-n")) {
-      const double nproc = parse_number("--nproc", value_of(word, word[1] == '-' ? "--nproc" : "-n"));
-      if (nproc < 1 || nproc > 4096 || nproc != std::floor(nproc)) {
-        refuse("--nproc: expected a whole number from 1 to 4096");
-      }
-      line.options.nproc = static_cast<int>(nproc);
-    } else if (is(word, "--grace")) {
-      line.options.grace =
-          std::chrono::milliseconds(std::llround(1e3 * parse_number("--grace", value_of(word, "--grace"))));
-    } else if (word == "--no-prefix") {
+    if (word == "--no-prefix") {
       line.options.prefix = false;
     } else if (word == "--help" || word == "-h") {
       line.help = true;
-    } else {
+    } else if (setter == options_with_value().end()) {
       refuse("unknown option " + word);
+    } else if (equals != std::string::npos) {
+      setter->second(line.options, name, word.substr(equals + 1));
+    } else if (next == arguments.size()) {
+      refuse(name + " needs a value");
+    } else {
+      setter->second(line.options, name, arguments[next++]);
     }
   }
   line.command.assign(arguments.begin() + static_cast<std::ptrdiff_t>(next), arguments.end());
   return line;
+}
+
+// What each rank runs: this program with a verb, or another one.
+void choose_program(LaunchOptions& options, const Arguments& command) {
+  if (command.empty()) {
+    refuse("nothing to start: name a verb, as in `fsdp launch --nproc 2 -- train run.toml`");
+  }
+  options.arguments = command;
+  if (find_verb(command.front()) != nullptr) {
+    if (command.front() == "launch") {
+      refuse("a launcher cannot launch itself");
+    }
+    options.program = "/proc/self/exe";
+    options.arguments.insert(options.arguments.begin(), "fsdp");
+  } else {
+    options.program = command.front();
+    if (options.program.find('/') == std::string::npos) {
+      refuse("unknown verb " + options.program + " (another program needs a path with a '/')");
+    }
+  }
 }
 
 }  // namespace
@@ -93,26 +153,15 @@ int run_launch(const Arguments& arguments) {
   if (line.options.nproc == 0) {
     refuse("--nproc is missing");
   }
-  if (line.command.empty()) {
-    refuse("nothing to start: name a verb, as in `fsdp launch --nproc 2 -- train run.toml`");
-  }
-  line.options.arguments = line.command;
-  if (find_verb(line.command.front()) != nullptr) {
-    if (line.command.front() == "launch") {
-      refuse("a launcher cannot launch itself");
-    }
-    line.options.program = "/proc/self/exe";
-    line.options.arguments.insert(line.options.arguments.begin(), "fsdp");
-  } else {
-    line.options.program = line.command.front();
-    if (line.options.program.find('/') == std::string::npos) {
-      refuse("unknown verb " + line.options.program + " (another program needs a path with a '/')");
-    }
-  }
-  // Signals are blocked by the Launcher; the store's thread must start after that, to inherit the mask.
+  choose_program(line.options, line.command);
+  line.options.cores = static_cast<int>(train::available_cores().size());
+  // Signals are blocked by the Launcher; the threads of a store must start after that, to inherit the mask.
   Launcher launcher(std::move(line.options));
-  const comm::StoreServer store;
-  return launcher.run(store.port());
+  std::optional<comm::StoreServer> store;
+  return launcher.run([&store] {
+    store.emplace();
+    return store->port();
+  });
 }
 
 }  // namespace fsdp::app

@@ -31,9 +31,10 @@ int run_train(const Arguments& arguments) {
     }
   }
   const train::Config config = train::load_config(file, overrides);
-  const World world = init();
-  train::run_training(config, world);
-  return 0;
+  InitOptions options;
+  options.dump_folder = config.output.folder;  // where the calls of a rank go if one fails
+  const World world = init(options);
+  return train::run_training(config, world);
 }
 
 }  // namespace fsdp::app

@@ -9,7 +9,10 @@ const std::vector<Verb>& verbs() {
       {"launch", "start a verb as several ranks on this host", run_launch},
       {"generate", "continue a prompt with a trained model", run_generate},
       {"parity", "compare a model with values computed elsewhere", run_parity},
+      {"verify", "check that checkpoints are whole, byte by byte", run_verify},
       {"inspect", "say what a model folder or data set holds", run_inspect},
+      {"import", "turn other checkpoints into a model folder", run_import},
+      {"export", "turn a model folder or checkpoint into other formats", run_export},
       {"config", "print all configuration keys with their defaults", run_config},
   };
   return all;

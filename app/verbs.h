@@ -14,7 +14,10 @@ int run_prepare(const Arguments& arguments);
 int run_launch(const Arguments& arguments);
 int run_generate(const Arguments& arguments);
 int run_parity(const Arguments& arguments);
+int run_verify(const Arguments& arguments);
 int run_inspect(const Arguments& arguments);
+int run_import(const Arguments& arguments);
+int run_export(const Arguments& arguments);
 int run_config(const Arguments& arguments);
 
 struct Verb {

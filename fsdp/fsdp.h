@@ -4,6 +4,7 @@
 #include "fsdp/base/advice.h"              // set_advice_handler
 #include "fsdp/base/error.h"               // Error, ErrorCode
 #include "fsdp/checkpoint/archive.h"       // save, load
+#include "fsdp/checkpoint/checkpoint.h"    // checkpoint::save, load, resume, Saver
 #include "fsdp/comm/collectives.h"         // sum_over_ranks, barrier, ...
 #include "fsdp/comm/init.h"                // init, World
 #include "fsdp/deferred/deferred_init.h"   // deferred

@@ -32,7 +32,7 @@ ALLOWED = {
     "buffer": BUFFER,
     "group": GROUP,
     "optim": STATE_USERS,
-    "checkpoint": STATE_USERS,
+    "checkpoint": STATE_USERS | {"optim"},
     "functional": STATE_USERS,
     "deferred": {"base"},
     "unit": GROUP | {"group", "schedule", "deferred"},

@@ -1,7 +1,6 @@
 #include "train/batch_source.h"
 
 #include <algorithm>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -30,22 +29,33 @@ void check_batch(const TrainConfig& config, const World& world, const PackedSpli
 
 PackedBatches::PackedBatches(const TrainConfig& config, const World& world, const PackedSplit& data)
     : data_(data),
-      order_(static_cast<uint64_t>(config.seed), std::max<int64_t>(1, data.num_sequences()), config.batch_sequences),
+      batch_sequences_(config.batch_sequences),
+      order_(static_cast<uint64_t>(config.seed), std::max<int64_t>(1, data.num_sequences())),
       rank_(world.rank),
       rank_sequences_(config.batch_sequences / world.size),
       micro_sequences_(config.microbatch_sequences > 0 ? config.microbatch_sequences : rank_sequences_) {
   check_batch(config, world, data);
 }
 
+int64_t PackedBatches::consumed(int64_t step) const {
+  return first_consumed_ + (step - first_step_) * batch_sequences_;
+}
+
+void PackedBatches::continue_at(int64_t step, int64_t consumed) {
+  first_step_ = step;
+  first_consumed_ = consumed;
+}
+
 int64_t PackedBatches::num_targets(int64_t step) const {
-  return std::max<int64_t>(1, data_.num_targets(order_.sequences(step)));
+  return std::max<int64_t>(1, data_.num_targets(order_.sequences(consumed(step), batch_sequences_)));
+}
+
+int64_t PackedBatches::position(int64_t step, int64_t micro) const {
+  return consumed(step) + rank_ * rank_sequences_ + micro * micro_sequences_;
 }
 
 Batch PackedBatches::microbatch(int64_t step, int64_t micro) const {
-  const std::vector<int64_t> global_batch = order_.sequences(step);
-  const int64_t first = rank_ * rank_sequences_ + micro * micro_sequences_;
-  return make_batch(data_,
-                    std::span(global_batch).subspan(static_cast<size_t>(first), static_cast<size_t>(micro_sequences_)));
+  return make_batch(data_, order_.sequences(position(step, micro), micro_sequences_));
 }
 
 }  // namespace fsdp::train

@@ -22,6 +22,8 @@ class BatchSource {
   virtual int64_t num_targets(int64_t step) const = 0;
   // Microbatch number `micro` of this rank.
   virtual Batch microbatch(int64_t step, int64_t micro) const = 0;
+  // Place of that microbatch's first sequence in the endless row of sequences that training consumes.
+  virtual int64_t position(int64_t step, int64_t micro) const = 0;
 };
 
 // Can every rank have an equal part of each batch, and is there one? Throws Error(kUsage | kData) that names the fix.
@@ -36,9 +38,18 @@ class PackedBatches : public BatchSource {
   int64_t num_microbatches() const override { return rank_sequences_ / micro_sequences_; }
   int64_t num_targets(int64_t step) const override;
   Batch microbatch(int64_t step, int64_t micro) const override;
+  int64_t position(int64_t step, int64_t micro) const override;
+
+  // The data cursor: sequences consumed before `step`.
+  int64_t consumed(int64_t step) const;
+  // From `step` on, go on after the first `consumed` sequences.
+  void continue_at(int64_t step, int64_t consumed);
 
  private:
   const PackedSplit& data_;
+  int64_t batch_sequences_;
+  int64_t first_step_ = 0;
+  int64_t first_consumed_ = 0;
   DataOrder order_;
   int64_t rank_;
   int64_t rank_sequences_;   // of each global batch

@@ -48,6 +48,7 @@ struct TrainConfig {
   double beta2 = 0.95;
   double eps = 1e-8;
   double weight_decay = 0.1;
+  std::string on_nonfinite = "stop";
   int64_t log_every = 10;
   int64_t eval_every = 0;
   int64_t eval_batches = 0;
@@ -62,6 +63,23 @@ struct ShardConfig {
   int64_t prefetch_depth = 1;
 };
 
+struct CheckpointConfig {
+  std::string resume = "never";
+  int64_t every_steps = 0;
+  double every_minutes = 0;
+  int64_t keep_last = 2;
+  int64_t keep_every = 0;
+  bool async = true;
+  int64_t threads = 0;
+};
+
+struct CheckConfig {
+  std::string data = "auto";
+  int64_t compute_twice_every = 0;
+  int64_t compare_replicas_every = 0;
+  int64_t stragglers_every = 10;
+};
+
 struct OutputConfig {
   std::string folder = "runs/train";
   std::string overwrite = "refuse";
@@ -72,6 +90,8 @@ struct Config {
   DataConfig data;
   TrainConfig train;
   ShardConfig shard;
+  CheckpointConfig checkpoint;
+  CheckConfig check;
   OutputConfig output;
 };
 

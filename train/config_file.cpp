@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <charconv>
 #include <fstream>
-#include <iterator>
 #include <sstream>
 
 #include "fsdp/base/error.h"
@@ -15,14 +14,37 @@
 namespace fsdp::train {
 namespace {
 
-[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::kUsage, message); }
+constexpr size_t kMaxBytes = size_t{1} << 20;
+// toml++ makes one table inside the other for each dot of a key and destroys them by recursion: a line of dots would
+// end the stack.
+constexpr int kMaxDotsPerLine = 64;
+constexpr size_t kLongestKey = 64;  // compared with the keys there are; longer ones have no near one
+constexpr size_t kLongestMessage = 2000;
+
+// Keys and values may come from a file of somebody else; control characters in them must not reach the terminal.
+std::string printable(const std::string& text) {
+  static constexpr char kHex[] = "0123456789abcdef";
+  std::string out;
+  for (const char c : text) {
+    if (out.size() > kLongestMessage) return out + "...";
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte < 0x7f) {
+      out += c;
+    } else {
+      out += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
+    }
+  }
+  return out;
+}
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::kUsage, printable(message)); }
 
 std::string position(const std::string& path, const toml::source_region& source) {
   return path + ":" + std::to_string(source.begin.line) + ":" + std::to_string(source.begin.column) + ": ";
 }
 
 [[noreturn]] void refuse_unknown(const std::string& where, const std::string& key) {
-  refuse(where + "unknown key " + key + "; did you mean " + nearest_option(key) +
+  refuse(where + "unknown key " + key + "; did you mean " + nearest_option(key.substr(0, kLongestKey)) +
          "? `fsdp train --help` lists all keys");
 }
 
@@ -83,7 +105,8 @@ void apply_table(const std::string& path, const std::string& prefix, const toml:
                        name + "." + std::string(inner->begin()->first.str()));
       }
       if (!is_section) {
-        refuse(where + "unknown section [" + name + "]; sections are model, data, train, shard, output");
+        refuse(where + "unknown section [" + name +
+               "]; sections are model, data, train, shard, checkpoint, check, output");
       }
       apply_table(path, name + ".", *inner, config);
       continue;
@@ -127,7 +150,8 @@ void apply_override(const std::string& argument, Config& config) {
   if (argument.rfind("--", 0) != 0) {
     refuse("unexpected argument " + argument + "; a key is changed with --section.key=value");
   }
-  const std::string name = argument.substr(2, equals == std::string::npos ? equals : equals - 2);
+  std::string name = argument.substr(2, equals == std::string::npos ? equals : equals - 2);
+  if (name == "resume") name = "checkpoint.resume";
   const Option* option = find_option(name);
   if (option == nullptr) {
     refuse_unknown("--" + name + ": ", name);
@@ -163,22 +187,48 @@ void check_combinations(const Config& config) {
     refuse("train.warmup_steps: got " + std::to_string(train.warmup_steps) + ", expected at most train.steps " +
            std::to_string(train.steps));
   }
+  const CheckpointConfig& checkpoint = config.checkpoint;
+  if (train.on_nonfinite == "rollback" && checkpoint.every_steps == 0 && checkpoint.every_minutes == 0) {
+    refuse("train.on_nonfinite: got \"rollback\" without checkpoints to go back to; set checkpoint.every_steps");
+  }
   if (train.fit_minutes > 0 && train.warmup_steps < 10) {
     refuse("train.fit_minutes needs train.warmup_steps of at least 10: speed is measured during the warm-up");
   }
 }
 
+toml::table parse_text(const std::string& origin, const std::string& text) {
+  if (text.size() > kMaxBytes) {
+    refuse(origin + ": got more than " + std::to_string(kMaxBytes) + " bytes; this is not a config file");
+  }
+  int line = 1;
+  int dots = 0;
+  for (const char c : text) {
+    dots += c == '.' ? 1 : 0;
+    if (dots > kMaxDotsPerLine) {
+      refuse(origin + ":" + std::to_string(line) + ":1: got more than " + std::to_string(kMaxDotsPerLine) +
+             " dots in a line, expected fewer; a key is section.key");
+    }
+    if (c == '\n') {
+      ++line;
+      dots = 0;
+    }
+  }
+  try {
+    return toml::parse(text, origin);
+  } catch (const toml::parse_error& error) {
+    refuse(position(origin, error.source()) + std::string(error.description()));
+  }
+}
+
 toml::table parse_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  std::string text(kMaxBytes + 1, '\0');  // no more is read of a file that has no end
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(file.gcount()));
   if (!file.is_open() || file.bad()) {
     refuse(path + ": cannot be read; pass an existing TOML file");
   }
-  try {
-    return toml::parse(text, path);
-  } catch (const toml::parse_error& error) {
-    refuse(position(path, error.source()) + std::string(error.description()));
-  }
+  return parse_text(path, text);
 }
 
 }  // namespace
@@ -192,6 +242,12 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
     apply_override(argument, config);
   }
   check_combinations(config);
+  return config;
+}
+
+Config parse_config(const std::string& text) {
+  Config config;
+  apply_table("config", "", parse_text("config", text), config);
   return config;
 }
 

@@ -15,4 +15,7 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
 // Every key with its value, as TOML that load_config() reads back unchanged.
 std::string config_to_toml(const Config& config);
 
+// What config_to_toml() wrote. Throws Error(kUsage).
+Config parse_config(const std::string& text);
+
 }  // namespace fsdp::train

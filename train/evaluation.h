@@ -1,5 +1,8 @@
 #pragma once
 
+#include <functional>
+#include <optional>
+
 #include "train/metrics.h"
 #include "train/packed_split.h"
 #include "train/parallelize.h"
@@ -8,8 +11,9 @@ namespace fsdp::train {
 
 // COLLECTIVE. Loss over the first `num_batches` batches of `batch_sequences` sequences of `split`; 0: all of it.
 // Sequences are dealt out to the ranks; every rank runs as many forwards as the others, so that none waits. The sum is
-// the same for any number of ranks, up to the order of addition.
-HeldoutLoss evaluate(ShardedModel& model, const World& world, const PackedSplit& split, int64_t batch_sequences,
-                     int64_t num_batches);
+// the same for any number of ranks, up to the order of addition. Nothing if `stop_asked` said yes on some rank.
+std::optional<HeldoutLoss> evaluate(ShardedModel& model, const World& world, const PackedSplit& split,
+                                    int64_t batch_sequences, int64_t num_batches,
+                                    const std::function<bool()>& stop_asked);
 
 }  // namespace fsdp::train

@@ -80,22 +80,4 @@ std::string to_json(int64_t step, const HeldoutLoss& loss) {
   return json.dump();
 }
 
-MetricsFile::MetricsFile(const std::filesystem::path& path)
-    : path_(path), descriptor_(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644)) {
-  if (descriptor_ < 0) {
-    throw Error(ErrorCode::kFileSystem, "[train] " + path.string() + ": cannot be written: " + std::strerror(errno) +
-                                            ". Choose another output.folder.");
-  }
-}
-
-MetricsFile::~MetricsFile() { close(descriptor_); }
-
-void MetricsFile::append(const std::string& json) {
-  const std::string line = json + "\n";
-  if (write(descriptor_, line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
-    throw Error(ErrorCode::kFileSystem,
-                "[train] " + path_.string() + ": " + std::strerror(errno) + ". Free some space, and start again.");
-  }
-}
-
 }  // namespace fsdp::train

@@ -55,20 +55,4 @@ std::string progress_line(const StepMetrics& metrics);
 std::string to_json(const StepMetrics& metrics);
 std::string to_json(int64_t step, const HeldoutLoss& loss);
 
-// metrics.jsonl: each line is written and flushed at once, so that a reader never meets a part of one.
-class MetricsFile {
- public:
-  // Starts the file anew. Throws Error(kFileSystem).
-  explicit MetricsFile(const std::filesystem::path& path);
-  ~MetricsFile();
-  MetricsFile(const MetricsFile&) = delete;
-  MetricsFile& operator=(const MetricsFile&) = delete;
-
-  void append(const std::string& json);
-
- private:
-  std::filesystem::path path_;
-  int descriptor_;
-};
-
 }  // namespace fsdp::train

@@ -119,6 +119,10 @@ std::vector<Option> train_options() {
       {"train.eps", FSDP_SLOT(train.eps), at_least(0), "AdamW: epsilon"},
       {"train.weight_decay", FSDP_SLOT(train.weight_decay), at_least(0),
        "AdamW: decoupled, on parameters with at least 2 dims"},
+      {"train.on_nonfinite", FSDP_SLOT(train.on_nonfinite), one_of({"stop", "skip", "rollback"}),
+       "when a loss or gradient is not finite, computed twice: stop with exit code 6; skip the update of this step; or "
+       "go "
+       "back to the last checkpoint and on with the data after this step"},
       {"train.log_every", FSDP_SLOT(train.log_every), at_least(1), "steps between two lines of log and metrics.jsonl"},
       {"train.eval_every", FSDP_SLOT(train.eval_every), at_least(0),
        "steps between two evaluations on the held-out split; 0: only at the end"},
@@ -145,6 +149,38 @@ std::vector<Option> shard_options() {
        "free gathered weights between forward and backward; auto: as the strategy says"},
       {"shard.prefetch_depth", FSDP_SLOT(shard.prefetch_depth), between(0, 16),
        "units gathered ahead of the one that computes"},
+  };
+}
+
+std::vector<Option> checkpoint_options() {
+  return {
+      {"checkpoint.resume", FSDP_SLOT(checkpoint.resume), any(),
+       "never; auto: go on from the newest checkpoint of output.folder that is whole, or start if there is none; or "
+       "the "
+       "folder of one checkpoint (`.../step-<N>`). Also written --resume"},
+      {"checkpoint.every_steps", FSDP_SLOT(checkpoint.every_steps), at_least(0),
+       "steps between two checkpoints; the last step has one too; 0: only when asked to stop by a signal"},
+      {"checkpoint.every_minutes", FSDP_SLOT(checkpoint.every_minutes), at_least(0),
+       "the same by rank 0's clock; 0: never"},
+      {"checkpoint.keep_last", FSDP_SLOT(checkpoint.keep_last), at_least(0), "newest checkpoints that stay; 0: all"},
+      {"checkpoint.keep_every", FSDP_SLOT(checkpoint.keep_every), at_least(0),
+       "and those whose step is a multiple of this; 0: none"},
+      {"checkpoint.async", FSDP_SLOT(checkpoint.async), any(),
+       "copy the state and write it while training goes on; false: wait"},
+      {"checkpoint.threads", FSDP_SLOT(checkpoint.threads), between(0, 64), "that write, on each rank; 0: as needed"},
+  };
+}
+
+std::vector<Option> check_options() {
+  return {
+      {"check.data", FSDP_SLOT(check.data), one_of({"auto", "always", "never"}),
+       "compare the data set with its hashes before the start; auto: where that takes seconds (1 GB)"},
+      {"check.compute_twice_every", FSDP_SLOT(check.compute_twice_every), at_least(0),
+       "steps after which one is computed twice, and the bits compared: finds machines that compute wrongly; 0: never"},
+      {"check.compare_replicas_every", FSDP_SLOT(check.compare_replicas_every), at_least(0),
+       "steps after which ranks that hold the same weights compare their hashes; 0: never"},
+      {"check.stragglers_every", FSDP_SLOT(check.stragglers_every), at_least(0),
+       "steps after which ranks compare their computing times, to name slow ones; 0: never"},
   };
 }
 
@@ -233,7 +269,8 @@ std::string Option::complaint(const Config& config) const {
 const std::vector<Option>& option_table() {
   static const std::vector<Option> table = [] {
     std::vector<Option> all;
-    for (auto section : {model_options(), data_options(), train_options(), shard_options(), output_options()}) {
+    for (auto section : {model_options(), data_options(), train_options(), shard_options(), checkpoint_options(),
+                         check_options(), output_options()}) {
       std::move(section.begin(), section.end(), std::back_inserter(all));
     }
     return all;

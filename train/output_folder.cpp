@@ -4,6 +4,7 @@
 
 #include "fsdp/base/error.h"
 #include "io/atomic_file.h"
+#include "io/checkpoint_folder.h"
 #include "io/error.h"
 #include "train/config_file.h"
 
@@ -11,31 +12,57 @@ namespace fsdp::train {
 
 namespace fs = std::filesystem;
 
-void check_output(const OutputFolder& folder, const Config& config) {
-  std::error_code error;
-  for (const fs::path& path : {folder.config(), folder.metrics(), folder.model()}) {
-    if (fs::exists(path, error) && config.output.overwrite == "refuse") {
-      throw Error(ErrorCode::kUsage, "[train] output.folder: " + folder.root.string() + " holds a run already (" +
-                                         path.filename().string() +
-                                         "). Choose another output.folder, or output.overwrite = \"replace\".");
-    }
+namespace {
+
+[[noreturn]] void refuse_folder(const OutputFolder& folder, const std::string& what) {
+  throw Error(ErrorCode::kFileSystem,
+              "[train] output.folder: " + folder.root.string() + " " + what + ". Choose a folder you may write to.");
+}
+
+bool has_checkpoints(const OutputFolder& folder) {
+  try {
+    return !io::list_checkpoints(folder.checkpoints()).empty();
+  } catch (const io::Error& failure) {
+    refuse_folder(folder, std::string("cannot be read: ") + failure.what());
   }
 }
 
-void start_output(const OutputFolder& folder, const Config& config) {
+}  // namespace
+
+OutputUse check_output(const OutputFolder& folder, const Config& config) {
+  std::error_code error;
+  const bool goes_on = has_checkpoints(folder) && config.checkpoint.resume == "auto";
+  if (goes_on) return OutputUse::kContinue;
+  if (config.output.overwrite == "replace") return OutputUse::kReplace;
+  // A run that died before its first checkpoint has nothing to lose.
+  const bool tries_again = config.checkpoint.resume == "auto" && !fs::exists(folder.model(), error);
+  for (const fs::path& path : {folder.config(), folder.metrics(), folder.checkpoints(), folder.model()}) {
+    if (!fs::exists(path, error) || tries_again) continue;
+    throw Error(ErrorCode::kUsage, "[train] output.folder: " + folder.root.string() + " holds a run already (" +
+                                       path.filename().string() +
+                                       "). Go on with it by --resume=auto, choose another output.folder, or "
+                                       "output.overwrite = \"replace\".");
+  }
+  return OutputUse::kReplace;
+}
+
+void make_output(const OutputFolder& folder) {
   std::error_code error;
   fs::create_directories(folder.root, error);
-  if (error) {
-    throw Error(ErrorCode::kFileSystem, "[train] output.folder: " + folder.root.string() + " cannot be made: " +
-                                            error.message() + ". Choose a folder you may write to.");
-  }
+  if (error) refuse_folder(folder, "cannot be made: " + error.message());
+}
+
+void start_output(const OutputFolder& folder, const Config& config, OutputUse use) {
   try {
     io::write_file_atomically(folder.config(), config_to_toml(config));
+    io::remove_leftovers(io::system_files(), folder.checkpoints());
   } catch (const io::Error& failure) {
-    throw Error(ErrorCode::kFileSystem, "[train] output.folder: " + folder.root.string() + " cannot be written: " +
-                                            failure.what() + ". Choose a folder you may write to.");
+    refuse_folder(folder, std::string("cannot be written: ") + failure.what());
   }
+  if (use == OutputUse::kContinue) return;
+  fs::remove_all(folder.checkpoints());
   fs::remove(folder.metrics());
+  fs::remove(folder.ledger());
   fs::remove_all(folder.model());
 }
 

@@ -12,14 +12,25 @@ struct OutputFolder {
 
   std::filesystem::path config() const { return root / "config.toml"; }
   std::filesystem::path metrics() const { return root / "metrics.jsonl"; }
+  std::filesystem::path ledger() const { return root / "ledger.jsonl"; }
+  std::filesystem::path checkpoints() const { return root / "checkpoints"; }
   std::filesystem::path model() const { return root / "model"; }
 };
 
-// Throws Error(kUsage) if the folder holds a run already and may not be replaced. Writes nothing.
-void check_output(const OutputFolder& folder, const Config& config);
+enum class OutputUse {
+  kReplace,   // what an earlier run left goes
+  kContinue,  // an earlier run goes on
+};
 
-// Makes the folder and writes config.toml. Throws Error(kFileSystem) if it cannot be written. An older run's files go,
-// others stay.
-void start_output(const OutputFolder& folder, const Config& config);
+// What to do with the folder. Throws Error(kUsage) if it holds a run already that may neither be replaced nor goes on.
+// Writes nothing.
+OutputUse check_output(const OutputFolder& folder, const Config& config);
+
+// Makes the folder. Throws Error(kFileSystem).
+void make_output(const OutputFolder& folder);
+
+// Writes config.toml and removes what `use` does not keep, and what interrupted saves left; other files stay. Only for
+// the holder of the folder's lock. Throws Error(kFileSystem) if it cannot be written.
+void start_output(const OutputFolder& folder, const Config& config, OutputUse use);
 
 }  // namespace fsdp::train

@@ -80,6 +80,12 @@ class CurveBatches : public BatchSource {
     return batch;
   }
 
+  int64_t position(int64_t step, int64_t micro) const override {
+    const Part mine = part_of(tokens_.size(1), world_.rank, world_.size);
+    const Part rows = part_of(mine.end - mine.begin, static_cast<int>(micro), static_cast<int>(microbatches_));
+    return step * tokens_.size(1) + mine.begin + rows.begin;
+  }
+
  private:
   at::Tensor tokens_;
   World world_;
@@ -155,7 +161,7 @@ ParityReport check_curve(const ParityOptions& options, const World& world, Shard
   Trainer trainer(curve.config, world, batches, model);
   std::vector<StepResult> results;
   for (int64_t step = 0; step < curve.config.steps; ++step) {
-    results.push_back(trainer.step(/*wants_stop=*/false));
+    results.push_back(trainer.step());
   }
   const ParityTolerances tolerances = parity_tolerances(options);
   ParityReport report{(folder / "curve.json").string() + ", " + name, compare_steps(curve, results, tolerances)};

@@ -7,17 +7,26 @@
 #include <optional>
 #include <vector>
 
+#include "fsdp/base/fault_point.h"
 #include "fsdp/base/units.h"
 #include "io/atomic_file.h"
+#include "io/checkpoint_folder.h"
 #include "train/agreement.h"
+#include "train/checkpoints.h"
 #include "train/config_file.h"
 #include "train/console.h"
 #include "train/evaluation.h"
 #include "train/format.h"
+#include "train/ledger.h"
+#include "train/line_file.h"
 #include "train/metrics.h"
 #include "train/model_choice.h"
 #include "train/output_folder.h"
 #include "train/process_memory.h"
+#include "train/replica_check.h"
+#include "train/run_state.h"
+#include "train/stop_signal.h"
+#include "train/straggler_watch.h"
 #include "train/threads.h"
 #include "train/trainer.h"
 #include "train/weights.h"
@@ -26,6 +35,8 @@ namespace fsdp::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr int kStoppedAndResumable = 75;  // EX_TEMPFAIL
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
@@ -48,6 +59,14 @@ Splits open_splits(const DataConfig& config) {
     }
   }
   return splits;
+}
+
+void verify_data(const Splits& splits, const std::string& choice) {
+  constexpr int64_t kQuickTokens = int64_t{500} << 20;
+  for (const PackedSplit* split : {&splits.train, splits.heldout ? &*splits.heldout : nullptr}) {
+    if (split == nullptr || choice == "never") continue;
+    if (choice == "always" || split->dataset().num_tokens() <= kQuickTokens) split->dataset().verify_hashes();
+  }
 }
 
 // Ranks that were started with different settings, or that see different data, would wait for each other or train on
@@ -88,51 +107,173 @@ ShardedModel build_model(const ModelChoice& choice, const Config& config, const 
   return model;
 }
 
+// What the run is given before its model is built.
+struct Prepared {
+  ThreadPlan threads;
+  Splits splits;
+  ModelChoice choice;
+  const StopSignal& stop_signal;
+};
+
 // The run as rank 0 tells about it, and the loop of all ranks.
 class Run {
  public:
-  Run(const Config& config, const World& world, ThreadPlan threads, Splits splits, ModelChoice choice)
+  Run(const Config& config, const World& world, Prepared prepared)
       : config_(config),
         world_(world),
-        threads_(std::move(threads)),
+        threads_(std::move(prepared.threads)),
         folder_{config.output.folder},
         console_(Console::detect(stdout, world.rank)),
-        splits_(std::move(splits)),
-        model_(build_model(choice, config, world)),
+        splits_(std::move(prepared.splits)),
+        stop_signal_(prepared.stop_signal),
+        model_(build_model(prepared.choice, config, world)),
         batches_(config.train, world, splits_.train),
-        trainer_(config.train, world, batches_, model_) {
+        trainer_(config.train, world, batches_, model_, config.check),
+        state_(config_,
+               {identify_data(config, splits_.train), splits_.train.dataset().tokenizer(),
+                models::to_hugging_face(model_.decoder->config()).dump()},
+               trainer_, batches_),
+        checkpoints_(config_, world_, folder_, console_, model_, trainer_, state_, [this] { sync_records(); }),
+        stragglers_(world_, config.check.stragglers_every) {
+    fault_point("model.built");
     on_rank0(world_, [&] {
-      start_output(folder_, config_);
-      metrics_ = std::make_unique<MetricsFile>(folder_.metrics());
+      make_output(folder_);
+      lock_.emplace(folder_.root);
+      start_output(folder_, config_, check_output(folder_, config_));
+      checkpoints_.check_room();
     });
   }
 
-  void train() {
+  // Returns the exit code.
+  int train() {
     print_banner();
+    const int64_t first_step = checkpoints_.resume();
+    open_records(first_step);
     model_.root.reset_counters();
     begin_ = Clock::now();
     mark_ = begin_;
-    bool done = false;
-    while (!done) {
-      const auto step_begin = Clock::now();
-      const StepResult result = trainer_.step(out_of_time());
-      step_seconds_.push_back(seconds_since(step_begin));
-      fit_steps();
-      done = result.stop || trainer_.steps_done() >= trainer_.schedule().steps;
-      report(result, done);
-      const int64_t every = config_.train.eval_every;
-      if (!done && every > 0 && trainer_.steps_done() % every == 0) {
-        report_heldout(config_.train.eval_batches);
+    marked_step_ = first_step;
+    while (trainer_.steps_done() < trainer_.schedule().steps) {
+      const StepResult result = take_step();
+      if (result.outcome == StepResult::Outcome::kRollBack) {
+        roll_back(result);
+        continue;
       }
+      const bool is_last = result.stop || trainer_.steps_done() >= trainer_.schedule().steps;
+      report(result, is_last);
+      if (result.signal != 0) return stop(result.signal);
+      checkpoints_.after_step(result, is_last);
+      if (is_last) break;
+      const int64_t every = config_.train.eval_every;
+      const bool evaluates = every > 0 && trainer_.steps_done() % every == 0;
+      if (evaluates && !report_heldout(config_.train.eval_batches)) return stop(agreed_signal());
     }
-    console_.line("train: " + std::to_string(trainer_.steps_done()) + " steps in " + clock_text(seconds_since(begin_)));
-    report_heldout(config_.train.final_eval_batches);
-    save_model(model_, world_, folder_.model(), splits_.train.dataset().tokenizer());
-    console_.line("train: wrote " + folder_.model().string() + ", " + folder_.metrics().string() + ", " +
-                  folder_.config().string());
+    return end();
   }
 
  private:
+  int end() {
+    console_.line("train: " + std::to_string(trainer_.steps_done()) + " steps in " + clock_text(seconds_since(begin_)));
+    if (!report_heldout(config_.train.final_eval_batches)) return stop(agreed_signal());
+    checkpoints_.finish();
+    save_model(model_, world_, folder_.model(), splits_.train.dataset().tokenizer());
+    console_.line("train: wrote " + folder_.model().string() + ", " + folder_.metrics().string() + ", " +
+                  folder_.config().string());
+    checkpoints_.check_last_save();
+    return 0;
+  }
+
+  // Of the lowest rank that got one.
+  int agreed_signal() const {
+    for (const std::string& text : gather_strings(world_, std::to_string(stop_signal_.received().value_or(0)))) {
+      if (text != "0") return std::stoi(text);
+    }
+    return 0;
+  }
+
+  int stop(int signal) {
+    checkpoints_.save_now();
+    checkpoints_.check_last_save();
+    console_.line("train: asked to stop by " + signal_name(signal) + "; saved step " +
+                  std::to_string(trainer_.steps_done()) + "; start again with --resume=auto");
+    return kStoppedAndResumable;
+  }
+
+  StepResult take_step() {
+    const auto step_begin = Clock::now();
+    const int64_t step = trainer_.steps_done();
+    stragglers_.begin_step();
+    const StepResult result = trainer_.step(
+        {out_of_time(), checkpoints_.is_due_by_clock(), stop_signal_.received().value_or(0), checkpoints_.written()});
+    stragglers_.end_step();
+    step_seconds_.push_back(seconds_since(step_begin));
+    fit_steps();
+    for (const std::string& change : stragglers_.compare()) console_.line(change);
+    if (result.outcome == StepResult::Outcome::kRollBack) return result;
+    if (world_.rank == 0) {
+      ledger_->append(to_json(LedgerEntry{step + 1, batches_.consumed(step), config_.train.batch_sequences,
+                                          result.batch_hash, result.loss, result.grad_norm, result.lr,
+                                          result.outcome == StepResult::Outcome::kSkipped}));
+    }
+    tell_irregularities(result);
+    const int64_t every = config_.check.compare_replicas_every;
+    if (every > 0 && trainer_.steps_done() % every == 0) compare_replicas(world_, model_, trainer_.steps_done());
+    return result;
+  }
+
+  void tell_irregularities(const StepResult& result) {
+    const std::string step = std::to_string(trainer_.steps_done());
+    if (result.recomputed == StepResult::Recomputed::kTransient) {
+      console_.line("train: step " + step +
+                    " was computed wrongly once and then rightly: a passing error of a machine");
+    }
+    if (result.outcome == StepResult::Outcome::kSkipped) {
+      console_.line(format_text("train: step %s skipped: loss %f, gradient norm %f, computed twice", step.c_str(),
+                                result.loss, result.grad_norm));
+    }
+  }
+
+  // Back to the last checkpoint, and on with the data after the step that went wrong.
+  void roll_back(const StepResult& result) {
+    const int64_t bad_step = trainer_.steps_done() + 1;
+    const int64_t consumed = batches_.consumed(bad_step);
+    num_rollbacks_ = bad_step > last_bad_step_ ? 1 : num_rollbacks_ + 1;
+    last_bad_step_ = std::max(last_bad_step_, bad_step);
+    checkpoints_.finish();
+    constexpr int kMostRollbacks = 3;
+    if (num_rollbacks_ > kMostRollbacks || !checkpoints_.go_back()) {
+      throw AgreedError(
+          ErrorCode::kNonFinite,
+          format_text("[train] step %lld: loss %f, gradient norm %f: not finite, and %s. Lower train.lr, or "
+                      "start from an older checkpoint.",
+                      static_cast<long long>(bad_step), result.loss, result.grad_norm,
+                      num_rollbacks_ > kMostRollbacks ? "going back did not help three times"
+                                                      : "there is no checkpoint to go back to"),
+          /*told_elsewhere=*/world_.rank != 0);
+    }
+    batches_.continue_at(trainer_.steps_done(), consumed);
+    marked_step_ = std::min(marked_step_, trainer_.steps_done());
+    on_rank0(world_, [&] {
+      metrics_->go_back_to(trainer_.steps_done());
+      ledger_->go_back_to(trainer_.steps_done());
+    });
+    console_.line(
+        format_text("train: step %lld was not finite (loss %f); back to step %lld, without the data in between",
+                    static_cast<long long>(bad_step), result.loss, static_cast<long long>(trainer_.steps_done())));
+  }
+
+  void open_records(int64_t first_step) {
+    on_rank0(world_, [&] {
+      metrics_ = std::make_unique<LineFile>(folder_.metrics(), first_step == 0 ? -1 : first_step);
+      ledger_ = std::make_unique<LineFile>(folder_.ledger(), first_step == 0 ? -1 : first_step);
+    });
+  }
+
+  void sync_records() {
+    metrics_->sync();
+    ledger_->sync();
+  }
+
   int64_t tokens_per_step() const { return config_.train.batch_sequences * config_.data.sequence_length; }
 
   double mean_step_seconds() const {
@@ -153,7 +294,8 @@ class Run {
     if (train.fit_minutes == 0 || trainer_.steps_done() != train.warmup_steps) {
       return;
     }
-    std::vector<double> seconds(step_seconds_.begin() + 3, step_seconds_.end());  // the first ones find their memory
+    const std::ptrdiff_t first = step_seconds_.size() > 3 ? 3 : 0;  // the first ones find their memory
+    std::vector<double> seconds(step_seconds_.begin() + first, step_seconds_.end());
     std::nth_element(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2), seconds.end());
     const double left = 60 * train.fit_minutes - seconds_since(begin_);
     const double fitting = std::max(0.0, left) / seconds[seconds.size() / 2];
@@ -243,13 +385,16 @@ class Run {
     return limit > 0 ? std::min(by_steps, std::max(0.0, limit - seconds_since(begin_))) : by_steps;
   }
 
-  // COLLECTIVE.
-  void report_heldout(int64_t num_batches) {
-    if (!splits_.heldout) {
-      return;
-    }
+  // COLLECTIVE. False if a signal came in the meantime: then nothing is reported.
+  bool report_heldout(int64_t num_batches) {
+    if (!splits_.heldout) return true;
+    fault_point("eval.begin");
     const auto eval_begin = Clock::now();
-    const HeldoutLoss loss = evaluate(model_, world_, *splits_.heldout, config_.train.batch_sequences, num_batches);
+    const auto evaluated = evaluate(model_, world_, *splits_.heldout, config_.train.batch_sequences, num_batches,
+                                    [&] { return stop_signal_.received().has_value(); });
+    if (!evaluated) return false;
+    const HeldoutLoss& loss = *evaluated;
+    fault_point("eval.end");
     mark_ += Clock::now() - eval_begin;  // not part of the training speed
     if (world_.rank == 0) {
       metrics_->append(to_json(trainer_.steps_done(), loss));
@@ -257,6 +402,7 @@ class Run {
     console_.line(format_text("train: held out after step %lld: %.4f nats per byte, %.4f bits per byte (%s bytes)",
                               static_cast<long long>(trainer_.steps_done()), loss.nats_per_byte(), loss.bits_per_byte(),
                               with_thousands(loss.bytes).c_str()));
+    return true;
   }
 
   Config config_;
@@ -265,19 +411,28 @@ class Run {
   OutputFolder folder_;
   Console console_;
   Splits splits_;
+  const StopSignal& stop_signal_;
   ShardedModel model_;
   PackedBatches batches_;
   Trainer trainer_;
-  std::unique_ptr<MetricsFile> metrics_;  // rank 0
-  Clock::time_point begin_;               // of the first step
-  Clock::time_point mark_;                // of the last logged step, moved by what is not training
+  RunState state_;
+  Checkpoints checkpoints_;
+  StragglerWatch stragglers_;
+  std::optional<io::FolderLock> lock_;  // rank 0
+  std::unique_ptr<LineFile> metrics_;   // rank 0
+  std::unique_ptr<LineFile> ledger_;    // rank 0
+  Clock::time_point begin_;             // of the first step
+  Clock::time_point mark_;              // of the last logged step, moved by what is not training
   int64_t marked_step_ = 0;
   std::vector<double> step_seconds_;
+  int64_t last_bad_step_ = 0;
+  int num_rollbacks_ = 0;  // in a row, without a good step after last_bad_step_
 };
 
 }  // namespace
 
-void run_training(const Config& config, const World& world) {
+int run_training(const Config& config, const World& world) {
+  const StopSignal stop_signal;
   const ThreadPlan threads = set_threads(world);
   std::optional<Splits> splits;
   std::optional<ModelChoice> choice;
@@ -285,12 +440,13 @@ void run_training(const Config& config, const World& world) {
     splits = open_splits(config.data);
     const io::TokenDataset& data = splits->train.dataset();
     check_batch(config.train, world, splits->train);
-    check_output({config.output.folder}, config);
     choice = choose_model(config.model, data.vocab_size(), data.eos_id());
+    verify_data(*splits, config.check.data);
   });
+  on_rank0(world, [&] { check_output({config.output.folder}, config); });
   check_ranks_agree(world, config, splits->train);
-  Run run(config, world, threads, std::move(*splits), std::move(*choice));
-  run.train();
+  Run run(config, world, {threads, std::move(*splits), std::move(*choice), stop_signal});
+  return run.train();
 }
 
 }  // namespace fsdp::train

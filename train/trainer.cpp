@@ -1,24 +1,49 @@
 #include "train/trainer.h"
 
 #include <ATen/ATen.h>
+#include <signal.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <string>
 
+#include "fsdp/base/fault_point.h"
+#include "io/hash.h"
 #include "train/agreement.h"
+#include "train/ledger.h"
 
 namespace fsdp::train {
 namespace {
+
+constexpr std::array<int, 3> kSignals = {SIGTERM, SIGUSR1, SIGINT};
 
 AdamWOptions adamw_options(const TrainConfig& config) {
   return {config.lr, config.beta1, config.beta2, config.eps, config.weight_decay};
 }
 
+bool is_finite(const StepResult& result) { return std::isfinite(result.loss) && std::isfinite(result.grad_norm); }
+
+bool same_bits(double a, double b) { return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b); }
+
+bool same_bits(const StepResult& a, const StepResult& b) {
+  return same_bits(a.loss, b.loss) && same_bits(a.grad_norm, b.grad_norm);
+}
+
+void flip_bit(const at::Tensor& leaf) {
+  if (leaf.numel() > 0) *static_cast<uint32_t*>(leaf.data_ptr()) ^= 1;
+}
+
+std::string numbers_text(const StepResult& result) {
+  return "loss " + std::to_string(result.loss) + ", gradient norm " + std::to_string(result.grad_norm);
+}
+
 }  // namespace
 
-Trainer::Trainer(const TrainConfig& config, const World& world, const BatchSource& batches, ShardedModel& model)
+Trainer::Trainer(const TrainConfig& config, const World& world, const BatchSource& batches, ShardedModel& model,
+                 const CheckConfig& check)
     : config_(config),
+      check_(check),
       world_(world),
       batches_(batches),
       model_(model),
@@ -26,47 +51,117 @@ Trainer::Trainer(const TrainConfig& config, const World& world, const BatchSourc
       optimizer_(decay_groups(*model.decoder, config.weight_decay), adamw_options(config)),
       schedule_{config.lr, config.min_lr_ratio, config.warmup_steps, config.steps} {}
 
-StepResult Trainer::step(bool wants_stop) {
+StepResult Trainer::step(const RankNews& news) {
+  fault_point("step.begin");
+  Computed computed = compute();
+  StepResult result = agree(computed, news);  // before the update, which must not see a NaN
+  if (!is_finite(result) || is_due_for_check()) result = check_again(result, computed, news);
+  fault_point("step.agreed");
+  result.lr = schedule_.at(step_);
+  if (!is_finite(result)) {
+    give_up(result);
+    result.outcome = config_.on_nonfinite == "skip" ? StepResult::Outcome::kSkipped : StepResult::Outcome::kRollBack;
+    step_ += result.outcome == StepResult::Outcome::kSkipped ? 1 : 0;
+    return result;
+  }
+  fault_point("step.optimizer");
+  optimizer_.set_lr(result.lr);
+  optimizer_.step(computed.norm.factor);
+  if (fault_point("value.bitflip_weight").inject) flip_bit(parameters_.front());
+  ++step_;
+  fault_point("step.end");
+  return result;
+}
+
+// Gradients of the step, from scratch.
+Trainer::Computed Trainer::compute() {
   const auto num_targets = static_cast<double>(batches_.num_targets(step_));
   const int64_t num_micro = batches_.num_microbatches();
-  double loss_sum = 0;
-
+  Computed computed;
   zero_grad(*model_.decoder);
   for (int64_t micro = 0; micro < num_micro; ++micro) {
     const Microbatch scope(model_.root, /*is_last=*/micro + 1 == num_micro);
     const Batch batch = batches_.microbatch(step_, micro);
+    const int64_t position = batches_.position(step_, micro);
+    computed.batch_hash += hash_rows(batch, position);
+    seed_random_numbers(position);
+    fault_point("step.forward");
     const at::Tensor loss = summed_loss(model_.decoder, batch) / num_targets;  // of the global batch: ranks add up
+    fault_point("step.backward");
     loss.backward();
-    loss_sum += loss.item<double>();
+    computed.loss += loss.item<double>();
   }
+  fault_point("step.reduced");
+  if (fault_point("value.loss").inject) computed.loss = std::numeric_limits<double>::quiet_NaN();
+  if (fault_point("value.grad").inject) parameters_.front().mutable_grad().fill_(INFINITY);
   const double max_norm = config_.clip > 0 ? config_.clip : std::numeric_limits<double>::infinity();
-  const GradNorm norm = grad_norm(parameters_, max_norm);
-  StepResult result = agree(loss_sum, norm.norm, wants_stop);  // before the update, which must not see a NaN
-  result.lr = schedule_.at(step_);
-  optimizer_.set_lr(result.lr);
-  optimizer_.step(norm.factor);
-  ++step_;
+  computed.norm = grad_norm(parameters_, max_norm);
+  return computed;
+}
+
+void Trainer::seed_random_numbers(int64_t position) const {
+  const std::array<int64_t, 2> place = {config_.seed, position};
+  at::manual_seed(io::hash_bytes({reinterpret_cast<const char*>(place.data()), sizeof(place)}));
+}
+
+// The small all-reduce of the step. Halves of the hash: a double adds 32-bit integers exactly.
+StepResult Trainer::agree(const Computed& computed, const RankNews& news) const {
+  at::Tensor values = at::zeros({9}, at::kDouble);
+  double* mine = values.mutable_data_ptr<double>();
+  mine[0] = computed.loss;
+  mine[1] = world_.rank == 0 && news.wants_stop ? 1 : 0;
+  mine[2] = news.save_written ? 1 : 0;
+  mine[3] = static_cast<double>(computed.batch_hash & 0xffffffff);
+  mine[4] = static_cast<double>(computed.batch_hash >> 32);
+  mine[5] = world_.rank == 0 && news.wants_save ? 1 : 0;
+  for (size_t i = 0; i < kSignals.size(); ++i) mine[6 + i] = news.signal == kSignals[i] ? 1 : 0;
+  values = sum_over_ranks(world_, values);
+  const double* sums = values.const_data_ptr<double>();
+  StepResult result;
+  result.loss = sums[0];
+  result.grad_norm = computed.norm.norm;
+  result.stop = sums[1] > 0;
+  result.save = sums[5] > 0;
+  result.saves_written = sums[2] == world_.size;
+  result.batch_hash = static_cast<uint64_t>(sums[3]) + (static_cast<uint64_t>(sums[4]) << 32);
+  for (size_t i = kSignals.size(); i-- > 0;) {
+    if (sums[6 + i] > 0) result.signal = kSignals[i];
+  }
   return result;
 }
 
-// The small all-reduce of the step: the loss of all ranks, and rank 0's wish to stop.
-StepResult Trainer::agree(double loss_sum, double norm, bool wants_stop) const {
-  at::Tensor values = at::zeros({2}, at::kDouble);
-  values[0] = loss_sum;
-  values[1] = world_.rank == 0 && wants_stop ? 1.0 : 0.0;
-  values = sum_over_ranks(world_, values);
-  StepResult result;
-  result.loss = values[0].item<double>();
-  result.grad_norm = norm;
-  result.stop = values[1].item<double>() > 0;
-  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
-    throw AgreedError(ErrorCode::kNonFinite,
-                      "[train] step " + std::to_string(step_ + 1) + ": loss " + std::to_string(result.loss) +
-                          ", gradient norm " + std::to_string(result.grad_norm) +
-                          ": not finite. Lower train.lr, lengthen train.warmup_steps or set train.clip.",
-                      /*told_elsewhere=*/world_.rank != 0);
+bool Trainer::is_due_for_check() const {
+  return check_.compute_twice_every > 0 && (step_ + 1) % check_.compute_twice_every == 0;
+}
+
+// The same bits twice are the truth. If the first two computations differ, a third one decides.
+StepResult Trainer::check_again(const StepResult& first, Computed& computed, const RankNews& news) {
+  computed = compute();
+  StepResult second = agree(computed, news);
+  if (same_bits(first, second)) {
+    second.recomputed = StepResult::Recomputed::kEqual;
+    return second;
   }
-  return result;
+  second.recomputed = StepResult::Recomputed::kTransient;
+  if (!is_finite(first)) return second;
+  computed = compute();
+  StepResult third = agree(computed, news);
+  third.recomputed = StepResult::Recomputed::kTransient;
+  if (same_bits(third, first) || same_bits(third, second)) return third;
+  throw AgreedError(ErrorCode::kInternal,
+                    "[train] step " + std::to_string(step_ + 1) + ": got three different results of one computation (" +
+                        numbers_text(first) + "; " + numbers_text(second) + "; " + numbers_text(third) +
+                        "), expected equal ones. A machine computes wrongly: test its memory and processors.",
+                    /*told_elsewhere=*/world_.rank != 0);
+}
+
+void Trainer::give_up(const StepResult& result) const {
+  if (config_.on_nonfinite != "stop") return;
+  throw AgreedError(ErrorCode::kNonFinite,
+                    "[train] step " + std::to_string(step_ + 1) + ": " + numbers_text(result) +
+                        ": not finite, computed twice. Lower train.lr, lengthen train.warmup_steps, set train.clip, or "
+                        "choose train.on_nonfinite = \"skip\" or \"rollback\".",
+                    /*told_elsewhere=*/world_.rank != 0);
 }
 
 void Trainer::set_num_steps(int64_t steps) {

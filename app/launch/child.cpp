@@ -3,8 +3,10 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -49,6 +51,8 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // it died before the line above
+  // A shell starts background jobs with INT ignored: a rank could then not be asked to stop.
+  for (const int number : {SIGINT, SIGTERM, SIGUSR1}) signal(number, SIG_DFL);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -65,7 +69,15 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   _exit(2);
 }
 
+// While a group has members its number is not given to another process. Orphans of the group are our children.
+bool has_children_in_group(pid_t group) {
+  siginfo_t ignored{};
+  return waitid(P_PGID, static_cast<id_t>(group), &ignored, WEXITED | WNOHANG | WNOWAIT) == 0;
+}
+
 }  // namespace
+
+void adopt_orphans() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
 Child start_child(const ChildCommand& command) {
   std::vector<std::string> arguments = command.arguments;
@@ -88,6 +100,31 @@ Child start_child(const ChildCommand& command) {
   child.err = err[0];
   child.running = true;
   return child;
+}
+
+std::vector<size_t> collect_ended(std::vector<Child>& children) {
+  std::vector<size_t> ended;
+  int status = 0;
+  for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG | WUNTRACED | WCONTINUED)) > 0;) {
+    const auto child = std::find_if(children.begin(), children.end(), [pid](const Child& candidate) {
+      return candidate.running && candidate.pid == pid;
+    });
+    if (child == children.end()) continue;
+    child->stopped = WIFSTOPPED(status);
+    if (WIFSTOPPED(status) || WIFCONTINUED(status)) continue;
+    child->running = false;
+    child->status = from_wait_status(status);
+    child->has_heirs = true;
+    ended.push_back(static_cast<size_t>(child - children.begin()));
+  }
+  for (Child& child : children) {
+    if (child.has_heirs) child.has_heirs = has_children_in_group(child.pid);
+  }
+  return ended;
+}
+
+void send_signal(const Child& child, int number) {
+  if (child.running || child.has_heirs) kill(-child.pid, number);
 }
 
 }  // namespace fsdp::app

@@ -1,65 +1,35 @@
 #pragma once
 
-#include <chrono>
 #include <cstdint>
-#include <optional>
+#include <functional>
 #include <string>
-#include <vector>
 
-#include "app/launch/child.h"
-#include "app/launch/rank_output.h"
+#include "app/launch/attempt.h"
+#include "app/launch/launch_options.h"
+#include "app/launch/restart_policy.h"
+#include "app/launch/signal_inbox.h"
 
 namespace fsdp::app {
 
-struct LaunchOptions {
-  int nproc = 1;
-  bool prefix = true;
-  std::chrono::milliseconds grace = std::chrono::seconds(10);  // between TERM and KILL
-  std::string program;
-  std::vector<std::string> arguments;  // argv of each rank
-};
-
-// Runs one process per rank on this host and stops all when one fails. Single use.
+// Runs one process per rank on this host, stops all when one fails, and starts all again as often as the options and
+// the RestartPolicy allow. Signals are passed on to the ranks; after one there is no restart. Single use.
 class Launcher {
  public:
-  // From here on INT, TERM and CHLD are blocked in this thread and those it starts.
+  // From here on signals are blocked as SignalInbox says.
   explicit Launcher(LaunchOptions options);
-  // Kills what still runs.
-  ~Launcher();
-  Launcher(const Launcher&) = delete;
-  Launcher& operator=(const Launcher&) = delete;
 
-  // `store_port`: where the key-value store of the job listens on 127.0.0.1; the caller keeps it alive.
-  // Returns the exit code for this process: 0, that of the rank that failed first (128 + n for signal n), or 128 + n if
-  // signal n stopped the launcher.
-  int run(uint16_t store_port);
+  // `open_store` makes the key-value store of one attempt, in place of the last attempt's, and returns its port on
+  // 127.0.0.1. Returns the exit code for this process: 0 if all ranks finished; 75 if they stopped as asked and the run
+  // can be resumed; 128 + n if signal n ended it; else that of the rank that failed first (128 + n for signal n).
+  int run(const std::function<uint16_t()>& open_store);
 
  private:
-  using Clock = std::chrono::steady_clock;
-  enum class State { kRunning, kFailed, kStopping, kKilled };
-
-  void start_ranks();
-  ChildCommand command_of(int rank) const;
-  void wait_for_events();
-  void read_signals();
-  void read_output(int rank);
-  void collect_exits();
-  void note_exit(int rank);
-  void advance(Clock::time_point now);
-  void signal_all(int signal_number);
-  bool any_running() const;
-  int report();
+  int report_stop(const AttemptEnd& end, RankOutput& output) const;
+  int report_failure(const AttemptEnd& end, const std::string& why_no_restart, RankOutput& output) const;
+  std::string name_culprit(const AttemptEnd& end) const;
 
   LaunchOptions options_;
-  uint16_t store_port_ = 0;
-  int cores_;
-  RankOutput output_;
-  std::vector<Child> children_;
-  int signals_ = -1;
-  State state_ = State::kRunning;
-  std::optional<int> culprit_;      // rank that failed first
-  std::optional<int> stop_signal_;  // INT or TERM that the launcher got
-  Clock::time_point deadline_;      // of the current state
+  SignalInbox signals_;
 };
 
 }  // namespace fsdp::app

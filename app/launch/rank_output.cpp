@@ -1,11 +1,22 @@
 #include "app/launch/rank_output.h"
 
+#include <algorithm>
+#include <charconv>
+
 namespace fsdp::app {
 namespace {
 
 constexpr size_t kRecentLines = 8;
 constexpr size_t kLongestLine = 1 << 16;  // a rank that never ends its line is printed in pieces of this size
 constexpr const char* kEraseLine = "\r\x1b[K";
+constexpr std::string_view kAcknowledgement = "checkpoint: committed step ";
+
+std::optional<int64_t> acknowledged_step(std::string_view line) {
+  if (line.substr(0, kAcknowledgement.size()) != kAcknowledgement) return std::nullopt;
+  int64_t step = 0;
+  const auto result = std::from_chars(line.data() + kAcknowledgement.size(), line.data() + line.size(), step);
+  return result.ec == std::errc() ? std::optional(step) : std::nullopt;
+}
 
 }  // namespace
 
@@ -52,6 +63,7 @@ void RankOutput::print(int rank, Stream stream, const std::string& line) {
   auto& recent = source(rank, stream).recent;
   recent.push_back(line);
   if (recent.size() > kRecentLines) recent.pop_front();
+  if (stream == Stream::kOut) committed_step_ = std::max(committed_step_, acknowledged_step(line));
   const bool repeated = stream == Stream::kErr && line.rfind("fsdp: ", 0) == 0 && !errors_.insert(line).second;
   if (!repeated) write_line(stream == Stream::kOut ? out_ : err_, prefixed(rank, line));
 }

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <cstdio>
 #include <deque>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -16,7 +18,8 @@ struct OutputStyle {
 };
 
 // Joins what the ranks write, line by line: a line is never torn, a status line (ended by '\r') stays at the bottom,
-// and an error that several ranks report in the same words appears once. Keeps the last lines of each rank.
+// and an error that several ranks report in the same words appears once. Keeps the last lines of each rank, and notices
+// checkpoints that are acknowledged.
 class RankOutput {
  public:
   enum class Stream { kOut, kErr };
@@ -32,6 +35,8 @@ class RankOutput {
 
   // At most 8 lines that the rank wrote last to `stream`.
   std::vector<std::string> last_lines(int rank, Stream stream) const;
+  // The highest step in a line "checkpoint: committed step N ..." on standard output, of any rank.
+  std::optional<int64_t> committed_step() const { return committed_step_; }
 
  private:
   struct Source {
@@ -53,6 +58,7 @@ class RankOutput {
   std::vector<Source> sources_;
   std::set<std::string> errors_;
   std::string status_;
+  std::optional<int64_t> committed_step_;
 };
 
 }  // namespace fsdp::app

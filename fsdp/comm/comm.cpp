@@ -6,7 +6,10 @@
 
 #include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
+#include "fsdp/base/fault_point.h"
 #include "fsdp/comm/connection.h"
+#include "fsdp/comm/wait_clock.h"
+#include "fsdp/comm/waits.h"
 
 namespace fsdp::comm {
 namespace {
@@ -34,10 +37,11 @@ Pending::Pending(std::shared_ptr<Comm> comm, int64_t number, CallLabel label, st
 void Pending::wait() {
   if (!transfer_) return;
   const Backstage backstage;
+  const WaitClock clock;
   const auto transfer = std::move(transfer_);
   comm_->set_state(number_, CallState::kWaiting);
   try {
-    transfer->wait();
+    comm_->wait(*transfer);
   } catch (const TransferFailure& failure) {
     comm_->fail(number_, label_, failure);
   }
@@ -48,6 +52,7 @@ Comm::Comm(std::weak_ptr<Connection> connection, std::vector<int> ranks, int ran
     : connection_(std::move(connection)), ranks_(std::move(ranks)), rank_(rank), transport_(std::move(transport)) {}
 
 Comm::Issued Comm::issue(const CallLabel& label, int64_t bytes) {
+  fault_point("comm.call");
   int64_t number = 0;
   if (const auto connection = connection_.lock()) number = connection->calls().issue(label, bytes);
   const std::lock_guard lock(mutex_);
@@ -56,6 +61,13 @@ Comm::Issued Comm::issue(const CallLabel& label, int64_t bytes) {
 
 void Comm::set_state(int64_t number, CallState state) {
   if (const auto connection = connection_.lock()) connection->calls().set_state(number, state);
+}
+
+void Comm::wait(Transfer& transfer) const {
+  std::shared_ptr<Waits> waits;
+  if (const auto connection = connection_.lock()) waits = connection->waits();
+  const Waits::Scope scope(std::move(waits), transfer);
+  transfer.wait();
 }
 
 Pending Comm::start(CallLabel label, int64_t bytes,
@@ -102,20 +114,21 @@ void Comm::broadcast(const at::Tensor& tensor, int root, CallLabel label) {
 
 void Comm::barrier(CallLabel label) { all_reduce_small(at::zeros({1}, at::kByte), std::move(label)); }
 
-void Comm::await(CallLabel label, const std::function<void(std::chrono::milliseconds deadline)>& wait) {
+void Comm::await(CallLabel label, const WaitFunction& wait) {
   class Waiting : public Transfer {
    public:
-    explicit Waiting(std::function<void()> wait) : wait_(std::move(wait)) {}
-    void wait() override { wait_(); }
+    Waiting(const WaitFunction& wait, std::chrono::milliseconds deadline) : wait_(wait), deadline_(deadline) {}
+    void wait() override { wait_(deadline_, aborted_); }
+    void abort() noexcept override { aborted_ = true; }
 
    private:
-    std::function<void()> wait_;
+    const WaitFunction& wait_;
+    std::chrono::milliseconds deadline_;
+    std::atomic<bool> aborted_{false};
   };
   const auto connection = connection_.lock();
   const std::chrono::milliseconds deadline = connection ? connection->deadline() : std::chrono::minutes(5);
-  start(std::move(label), 0, [&](uint32_t) {
-    return std::make_unique<Waiting>([&wait, deadline] { wait(deadline); });
-  }).wait();
+  start(std::move(label), 0, [&](uint32_t) { return std::make_unique<Waiting>(wait, deadline); }).wait();
 }
 
 void Comm::fail(int64_t number, const CallLabel& label, const TransferFailure& failure) {
@@ -129,20 +142,22 @@ void Comm::fail(int64_t number, const CallLabel& label, const TransferFailure& f
   const std::string cause = label.cause.empty() ? "" : c10::str(" (", label.cause, ")");
   const int global = failure.peer >= 0 ? ranks_[static_cast<size_t>(failure.peer)] : -1;
   const int mine = ranks_[static_cast<size_t>(rank_)];
-  const std::string call = c10::str("[comm] rank ", mine, ": ", label.op, unit, cause, ", call ", number);
-  if (failure.kind == TransferFailure::Kind::kPeerClosed) {
-    const int first = connection ? connection->first_to_die(global) : global;
-    FSDP_THROW(kCommunication, call, ": rank ", first, " closed its connection. ",
-               connection ? connection->describe_loss(first) : "");
+  const std::string call = c10::str("[comm] rank ", mine, ": ", label.op, unit, cause, ", call ", number, ": ");
+  const bool is_closed = failure.kind == TransferFailure::Kind::kPeerClosed;
+  if (connection) {
+    // What ended this wait may be what another rank did because of a loss.
+    if (const auto loss = connection->find_loss()) FSDP_THROW(kCommunication, call, *loss);
+    if (is_closed) FSDP_THROW(kCommunication, call, connection->report_closed(global));
   }
+  if (is_closed) FSDP_THROW(kCommunication, call, "rank ", global, " closed its connection.");
   if (failure.kind == TransferFailure::Kind::kDeadline && connection) {
     const double seconds = std::chrono::duration<double>(connection->deadline()).count();
-    FSDP_THROW(kCommunication, call, ": not complete after ", seconds, " s. ",
+    FSDP_THROW(kCommunication, call, "not complete after ", seconds, " s. ",
                connection->describe_missing(label, ranks_),
                " Every rank must use sharded parameters in the same order; see the ranks named here, or raise "
                "InitOptions::deadline if they are only slow.");
   }
-  FSDP_THROW(kCommunication, call, ": ", failure.what(), global >= 0 ? c10::str(" (peer: rank ", global, ")") : "");
+  FSDP_THROW(kCommunication, call, failure.what(), global >= 0 ? c10::str(" (peer: rank ", global, ")") : "");
 }
 
 }  // namespace fsdp::comm

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -25,7 +26,7 @@ class Pending {
   Pending(std::shared_ptr<Comm> comm, int64_t number, CallLabel label, std::unique_ptr<Transfer> transfer);
 
   bool in_flight() const { return transfer_ != nullptr; }
-  // Blocks until the result is complete. Throws Error(kCommunication) at the deadline or when a peer died; the text
+  // Blocks until the result is complete. Throws Error(kCommunication) at the deadline or when a rank was lost; the text
   // names the call, what caused it and the ranks that are missing.
   void wait();
   // The transfer itself, to give it up from another thread.
@@ -62,9 +63,10 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // Blocking. Rank `root`'s tensor on every rank.
   void broadcast(const at::Tensor& tensor, int root, CallLabel label);
   void barrier(CallLabel label);
-  // Waits for something else that the ranks of the group do; `wait` gets the deadline and throws TransferFailure.
-  // Blocking.
-  void await(CallLabel label, const std::function<void(std::chrono::milliseconds deadline)>& wait);
+  // Waits for something else that the ranks of the group do; `wait` throws TransferFailure at the deadline and soon
+  // after `aborted` has become true. Blocking.
+  using WaitFunction = std::function<void(std::chrono::milliseconds deadline, const std::atomic<bool>& aborted)>;
+  void await(CallLabel label, const WaitFunction& wait);
 
  private:
   friend class Pending;
@@ -75,6 +77,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Issued issue(const CallLabel& label, int64_t bytes);
   Pending start(CallLabel label, int64_t bytes, const std::function<std::unique_ptr<Transfer>(uint32_t tag)>& begin);
   void set_state(int64_t number, CallState state);
+  void wait(Transfer& transfer) const;
   [[noreturn]] void fail(int64_t number, const CallLabel& label, const TransferFailure& failure);
 
   std::weak_ptr<Connection> connection_;

@@ -9,6 +9,7 @@
 
 #include "fsdp/base/backstage.h"
 #include "fsdp/base/error.h"
+#include "fsdp/comm/wait_clock.h"
 
 namespace fsdp::comm {
 
@@ -55,6 +56,7 @@ void carry_out_here(Job& job) {
 void Completion::wait() {
   if (const auto job = std::exchange(deferred_, nullptr)) carry_out_here(*job);
   if (!state_) return;
+  const WaitClock clock;
   const auto state = std::exchange(state_, nullptr);
   std::unique_lock lock(state->mutex);
   state->changed.wait(lock, [&] { return state->done; });

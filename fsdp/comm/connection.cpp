@@ -1,6 +1,5 @@
 #include "fsdp/comm/connection.h"
 
-#include <unistd.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
@@ -8,11 +7,14 @@
 #include <thread>
 
 #include "fsdp/base/check.h"
+#include "fsdp/base/fault_point.h"
 #include "fsdp/comm/comm.h"
 #include "fsdp/comm/gloo_transport.h"
+#include "fsdp/comm/heartbeat.h"
 #include "fsdp/comm/progress_monitor.h"
 #include "fsdp/comm/shm_transport.h"
 #include "fsdp/comm/two_level_transport.h"
+#include "fsdp/comm/waits.h"
 
 namespace fsdp::comm {
 namespace {
@@ -23,50 +25,63 @@ std::string join(const std::vector<int>& ranks, const char* separator) {
   return text;
 }
 
-// What a rank that published `calls` is doing, or did last.
-std::string describe(const std::vector<Progress>& calls) {
-  const auto open =
-      std::find_if(calls.begin(), calls.end(), [](const Progress& call) { return call.state == CallState::kWaiting; });
-  const Progress& progress = open != calls.end() ? *open : calls.back();
-  std::string text = progress.state == CallState::kWaiting  ? "it waits in "
-                     : progress.state == CallState::kFailed ? "it gave up in "
-                                                            : "its last call was ";
-  text += progress.label.op;
-  if (!progress.label.unit.empty()) text += " of '" + progress.label.unit + "'";
-  if (!progress.label.cause.empty()) text += " (" + progress.label.cause + ")";
-  return text + ", call " + std::to_string(progress.number);
-}
-
-std::vector<uint8_t> to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
+constexpr std::chrono::milliseconds kStorePatience{1000};
+// For what ranks that fail together tell the store.
+constexpr std::chrono::milliseconds kPublishPause{500};
+constexpr std::chrono::milliseconds kLossPause{300};
+constexpr std::chrono::milliseconds kLeavePatience{1000};
+constexpr std::chrono::milliseconds kLeavePause{2};
+// For asking after many ranks at a failure.
+constexpr std::chrono::seconds kAskPatience{10};
 
 }  // namespace
 
 Connection::Connection(c10::intrusive_ptr<c10d::Store> store, int rank, int size, ConnectOptions options)
-    : store_(std::move(store)), rank_(rank), size_(size), options_(std::move(options)), hosts_(size) {
+    : store_(std::move(store)),
+      rank_(rank),
+      size_(size),
+      options_(std::move(options)),
+      hosts_(size),
+      waits_(std::make_shared<Waits>()) {
   if (size_ == 1) return;
+  bounded_store_ = std::make_unique<BoundedStore>(store_->clone());
   meet();
+  watch();
   share_memory();
-  monitor_ = std::make_unique<ProgressMonitor>(store_->clone(), rank_, calls_);
 }
 
-Connection::~Connection() = default;
-
-// Everyone writes its name before anyone builds groups, so that a missing rank is named instead of waited for.
-void Connection::meet() {
-  store_->set("start/" + std::to_string(rank_), to_bytes(std::to_string(getpid())));
-  const auto deadline = std::chrono::steady_clock::now() + options_.start_deadline;
-  std::vector<int> missing;
-  do {
-    missing.clear();
-    for (int rank = 0; rank < size_; ++rank) {
-      if (!store_->check({"start/" + std::to_string(rank)})) missing.push_back(rank);
+// The process that hosts the store leaves last, within reason: c10d prints a warning wherever a store goes away.
+Connection::~Connection() {
+  if (!monitor_) return;
+  monitor_.reset();  // tells the others that this rank leaves
+  if (rank_ != 0 || options_.store_host != StoreHost::kRankZero || waits_->reason()) return;
+  const auto until = std::chrono::steady_clock::now() + kLeavePatience;
+  for (int rank = 1; rank < size_ && std::chrono::steady_clock::now() < until;) {
+    const auto note = bounded_store_->get(note_key(rank), kLeavePatience);
+    if (!note) return;
+    if (ProgressNote::decode(*note).has_left) {
+      ++rank;
+    } else {
+      std::this_thread::sleep_for(kLeavePause);
     }
-    if (missing.empty()) return;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  } while (std::chrono::steady_clock::now() < deadline);
-  FSDP_THROW(kCommunication, "[init] rank ", rank_, " of ", size_, ": after ",
-             std::chrono::duration<double>(options_.start_deadline).count(),
-             " s these ranks have not started: ", join(missing, ", "), ". Start one process for each rank.");
+  }
+}
+
+void Connection::meet() {
+  Member self = Member::self(size_);
+  if (!options_.build.empty()) self.build = options_.build;
+  self.settings = options_.settings;
+  roster_ = Roster::meet(*bounded_store_, rank_, self, options_.start_deadline);
+}
+
+void Connection::watch() {
+  HeartbeatOptions heartbeat{rank_, size_, options_.heartbeat_timeout, "the launcher"};
+  if (options_.store_host == StoreHost::kRankZero) heartbeat.store_host = roster_.name(0);
+  const auto give_up = [this](const std::string& reason) {
+    waits_->give_up(reason);
+    dump_calls();
+  };
+  monitor_ = std::make_unique<ProgressMonitor>(*bounded_store_, calls_, roster_, *waits_, heartbeat, give_up);
 }
 
 std::shared_ptr<Comm> Connection::group(const std::vector<int>& ranks) {
@@ -100,21 +115,28 @@ std::unique_ptr<Transport> Connection::make_transport(const std::vector<int>& ra
 
 std::unique_ptr<Transport> Connection::make_gloo(const std::string& name, const std::vector<int>& ranks,
                                                  int group_rank) {
-  GlooOptions gloo{group_rank, static_cast<int>(ranks.size()), options_.deadline, options_.host};
-  try {
-    return make_gloo_transport(c10::make_intrusive<c10d::PrefixStore>("group/" + name, store_), gloo);
-  } catch (const std::exception& error) {
-    FSDP_THROW(kCommunication, "[init] rank ", rank_, " cannot connect to ranks ", join(ranks, ", "), " from host '",
-               options_.host, "': ", error.what());
-  }
+  const GlooOptions gloo{group_rank, static_cast<int>(ranks.size()), options_.deadline, options_.host};
+  const std::string place = c10::str("[init] rank ", rank_, " cannot connect to ranks ", join(ranks, ", "),
+                                     " from host '", options_.host, "': ");
+  const auto store = c10::make_intrusive<c10d::PrefixStore>("group/" + name, store_);
+  return run_unless_given_up(*waits_, place, [gloo, place, store] {
+    try {
+      return make_gloo_transport(store, gloo);
+    } catch (const std::exception& error) {
+      FSDP_THROW(kCommunication, place, error.what());
+    }
+  });
 }
 
 void Connection::share_memory() {
   if (options_.transport == TransportKind::kGloo) return;
   HostLinksOptions links;
   links.start_deadline = options_.start_deadline;
-  hosts_ =
-      Hosts::find(c10::make_intrusive<c10d::PrefixStore>("host", store_), rank_, size_, options_.host_label, links);
+  const auto store = c10::make_intrusive<c10d::PrefixStore>("host", store_);
+  const auto find = [store, rank = rank_, size = size_, label = options_.host_label, links] {
+    return Hosts::find(store, rank, size, label, links);
+  };
+  hosts_ = run_unless_given_up(*waits_, c10::str("[init] rank ", rank_, " cannot find who shares its host: "), find);
   FSDP_CHECK(hosts_.all_on_this_host() || options_.transport == TransportKind::kAuto, "[init] rank ", rank_,
              ": transport shm, but the ranks do not all run on one host that lets them share memory. Use ",
              "TransportKind::kAuto or kGloo.");
@@ -134,54 +156,74 @@ std::shared_ptr<Comm> Connection::world() {
 
 std::string Connection::describe_missing(const CallLabel& label, const std::vector<int>& ranks) {
   if (!monitor_) return "";
-  // One publishing period, so that peers that wait like us have said so.
-  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  std::this_thread::sleep_for(kPublishPause);
+  const auto until = std::chrono::steady_clock::now() + kAskPatience;
   std::string text;
   for (const int rank : ranks) {
     if (rank == rank_) continue;
-    const std::vector<Progress> calls = monitor_->progress_of(rank);
-    const bool is_here = std::any_of(calls.begin(), calls.end(), [&](const Progress& call) {
+    const auto note = monitor_->note_of(rank);
+    if (!note || std::chrono::steady_clock::now() > until) {
+      return text + (text.empty() ? "" : ". ") + "The store does not say what became of rank " + std::to_string(rank) +
+             " and those after it.";
+    }
+    const bool is_here = std::any_of(note->calls.begin(), note->calls.end(), [&](const Progress& call) {
       return call.label.op == label.op && call.label.unit == label.unit && call.state != CallState::kDone;
     });
     if (is_here) continue;
-    if (!text.empty()) text += "; ";
-    text += "rank " + std::to_string(rank) + " is missing: ";
-    if (calls.empty()) {
-      text += "it made no call yet";
-      continue;
-    }
-    text += describe(calls);
+    text += (text.empty() ? "" : "; ") +
+            c10::str("rank ", rank, " is missing: ", note->describe(), " (", roster_.place(rank), ")");
   }
   return text.empty() ? "All ranks are in this call; the network is slower than the deadline." : text + ".";
 }
 
-int Connection::first_to_die(int lost_rank) {
-  if (!monitor_) return lost_rank;
-  // Each rank says whom it lost before it gives up, so the chain ends at one that said nothing.
-  int first = lost_rank;
-  for (int hops = 0; hops < size_; ++hops) {
-    const std::optional<int> next = monitor_->loss_of(first);
-    if (!next || *next == rank_) break;
-    first = *next;
-  }
-  monitor_->publish_loss(first);
-  return first;
+std::optional<std::string> Connection::find_loss() {
+  std::optional<std::string> loss = waits_->reason();
+  if (!loss && bounded_store_) loss = Heartbeat::first_loss(*bounded_store_, kStorePatience);
+  if (!loss) return std::nullopt;
+  waits_->give_up(*loss);
+  let_others_hear();
+  return loss;
 }
 
-std::string Connection::describe_loss(int rank) {
+std::string Connection::report_closed(int rank) {
   // Time for a rank that gave up by itself to say so.
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  const std::vector<Progress> calls = monitor_ ? monitor_->progress_of(rank) : std::vector<Progress>();
-  const bool gave_up =
-      std::any_of(calls.begin(), calls.end(), [](const Progress& call) { return call.state == CallState::kFailed; });
-  return gave_up ? "Before that " + describe(calls) + "." : "It failed, or was stopped; its own output has the cause.";
+  std::this_thread::sleep_for(kLossPause);
+  const ProgressNote note = monitor_ ? monitor_->note_of(rank).value_or(ProgressNote{}) : ProgressNote{};
+  const std::string place = roster_.place(rank);
+  std::string reason = c10::str("rank ", rank, " closed its connection", place.empty() ? "" : " (" + place + ")", ". ");
+  const std::string call = note.last_call();
+  if (note.gave_up()) {
+    reason += "Before that " + note.describe() + ".";
+  } else {
+    reason += (call.empty() ? "" : "Its last call was " + call + ". ") +
+              (note.has_left ? "It ended by itself; its own output has the cause."
+                             : "It crashed or was killed; its own output or its launcher has the cause.");
+  }
+  if (bounded_store_) reason = Heartbeat::publish_loss(*bounded_store_, reason, kStorePatience);
+  waits_->give_up(reason);
+  let_others_hear();
+  return reason;
+}
+
+// If this rank's process takes the store along, the others have read from it by then why.
+void Connection::let_others_hear() {
+  if (rank_ != 0 || options_.store_host != StoreHost::kRankZero) return;
+  std::call_once(others_heard_, [this] {
+    std::this_thread::sleep_for(2 * heartbeat_period(options_.heartbeat_timeout) + kPublishPause);
+  });
 }
 
 void Connection::publish_calls() {
   if (monitor_) monitor_->publish();
 }
 
+void Connection::set_dump_folder(std::string folder) {
+  const std::lock_guard lock(dump_mutex_);
+  options_.dump_folder = std::move(folder);
+}
+
 void Connection::dump_calls() noexcept {
+  const std::lock_guard lock(dump_mutex_);
   if (options_.dump_folder.empty()) return;
   std::ofstream file(options_.dump_folder + "/calls-rank" + std::to_string(rank_) + ".jsonl");
   file << calls_.dump_json();
@@ -194,6 +236,7 @@ World connect(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const C
   world.local_rank = rank;
   world.local_size = size;
   world.connection = std::make_shared<Connection>(std::move(store), rank, size, options);
+  fault_point("init.connected");
   return world;
 }
 

@@ -5,12 +5,16 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "fsdp/comm/bounded_store.h"
 #include "fsdp/comm/call_log.h"
 #include "fsdp/comm/delayed_transport.h"
 #include "fsdp/comm/hosts.h"
+#include "fsdp/comm/launch_environment.h"
+#include "fsdp/comm/roster.h"
 #include "fsdp/comm/transport.h"
 #include "fsdp/comm/transport_kind.h"
 #include "fsdp/mesh/mesh.h"
@@ -19,22 +23,30 @@ namespace fsdp::comm {
 
 class Comm;
 class ProgressMonitor;
+class Waits;
 
 struct ConnectOptions {
   TransportKind transport = TransportKind::kGloo;
   HostWeightCopies host_weights = HostWeightCopies::kOne;
   std::chrono::milliseconds deadline = std::chrono::minutes(5);
   std::chrono::milliseconds start_deadline = std::chrono::minutes(2);
+  // A rank whose process gives no sign of life for this long is lost, and all ranks give up (heartbeat.h). 0: never.
+  std::chrono::milliseconds heartbeat_timeout = std::chrono::seconds(15);
+  StoreHost store_host = StoreHost::kLauncher;
+  std::string settings;            // must be equal on all ranks: nothing, or a hash of what the program was told
   std::string host = "127.0.0.1";  // this host, as the other ranks reach it
   // Ranks share memory with those only that say the same: tests split one host with it.
   std::string host_label;
   // Where the log of calls goes when one fails: calls-rank<N>.jsonl. Empty: nowhere.
   std::string dump_folder;
-  TransferDelays delays;  // of this rank's transfers; tests only
+  // Tests only.
+  TransferDelays delays;  // of this rank's transfers
+  std::string build;      // what this rank says it runs; empty: build_id()
 };
 
-// One rank's membership of a job: the store, the log of calls, the progress it publishes, and the groups made from it.
-// Groups and transports live as long as the connection; nothing of it is ever static.
+// One rank's membership of a job: the store, the log of calls, the progress it publishes, the watch over the other
+// ranks, and the groups made from it. Groups and transports live as long as the connection; nothing of it is ever
+// static.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   Connection(c10::intrusive_ptr<c10d::Store> store, int rank, int size, ConnectOptions options);
@@ -53,26 +65,30 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::shared_ptr<Comm> group(const std::vector<int>& ranks);
   std::shared_ptr<Comm> world();
 
+  // What this rank waits for; ends when a rank is lost.
+  const std::shared_ptr<Waits>& waits() const { return waits_; }
+
   // One sentence for each of `ranks` that is not waiting in call `label` too: what it did last, as far as it told the
   // store.
   std::string describe_missing(const CallLabel& label, const std::vector<int>& ranks);
-
-  // `lost_rank` closed its connection; the rank that died first, as far as the others told the store. Tells it too.
-  int first_to_die(int lost_rank);
-  // One sentence on why `rank` closed its connection.
-  std::string describe_loss(int rank);
+  // Why all ranks have to give up, if this one or the store knows of a loss: sentences that name the culprit.
+  std::optional<std::string> find_loss();
+  // `rank` closed its connection: tells the other ranks, whose waits end then too. What find_loss() says from now on.
+  std::string report_closed(int rank);
   // Tells the store now what the calls of this rank are.
   void publish_calls();
 
-  // Writes the log of calls to the dump folder, if there is one. Never throws.
+  // Writes the log of calls to the dump folder, if there is one. Never throws. Thread-safe.
   void dump_calls() noexcept;
-  void set_dump_folder(std::string folder) { options_.dump_folder = std::move(folder); }
+  void set_dump_folder(std::string folder);
 
  private:
   void meet();
+  void watch();
   void share_memory();
   std::unique_ptr<Transport> make_transport(const std::vector<int>& ranks, int group_rank);
   std::unique_ptr<Transport> make_gloo(const std::string& name, const std::vector<int>& ranks, int group_rank);
+  void let_others_hear();
 
   c10::intrusive_ptr<c10d::Store> store_;  // null in a world of one
   int rank_;
@@ -81,6 +97,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
   CallLog calls_;
   Hosts hosts_;
   std::vector<std::shared_ptr<Comm>> groups_;
+  std::shared_ptr<Waits> waits_;
+  std::mutex dump_mutex_;
+  std::once_flag others_heard_;
+  // Empty in a world of one.
+  std::unique_ptr<BoundedStore> bounded_store_;
+  Roster roster_;
   std::unique_ptr<ProgressMonitor> monitor_;
 };
 

@@ -7,12 +7,15 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdlib>
 
 #include "fsdp/base/environment.h"
+#include "fsdp/base/fault_point.h"
 #include "fsdp/comm/collectives.h"
 #include "fsdp/comm/connection.h"
 #include "fsdp/comm/launch_environment.h"
+#include "fsdp/comm/nccl_settings.h"
 #include "fsdp/comm/store.h"
 #include "fsdp/memory/host_cache.h"
 
@@ -50,6 +53,17 @@ std::string address_towards(const std::string& target, uint16_t port) {
   return address;
 }
 
+std::chrono::milliseconds heartbeat_from_environment(std::chrono::milliseconds otherwise) {
+  const char* text = std::getenv("FSDP_HEARTBEAT_SECONDS");
+  if (text == nullptr || *text == 0) return otherwise;
+  constexpr double kMost = 1e6;
+  char* end = nullptr;
+  const double seconds = std::strtod(text, &end);
+  FSDP_CHECK(*end == 0 && seconds >= 0 && seconds <= kMost, "[init] FSDP_HEARTBEAT_SECONDS: got '", text,
+             "', expected seconds, or 0 to switch the watch off.");
+  return std::chrono::milliseconds(std::llround(seconds * 1000));
+}
+
 }  // namespace
 
 World init(const InitOptions& options) {
@@ -57,10 +71,16 @@ World init(const InitOptions& options) {
       "FSDP_HOST_MEMORY", {{"cached", HostMemory::kCached}, {"system", HostMemory::kSystem}}, HostMemory::kCached));
   if (host_memory == HostMemory::kCached) enable_host_cache();
   const comm::LaunchEnvironment env = comm::read_launch_environment(get_environment);
+  faults::arm(env.rank);
   if (env.size == 1) return comm::connect_alone();
+  comm::set_nccl_defaults(options.dump_folder);
   comm::ConnectOptions connect_options;
   connect_options.deadline = options.deadline;
   connect_options.start_deadline = options.start_deadline;
+  connect_options.heartbeat_timeout =
+      options.heartbeat_timeout.value_or(heartbeat_from_environment(connect_options.heartbeat_timeout));
+  connect_options.store_host = env.hosted_by;
+  connect_options.settings = options.settings;
   connect_options.dump_folder = options.dump_folder;
   connect_options.transport = options.transport.value_or(choice_of<TransportKind>(
       "FSDP_TRANSPORT", {{"auto", TransportKind::kAuto}, {"shm", TransportKind::kShm}, {"gloo", TransportKind::kGloo}},

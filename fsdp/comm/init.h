@@ -18,6 +18,11 @@ struct InitOptions {
   std::chrono::milliseconds deadline = std::chrono::minutes(5);
   // For the first meeting of all ranks.
   std::chrono::milliseconds start_deadline = std::chrono::minutes(2);
+  // A rank whose process gives no sign of life for this long is lost: all ranks give up with an error that names it.
+  // 0: never. Unset: what the variable FSDP_HEARTBEAT_SECONDS says; without it, 15 s. Debuggers stop processes too.
+  std::optional<std::chrono::milliseconds> heartbeat_timeout;
+  // Whatever must be the same on all ranks, such as a hash of the program's configuration.
+  std::string settings;
   // Where the log of the last 256 collective calls is written when one fails: calls-rank<N>.jsonl. Empty: nowhere.
   std::string dump_folder;
   // Unset: what the variables FSDP_TRANSPORT (auto, shm, gloo) and FSDP_HOST_WEIGHTS (one, per_rank) say; without them,
@@ -32,8 +37,9 @@ struct InitOptions {
 // Joins the job this process was started in: `fsdp launch`, torchrun, plain env:// variables, Slurm's srun, Open MPI,
 // MPICH / Intel MPI, or alone (a world of one, no sockets); the first complete set of variables wins, in that order.
 // COLLECTIVE over all processes of the job. Call once, before any other use of fsdp.
-// Throws Error(kUsage) for an incomplete or contradictory environment, Error(kCommunication) if ranks are missing at
-// the start deadline (they are named) or the port is taken.
+// Throws Error(kUsage) for an incomplete or contradictory environment, and if two processes claim to be one rank or a
+// rank has another world size, build or settings (it is named); Error(kCommunication) if ranks are missing at the start
+// deadline (they are named) or the port is taken.
 World init(const InitOptions& options = {});
 
 // Which launcher init() found, for messages: "fsdp launch", "torchrun", "srun", "mpirun", "alone", ...

@@ -1,56 +1,55 @@
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
-#include <atomic>
 #include <condition_variable>
+#include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
-#include <vector>
 
+#include "fsdp/comm/bounded_store.h"
 #include "fsdp/comm/call_log.h"
+#include "fsdp/comm/heartbeat.h"
+#include "fsdp/comm/progress_note.h"
 
 namespace fsdp::comm {
 
-// What one rank published of a call it is in, or was in last.
-struct Progress {
-  int64_t number = 0;
-  CallState state = CallState::kDone;
-  CallLabel label;
-};
-
-// Publishes this rank's calls to the store a few times a second, from its own thread and connection, so that the
-// hot path only writes its log and yet every rank can be asked what it did last when a wait reaches its deadline.
+// Publishes a note on this rank's calls to the store, a few times a second while there are any and at each heartbeat,
+// from its own thread, so that the hot path only writes its log and yet every rank can be asked what it did last.
+// Watches over the others at each heartbeat.
 class ProgressMonitor {
  public:
-  ProgressMonitor(c10::intrusive_ptr<c10d::Store> store, int rank, CallLog& calls);
+  // `on_loss` is called once, by the monitor's thread, with the reason to give up. All references outlive the monitor.
+  ProgressMonitor(BoundedStore& store, const CallLog& calls, const Roster& roster, const Waits& waits,
+                  const HeartbeatOptions& options, std::function<void(const std::string&)> on_loss);
+  // Tells the others that this rank leaves by itself.
   ~ProgressMonitor();
 
-  // What `rank` published last: the calls it is in, then the one before; empty if nothing, or if the store is gone.
-  std::vector<Progress> progress_of(int rank);
-
+  // What `rank` published last; nothing if it did not, or if the store does not answer.
+  std::optional<ProgressNote> note_of(int rank);
   // Tells the store what this rank's calls are, now rather than in a moment. Thread-safe.
   void publish();
 
-  // This rank gives up because `lost_rank` closed its connection.
-  void publish_loss(int lost_rank);
-  // The rank that `rank` gave up for, if it said so: follow this to the first that died.
-  std::optional<int> loss_of(int rank);
-
  private:
   void run();
-  std::optional<std::string> read(const std::string& key);
+  void tick();
+  void write(bool has_left, BoundedStore::Patience patience);
 
-  c10::intrusive_ptr<c10d::Store> store_;
+  BoundedStore& store_;
+  const CallLog& calls_;
   int rank_;
-  CallLog& calls_;
-  std::atomic<int64_t> published_revision_{-1};
+  std::chrono::milliseconds period_;
+  Heartbeat heartbeat_;
+  std::function<void(const std::string&)> on_loss_;
+  bool is_lost_ = false;
+  std::chrono::steady_clock::time_point next_beat_;
+  std::mutex note_mutex_;  // notes go out in the order of their beats
+  int64_t beat_ = 0;
+  int64_t published_revision_ = -1;
   std::mutex mutex_;
   std::condition_variable stop_changed_;
   bool stop_ = false;
-  std::mutex store_mutex_;
   std::thread thread_;
 };
 

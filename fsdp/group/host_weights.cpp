@@ -82,7 +82,9 @@ void HostWeights::await(const comm::CallLabel& label, const std::function<bool(c
     return bits;
   };
   if (missing() == 0) return;
-  comm_->await(label, [&](std::chrono::milliseconds deadline) { links_->wait(missing, {places_}, deadline); });
+  comm_->await(label, [&](std::chrono::milliseconds deadline, const std::atomic<bool>& aborted) {
+    links_->wait(missing, {places_, &aborted}, deadline);
+  });
 }
 
 void HostWeights::finish_reading() {

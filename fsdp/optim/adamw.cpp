@@ -80,5 +80,7 @@ AdamWOptions& AdamW::options(size_t group) { return state_->options.at(group); }
 size_t AdamW::num_groups() const { return state_->options.size(); }
 int64_t AdamW::num_steps() const { return state_->num_steps; }
 int64_t AdamW::state_bytes() const { return state_->parameters.state_bytes(); }
+FlatParameters& AdamW::flat_parameters() { return state_->parameters; }
+void AdamW::set_num_steps(int64_t steps) { state_->num_steps = steps; }
 
 }  // namespace fsdp

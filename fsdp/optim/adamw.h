@@ -10,6 +10,8 @@
 
 namespace fsdp {
 
+class FlatParameters;
+
 struct AdamWOptions {
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -53,6 +55,9 @@ class AdamW {
   int64_t num_steps() const;
   // Bytes of optimizer state on this rank.
   int64_t state_bytes() const;
+  // For checkpoints.
+  FlatParameters& flat_parameters();
+  void set_num_steps(int64_t steps);
 
  private:
   struct State;

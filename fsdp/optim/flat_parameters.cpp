@@ -164,6 +164,30 @@ void FlatParameters::update_run(size_t first, size_t end, const Update& update) 
   if (write_copy) head.group->set_model_weight_current();
 }
 
+std::vector<at::Tensor> FlatParameters::leaves() const {
+  std::vector<at::Tensor> tensors;
+  for (const Leaf& leaf : leaves_) tensors.push_back(leaf.tensor);
+  return tensors;
+}
+
+size_t FlatParameters::find(const at::Tensor& leaf) const {
+  const auto found =
+      std::find_if(leaves_.begin(), leaves_.end(), [&](const Leaf& each) { return each.tensor.is_same(leaf); });
+  FSDP_ASSERT(found != leaves_.end(), "a leaf of another optimizer");
+  return static_cast<size_t>(found - leaves_.begin());
+}
+
+int64_t FlatParameters::steps_of(const at::Tensor& leaf) const { return leaves_[find(leaf)].step; }
+
+void FlatParameters::set_steps_of(const at::Tensor& leaf, int64_t steps) { leaves_[find(leaf)].step = steps; }
+
+std::vector<at::Tensor> FlatParameters::states_of(const at::Tensor& tensor) {
+  const Leaf& leaf = leaves_[find(tensor)];
+  std::vector<at::Tensor> parts;
+  for (const at::Tensor& state : states_of(leaf)) parts.push_back(state.narrow(0, leaf.begin, leaf.tensor.numel()));
+  return parts;
+}
+
 int64_t FlatParameters::state_bytes() const {
   int64_t bytes = 0;
   for (const auto& [key, states] : states_) {

@@ -43,6 +43,13 @@ class FlatParameters {
   void update_in_backward(const Update& update);
   int64_t state_bytes() const;
 
+  // For checkpoints, leaf by leaf. Local.
+  std::vector<at::Tensor> leaves() const;
+  int64_t steps_of(const at::Tensor& leaf) const;  // updates so far
+  void set_steps_of(const at::Tensor& leaf, int64_t steps);
+  // This leaf's part of each state, 1-D, by reference; made where there is none yet.
+  std::vector<at::Tensor> states_of(const at::Tensor& leaf);
+
  private:
   struct Leaf {
     at::Tensor tensor;
@@ -56,6 +63,7 @@ class FlatParameters {
   void enter_library() const;
   void update_run(size_t first, size_t end, const Update& update);
   void add_leaf(const at::Tensor& tensor, size_t options);
+  size_t find(const at::Tensor& leaf) const;
   size_t end_of_run(size_t first) const;
   bool has_flat_gradient(const Leaf& leaf) const;
   FlatRun make_run(size_t first, size_t end, bool write_copy);

@@ -82,5 +82,6 @@ void SGD::set_lr(double lr) {
 SGDOptions& SGD::options(size_t group) { return state_->options.at(group); }
 size_t SGD::num_groups() const { return state_->options.size(); }
 int64_t SGD::state_bytes() const { return state_->parameters.state_bytes(); }
+FlatParameters& SGD::flat_parameters() { return state_->parameters; }
 
 }  // namespace fsdp

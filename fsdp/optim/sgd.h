@@ -10,6 +10,8 @@
 
 namespace fsdp {
 
+class FlatParameters;
+
 struct SGDOptions {
   double lr = 1e-3;
   double momentum = 0;
@@ -39,6 +41,8 @@ class SGD {
   SGDOptions& options(size_t group);
   size_t num_groups() const;
   int64_t state_bytes() const;
+  // For checkpoints.
+  FlatParameters& flat_parameters();
 
  private:
   struct State;

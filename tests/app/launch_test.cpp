@@ -1,31 +1,18 @@
-// `fsdp launch` with small shell scripts as ranks.
+// `fsdp launch`: what ranks get, and what becomes of a job of which one fails.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <string>
 #include <thread>
 
-#include "tests/app/command.h"
+#include "tests/app/launch_script.h"
 #include "tests/io/temporary_folder.h"
 
 namespace fsdp::app {
 namespace {
-
-CommandResult launch_script(int ranks, const std::string& script, const std::vector<std::string>& options = {}) {
-  std::vector<std::string> words{FSDP_BINARY, "launch", "--nproc", std::to_string(ranks)};
-  words.insert(words.end(), options.begin(), options.end());
-  for (const char* word : {"--", "/bin/sh", "-c"}) {
-    words.emplace_back(word);
-  }
-  words.push_back(script);
-  return run_command(words);
-}
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 TEST(Launch, RanksGetTheVariablesOfTorchrun) {
   const CommandResult result = launch_script(
@@ -75,36 +62,10 @@ TEST(Launch, KillsWhatIgnoresTheRequestToStop) {
   EXPECT_LT(result.seconds, 30);
 }
 
-TEST(Launch, ForwardsSignals) {
-  const io::TemporaryFolder folder;
-  const std::string pid_file = folder / "pid";
-  std::thread interrupter([&] {
-    for (int i = 0; i < 1000 && !std::filesystem::exists(pid_file + "2"); ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    std::ifstream file(pid_file + "2");
-    pid_t parent = 0;
-    file >> parent;
-    if (parent > 1) {
-      kill(parent, SIGTERM);
-    }
-  });
-  // Each rank says when its trap is set; rank 0 then tells the test whom to signal.
-  const std::string ready = folder / "ready";
-  const CommandResult result =
-      launch_script(2, "trap 'echo told; exit 0' TERM; if [ $RANK = 1 ]; then : > " + ready + "; else while [ ! -e " +
-                           ready + " ]; do sleep 0.05; done; echo $PPID > " + pid_file + "; mv " + pid_file + " " +
-                           pid_file + "2; fi; while true; do sleep 0.05; done");
-  interrupter.join();
-  EXPECT_EQ(result.exit_code, 128 + SIGTERM);
-  EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 2) << result.out;
-  EXPECT_TRUE(has(result.err, "stopped by signal 15")) << result.err;
-}
-
 TEST(Launch, RanksDieWithTheLauncher) {
   const io::TemporaryFolder folder;
   const std::string file = folder / "rank";
-  const CommandResult result = launch_script(1, "echo $$ > " + file + "; kill -9 $PPID; sleep 1000");
+  const CommandResult result = launch_script(1, "echo $$ > " + file + "; kill -9 $PPID; exec sleep 1000");
   EXPECT_EQ(result.exit_code, 128 + SIGKILL);
   pid_t rank = 0;
   std::ifstream(file) >> rank;
@@ -126,10 +87,14 @@ TEST(Launch, BadArguments) {
   };
   for (const Case& c :
        {Case{"launch", "--nproc is missing"}, Case{"launch --nproc 2", "nothing to start"},
-        Case{"launch --nproc zero -- train", "expected a number"}, Case{"launch --nproc 0 -- train", "from 1 to 4096"},
-        Case{"launch --nproc 2 -- trian", "unknown verb trian"},
+        Case{"launch --nproc zero -- train", "got 'zero', expected a whole number from 1 to 4096"},
+        Case{"launch --nproc 0 -- train", "from 1 to 4096"}, Case{"launch --nproc 2 -- trian", "unknown verb trian"},
         Case{"launch --nproc 2 -- launch --nproc 2 -- train", "cannot launch itself"},
-        Case{"launch --nprocs 2 -- train", "unknown option --nprocs"}}) {
+        Case{"launch --nprocs 2 -- train", "unknown option --nprocs"},
+        Case{"launch --nproc 2 --grace -1 -- train", "expected a number of seconds from 0"},
+        Case{"launch --nproc 2 --max-restarts=1.5 -- train", "--max-restarts: got '1.5', expected a whole number"},
+        Case{"launch --nproc 2 --restart-backoff", "--restart-backoff needs a value"},
+        Case{"launch --nproc 2 --min-uptime= -- train", "--min-uptime: got ''"}}) {
     const CommandResult result = run_fsdp(c.arguments);
     EXPECT_EQ(result.exit_code, 2) << c.arguments;
     EXPECT_TRUE(has(result.err, c.message)) << c.arguments << ": " << result.err;

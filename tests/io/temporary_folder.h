@@ -18,8 +18,9 @@ namespace fsdp::io {
 // several processes of one test run may look at once, and mkdtemp() gives each a name of its own.
 class TemporaryFolder {
  public:
-  TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "fsdp-io-test-XXXXXX").native();
+  TemporaryFolder() : TemporaryFolder(std::filesystem::temp_directory_path()) {}
+  explicit TemporaryFolder(const std::filesystem::path& parent) {
+    std::string name = (parent / "fsdp-io-test-XXXXXX").native();
     if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make a temporary folder");
     path_ = name;
   }

@@ -108,6 +108,21 @@ TEST_F(ConfigFile, ImpossibleCombinations) {
   EXPECT_NE(failure("", {"--model.weights=load"}).find("set model.path"), std::string::npos);
 }
 
+TEST_F(ConfigFile, HostileFilesAreRefused) {
+  EXPECT_NE(failure("\"\\u001b[31m\\n\" = 1\n").find("unknown key \\x1b[31m\\x0a;"), std::string::npos);
+  EXPECT_NE(failure("", {"--\x1b[2J=1"}).find("unknown key \\x1b[2J;"), std::string::npos);
+  std::string deep = "a";
+  for (int i = 0; i < 200'000; ++i) deep += ".a";
+  for (const std::string& text : {deep + " = 1\n", "[" + deep + "]\n", "# fine\n" + deep + " = 1\n= 2\n"}) {
+    EXPECT_NE(failure(text).find("more than 64 dots in a line"), std::string::npos);
+  }
+  EXPECT_NE(failure(std::string(2'000'000, '\n')).find("got more than 1048576 bytes"), std::string::npos);
+  EXPECT_EQ(failure("# " + std::string(64, '.') + "\n"), "no error");
+  const std::string long_key = failure(std::string(100'000, 'k') + " = 1\n");
+  EXPECT_NE(long_key.find("unknown key kkk"), std::string::npos);
+  EXPECT_LT(long_key.size(), 2100u);
+}
+
 TEST_F(ConfigFile, MissingFile) {
   try {
     load_config(folder_ / "none.toml", {});

@@ -58,10 +58,10 @@ TEST(Shuffle, LooksRandom) {
 }
 
 TEST(DataOrder, EachEpochVisitsEachSequenceOnce) {
-  const DataOrder order(3, 10, 4);
+  const DataOrder order(3, 10);
   std::vector<int64_t> all;
   for (int64_t step = 0; step < 5; ++step) {
-    const auto batch = order.sequences(step);
+    const auto batch = order.sequences(4 * step, 4);
     ASSERT_EQ(batch.size(), 4u);
     all.insert(all.end(), batch.begin(), batch.end());
   }

@@ -2,11 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
-
-#include "tests/io/temporary_folder.h"
 
 namespace fsdp::train {
 namespace {
@@ -60,23 +57,6 @@ TEST(Metrics, HeldoutLossPerByte) {
   EXPECT_DOUBLE_EQ(loss.nats_per_byte(), 1.3862943611198907);
   EXPECT_NEAR(loss.bits_per_byte(), 2.0, 1e-12);
   EXPECT_EQ(nlohmann::json::parse(to_json(7, loss))["step"], 7);
-}
-
-TEST(Metrics, FileStartsAnewAndAppendsLines) {
-  const io::TemporaryFolder folder;
-  for (int run = 0; run < 2; ++run) {
-    MetricsFile file(folder / "metrics.jsonl");
-    file.append("{}");
-    file.append("{\"a\":1}");
-  }
-  std::ifstream file(folder / "metrics.jsonl");
-  std::string line;
-  int count = 0;
-  while (std::getline(file, line)) {
-    EXPECT_TRUE(nlohmann::json::parse(line).is_object());
-    ++count;
-  }
-  EXPECT_EQ(count, 2);
 }
 
 }  // namespace

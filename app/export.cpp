@@ -1,0 +1,66 @@
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "app/command_line.h"
+#include "app/weight_options.h"
+#include "fsdp/base/error.h"
+#include "io/weights_copy.h"
+
+namespace fsdp::app {
+
+int run_export(const Arguments& arguments) {
+  std::string path;
+  std::string format = "hf";
+  std::string prefix;
+  std::string dtype = "keep";
+  std::string config_path;
+  std::string out;
+  io::OutputFolder output;
+  CLI::App parser(
+      "Writes the weights of a checkpoint or a model folder for other programs.\n\n"
+      "  fsdp export out/checkpoints/step-100 --out=model                           for Hugging Face, and for `fsdp "
+      "train`\n"
+      "  fsdp export out/model --format=dcp --prefix=model. --out=dcp               for PyTorch:\n"
+      "      state = {\"model\": model.state_dict()}; torch.distributed.checkpoint.load(state, checkpoint_id=\"dcp\")",
+      "fsdp export");
+  parser.add_option("SOURCE", path, "folder of one checkpoint (step-N), or a model folder")->required();
+  parser.add_option("-o,--out,--to", out, "folder to write")->required();
+  parser.add_option("--format", format,
+                    "hf (default): model.safetensors and config.json; dcp: PyTorch's sharded checkpoint");
+  parser.add_option("--dtype", dtype, "of floating-point tensors: keep (default), bf16 or fp32");
+  parser.add_option("--prefix", prefix, "dcp: start all names so; `model.` for a state dict {\"model\": ...}");
+  parser.add_option("--config", config_path, "hf: a config.json to use instead of the source's");
+  parser.add_flag("--overwrite", output.overwrite, "replace an existing folder of weights");
+  if (parse(parser, arguments) == Parsed::kHelpShown) {
+    return 0;
+  }
+  if (format != "hf" && format != "dcp") {
+    throw Error(ErrorCode::kUsage, "[export] --format: got " + io::in_quotes(format) + ", expected hf or dcp.");
+  }
+  const bool is_dcp = format == "dcp";
+  if (is_dcp ? !config_path.empty() : !prefix.empty()) {
+    throw Error(ErrorCode::kUsage, std::string("[export] ") + (is_dcp ? "--config" : "--prefix") +
+                                       ": got it with --format=" + format +
+                                       ", expected it only with the other format. Leave one of them out.");
+  }
+  output.path = out;
+  const std::optional<io::DType> target = parse_weight_dtype("export", dtype);
+  const std::unique_ptr<io::WeightSource> source = io::open_weight_source(path);
+  const io::CopyPlan plan = io::plan_copy(*source, "", target);
+  if (is_dcp) {
+    io::write_dcp_folder(*source, plan, output, prefix);
+    print_copy("export", *source, plan, out);
+    return 0;
+  }
+  const std::optional<nlohmann::json> config = find_config("export", config_path, *source);
+  io::write_model_folder(*source, plan, output, config, target);
+  print_copy("export", *source, plan, out);
+  if (!config) {
+    std::puts("export: the source has no config.json; pass --config before training or generating with this folder");
+  }
+  return 0;
+}
+
+}  // namespace fsdp::app

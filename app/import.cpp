@@ -1,0 +1,53 @@
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "app/command_line.h"
+#include "app/weight_options.h"
+#include "io/weights_copy.h"
+
+namespace fsdp::app {
+
+int run_import(const Arguments& arguments) {
+  std::string path;
+  std::string prefix;
+  std::string dtype = "keep";
+  std::string config_path;
+  std::string out;
+  io::OutputFolder output;
+  CLI::App parser(
+      "Turns a checkpoint of PyTorch into a model folder that `fsdp train` and Hugging Face read.\n"
+      "Reads what torch.distributed.checkpoint.save wrote, from any number of ranks, without running its pickles; a "
+      "model\n"
+      "folder of Hugging Face (to convert its dtype) and a checkpoint of ours are sources as well.\n\n"
+      "  fsdp import dcp/step-100 --prefix=model. --config=config.json --out=model --dtype=bf16",
+      "fsdp import");
+  parser.add_option("SOURCE", path, "folder with .metadata and *.distcp, or a model folder")->required();
+  parser.add_option("-o,--out", out, "model folder to write: model.safetensors, config.json")->required();
+  parser.add_option(
+      "--prefix", prefix,
+      "take only tensors whose name starts so, and drop it: `model.` for what was saved as {\"model\": ...}; "
+      "default: everything");
+  parser.add_option("--dtype", dtype, "of floating-point tensors: keep (default), bf16 or fp32");
+  parser.add_option("--config", config_path, "the model's config.json, to be put beside the weights");
+  parser.add_flag("--overwrite", output.overwrite, "replace an existing model folder");
+  if (parse(parser, arguments) == Parsed::kHelpShown) {
+    return 0;
+  }
+  output.path = out;
+  const std::optional<io::DType> target = parse_weight_dtype("import", dtype);
+  const std::unique_ptr<io::WeightSource> source = io::open_weight_source(path);
+  const std::optional<nlohmann::json> config = find_config("import", config_path, *source);
+  const io::CopyPlan plan = io::plan_copy(*source, prefix, target);
+  io::write_model_folder(*source, plan, output, config, target);
+
+  print_copy("import", *source, plan, out);
+  if (!config) {
+    std::puts(
+        "import: no config.json was given or found; pass --config before training or generating with this folder");
+  }
+  return 0;
+}
+
+}  // namespace fsdp::app

@@ -1,0 +1,77 @@
+#include "app/weight_options.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+
+#include "fsdp/base/error.h"
+#include "fsdp/base/units.h"
+#include "io/json.h"
+
+namespace fsdp::app {
+
+namespace {
+
+constexpr size_t kMaxNamed = 5;  // of the entries that were left out
+
+std::string types_of(const io::CopyPlan& plan) {
+  std::map<std::string_view, int64_t> counts;
+  for (const io::TensorDeclaration& output : plan.outputs) {
+    ++counts[io::name(output.dtype)];
+  }
+  std::string text;
+  for (const auto& [type, count] : counts) {
+    text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + std::string(type);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::optional<io::DType> parse_weight_dtype(const std::string& verb, const std::string& text) {
+  if (text == "keep") {
+    return std::nullopt;
+  }
+  if (text == "bf16") {
+    return io::DType::BF16;
+  }
+  if (text == "fp32") {
+    return io::DType::F32;
+  }
+  throw Error(ErrorCode::kUsage,
+              "[" + verb + "] --dtype: got " + io::in_quotes(text) + ", expected keep, bf16 or fp32.");
+}
+
+std::optional<nlohmann::json> find_config(const std::string& verb, const std::string& path,
+                                          const io::WeightSource& source) {
+  if (path.empty()) {
+    return source.config();
+  }
+  nlohmann::json config = io::read_json_file(path, {.kind = io::ErrorKind::kModel});
+  if (!config.is_object()) {
+    throw Error(ErrorCode::kUsage, "[" + verb + "] --config: got JSON that is no object in " + io::in_quotes(path) +
+                                       ", expected a config.json.");
+  }
+  return config;
+}
+
+void print_copy(const std::string& verb, const io::WeightSource& source, const io::CopyPlan& plan,
+                const std::string& out) {
+  std::printf("%s: %zu tensors (%s), %s, from a %s -> %s\n", verb.c_str(), plan.outputs.size(), types_of(plan).c_str(),
+              format_bytes(static_cast<int64_t>(plan.bytes)).c_str(), source.description().c_str(), out.c_str());
+  const size_t num_other = source.tensors().size() - plan.outputs.size();
+  if (num_other > 0) {
+    std::printf("%s: left out %zu tensors with other names\n", verb.c_str(), num_other);
+  }
+  const auto& left_out = source.left_out();
+  if (!left_out.empty()) {
+    std::string names;
+    for (size_t i = 0; i < std::min(left_out.size(), kMaxNamed); ++i) {
+      names += (i == 0 ? "" : ", ") + io::in_quotes(left_out[i]);
+    }
+    std::printf("%s: left out %zu entries that are no weights: %s%s\n", verb.c_str(), left_out.size(), names.c_str(),
+                left_out.size() > kMaxNamed ? ", ..." : "");
+  }
+}
+
+}  // namespace fsdp::app

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "io/weights_copy.h"
+
+namespace fsdp::app {
+
+// What `fsdp import` and `fsdp export` share. `verb` starts the messages.
+
+// "bf16", "fp32", or "keep": nothing. Throws Error(kUsage) for anything else.
+std::optional<io::DType> parse_weight_dtype(const std::string& verb, const std::string& text);
+
+// The config.json at `path`; without a path, the source's own, if it has one. Throws Error(kUsage) if it is no object.
+std::optional<nlohmann::json> find_config(const std::string& verb, const std::string& path,
+                                          const io::WeightSource& source);
+
+// One line: what was copied, from what, to where; and one about what was left out.
+void print_copy(const std::string& verb, const io::WeightSource& source, const io::CopyPlan& plan,
+                const std::string& out);
+
+}  // namespace fsdp::app

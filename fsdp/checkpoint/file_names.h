@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+namespace fsdp::checkpoint {
+
+// "rank-00001-of-00004.safetensors"
+std::string file_name(int rank, int world_size);
+
+// N of a folder named `step-<N>`; Error(kUsage) for another name.
+int64_t step_of(const std::filesystem::path& folder);
+
+// Signals belong to the program's own threads, in the calling thread and those it starts from now on.
+void block_signals();
+
+}  // namespace fsdp::checkpoint

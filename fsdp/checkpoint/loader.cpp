@@ -1,0 +1,156 @@
+#include "fsdp/checkpoint/loader.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <set>
+
+#include "fsdp/base/check.h"
+#include "fsdp/base/fault_point.h"
+#include "fsdp/checkpoint/collected_state.h"
+#include "io/error.h"
+
+namespace fsdp::checkpoint {
+
+// What one section sees of the checkpoint.
+class SectionSource : public StateSource {
+ public:
+  SectionSource(Loader& loader, std::string section) : loader_(loader), section_(std::move(section)) {}
+
+  bool has(const std::string& tensor) const override {
+    const std::string name = full(tensor);
+    return loader_.manifest_.find(name) != nullptr || loader_.manifest_.find(name + "#0") != nullptr;
+  }
+  void slice(TensorSlice slice) override {
+    slice.name = full(slice.name);
+    loader_.request_slice(std::move(slice));
+  }
+  bool replica(const std::string& name, const at::Tensor& tensor) override {
+    return loader_.request_replica(full(name), tensor);
+  }
+  std::optional<std::string> value(const std::string& key) const override {
+    const auto& values = loader_.manifest_.values;
+    const auto section = values.find(section_);
+    if (section == values.end() || !section->is_object()) return std::nullopt;
+    const auto found = section->find(key);
+    if (found == section->end() || !found->is_string()) return std::nullopt;
+    return found->get<std::string>();
+  }
+  void refuse(const std::string& difference) override { loader_.note(section_ + ": " + difference); }
+  int saved_world_size() const override { return static_cast<int>(loader_.manifest_.world_size); }
+
+ private:
+  std::string full(const std::string& name) const { return section_ + "/" + name; }
+
+  Loader& loader_;
+  std::string section_;
+};
+
+namespace {
+
+constexpr int kThreads = 2;
+constexpr size_t kMostDifferences = 12;  // told one by one
+
+std::string shape_text(const std::vector<int64_t>& shape) { return c10::str(at::IntArrayRef(shape)); }
+
+std::string section_of(const std::string& name) { return name.substr(0, name.find('/')); }
+
+}  // namespace
+
+Loader::Loader(const World& world, std::filesystem::path folder)
+    : world_(world), folder_(std::move(folder)), manifest_(io::read_manifest(folder_)) {}
+
+void Loader::note(const std::string& difference) { differences_.push_back(difference); }
+
+void Loader::request_slice(TensorSlice slice) {
+  asked_.insert(slice.name);
+  const io::CheckpointTensor* stored = manifest_.find(slice.name);
+  if (stored == nullptr) {
+    note(slice.name + " is missing");
+    return;
+  }
+  if (stored->shape != slice.shape) {
+    note(slice.name + " has shape " + shape_text(stored->shape) + ", expected " + shape_text(slice.shape));
+    return;
+  }
+  const at::ScalarType dtype = torch_dtype(stored->dtype);
+  if (at::isFloatingType(dtype) != at::isFloatingType(slice.data.scalar_type())) {
+    note(slice.name + " has dtype " + std::string(io::name(stored->dtype)) + ", expected " +
+         c10::toString(slice.data.scalar_type()));
+    return;
+  }
+  const bool direct = slice.data.device().is_cpu() && slice.data.scalar_type() == dtype && slice.data.is_contiguous();
+  requests_.push_back({std::move(slice), {}});
+  Request& request = requests_.back();
+  if (!direct) request.staging = at::empty({request.slice.end - request.slice.begin}, dtype);
+}
+
+bool Loader::request_replica(const std::string& name, const at::Tensor& tensor) {
+  const bool common = manifest_.find(name) != nullptr;
+  const auto rank = world_.rank % static_cast<int>(manifest_.world_size);
+  // The tensor itself, not a flat view: it may have gaps.
+  request_slice({common ? name : name + "#" + std::to_string(rank), tensor.sizes().vec(), 0, tensor.numel(), tensor});
+  return common;
+}
+
+// What the checkpoint has in these sections and nobody asked for: a sign that it is of another model.
+void Loader::find_surplus(const Sections& sections) {
+  std::set<std::string> known;
+  for (const auto& section : sections.list()) known.insert(section.name);
+  for (const io::CheckpointTensor& tensor : manifest_.tensors) {
+    const bool of_another_rank = tensor.name.find('#') != std::string::npos;
+    const std::string section = section_of(tensor.name);
+    if (known.count(section) == 0 || asked_.count(tensor.name) > 0 || of_another_rank || section == "random") continue;
+    note(tensor.name + " " + shape_text(tensor.shape) + " belongs to nothing here");
+  }
+}
+
+void Loader::request(const Sections& sections) {
+  for (const auto& [name, state] : sections.list()) {
+    SectionSource source(*this, name);
+    state->load(source);
+  }
+  find_surplus(sections);
+  if (differences_.empty()) return;
+  std::string text;
+  for (size_t i = 0; i < std::min(differences_.size(), kMostDifferences); ++i)
+    text += (i == 0 ? "" : "; ") + differences_[i];
+  if (differences_.size() > kMostDifferences) text += "; ...";
+  FSDP_THROW(kCheckpoint, "[checkpoint] ", io::in_quotes(folder_.string()), ": got a checkpoint of another model or ",
+             "optimizer (", differences_.size(), " differences: ", text,
+             "), expected one of this. Build the model and ", "optimizer that were saved, or name another checkpoint.");
+}
+
+void Loader::add_ranges(Request& request, std::vector<io::ReadRange>& ranges) const {
+  const io::CheckpointTensor& stored = *manifest_.find(request.slice.name);
+  const auto item = static_cast<int64_t>(io::item_size(stored.dtype));
+  at::Tensor& target = request.staging.defined() ? request.staging : request.slice.data;
+  // Of a leaf that needs a gradient too: the pointer is all that is wanted.
+  auto* out = static_cast<char*>(target.data_ptr());
+  for (const io::CheckpointPart& part : stored.parts) {
+    const int64_t begin = std::max(part.begin, request.slice.begin);
+    const int64_t end = std::min(part.end, request.slice.end);
+    if (begin >= end) continue;
+    ranges.push_back({part.file, part.offset + static_cast<uint64_t>((begin - part.begin) * item),
+                      static_cast<uint64_t>((end - begin) * item), out + (begin - request.slice.begin) * item});
+  }
+}
+
+void Loader::read(const Sections& sections) {
+  for (const auto& [name, state] : sections.list()) state->before_read();
+  std::vector<io::ReadRange> ranges;
+  for (Request& request : requests_) add_ranges(request, ranges);
+  for (const io::ReadRange& range : ranges) bytes_ += static_cast<int64_t>(range.bytes);
+  fault_point("resume.read");
+  io::read_ranges(folder_, manifest_, std::move(ranges), kThreads);
+  for (Request& request : requests_) {
+    if (request.staging.defined()) request.slice.data.copy_(request.staging.view(request.slice.data.sizes()));
+    request.staging.reset();
+  }
+}
+
+void Loader::finish(const Sections& sections) {
+  for (const auto& [name, state] : sections.list()) state->loaded();
+}
+
+}  // namespace fsdp::checkpoint

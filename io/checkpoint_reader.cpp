@@ -1,0 +1,212 @@
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "io/aligned_buffer.h"
+#include "io/checkpoint_file.h"
+#include "io/checkpoint_rules.h"
+#include "io/error.h"
+#include "io/input_file.h"
+#include "io/worker_threads.h"
+
+namespace fsdp::io {
+
+namespace {
+
+// A file of the checkpoint, of the size that the manifest says, or Error(kModel).
+InputFile open_whole(const std::filesystem::path& folder, const CheckpointFile& entry) {
+  try {
+    InputFile file(folder / entry.name, ErrorKind::kModel);
+    if (file.size() == entry.bytes) return file;
+    throw file.error("checkpoint", "got " + std::to_string(file.size()) + " bytes, expected " +
+                                       std::to_string(entry.bytes) + ". The file is truncated or damaged.");
+  } catch (const Error& failure) {
+    if (failure.kind() != ErrorKind::kModel) throw;
+    throw Error(ErrorKind::kModel, failure.what() + std::string(kChooseAnother));
+  }
+}
+
+// Reads chunks past the page cache where the file system can: a checkpoint is read once, in large pieces. A small file
+// is as likely in the cache already, and not worth the trip.
+constexpr uint64_t kMinDirectBytes = uint64_t{1} << 20;
+
+class ChunkReader {
+ public:
+  ChunkReader(const std::filesystem::path& folder, const CheckpointFile& entry)
+      : file_(open_whole(folder, entry)),
+        entry_(entry),
+        direct_(entry.bytes < kMinDirectBytes
+                    ? -1
+                    : ::open(file_.path().c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC | O_NONBLOCK)) {}
+  ~ChunkReader() {
+    if (direct_ >= 0) ::close(direct_);
+  }
+  ChunkReader(const ChunkReader&) = delete;
+  ChunkReader& operator=(const ChunkReader&) = delete;
+
+  // Reads the whole chunk and checks its hash. `out` has room for it, rounded up to kDirectAlignment if it is aligned.
+  void read(uint64_t chunk, char* out) {
+    const uint64_t begin = chunk * kChunkBytes;
+    const uint64_t size = std::min(kChunkBytes, entry_.bytes - begin);
+    try {
+      if (!read_direct(begin, size, out)) file_.read_at(begin, out, size);
+    } catch (const Error& failure) {  // a disk that cannot read it back has damaged it too
+      throw Error(ErrorKind::kModel, failure.what() + std::string(kChooseAnother));
+    }
+    const Hash128 found = hash128(out, size);
+    if (found == entry_.chunks[chunk]) return;
+    throw file_.error("checkpoint", "got the hash " + hash_text(found) + " of chunk " + std::to_string(chunk) +
+                                        " (bytes " + std::to_string(begin) + " to " + std::to_string(begin + size) +
+                                        "), expected " + hash_text(entry_.chunks[chunk]) + ". The file is damaged." +
+                                        kChooseAnother);
+  }
+
+ private:
+  // False if it cannot be done this way, for whatever reason: an ordinary read then says what is wrong.
+  bool read_direct(uint64_t begin, uint64_t size, char* out) const {
+    if (direct_ < 0 || reinterpret_cast<uintptr_t>(out) % kDirectAlignment != 0) return false;
+    uint64_t done = 0;
+    while (done < size) {
+      const uint64_t left = AlignedBuffer::rounded(size - done);
+      const ssize_t got = ::pread(direct_, out + done, left, static_cast<off_t>(begin + done));
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0) return false;
+      done += static_cast<uint64_t>(got);
+    }
+    return true;
+  }
+
+  InputFile file_;
+  const CheckpointFile& entry_;
+  int direct_;
+};
+
+// Range number `range` wants bytes of that chunk.
+struct Touch {
+  uint32_t file;
+  uint64_t chunk;
+  size_t range;
+
+  bool same_chunk(const Touch& other) const { return file == other.file && chunk == other.chunk; }
+};
+
+void check_range(const CheckpointManifest& manifest, const ReadRange& range) {
+  const uint64_t size = range.file < manifest.files.size() ? manifest.files[range.file].bytes : 0;
+  if (range.file < manifest.files.size() && range.bytes <= size && range.offset <= size - range.bytes) return;
+  throw Error(ErrorKind::kUsage, "[checkpoint] got a read of bytes " + std::to_string(range.offset) + " + " +
+                                     std::to_string(range.bytes) + " of file number " + std::to_string(range.file) +
+                                     ", expected a range inside its " + std::to_string(size) + " bytes.");
+}
+
+// Sorted by place in the files.
+std::vector<Touch> touches_of(const CheckpointManifest& manifest, const std::vector<ReadRange>& ranges) {
+  std::vector<Touch> touches;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    check_range(manifest, ranges[i]);
+    if (ranges[i].bytes == 0) continue;
+    const uint64_t last = (ranges[i].offset + ranges[i].bytes - 1) / kChunkBytes;
+    for (uint64_t chunk = ranges[i].offset / kChunkBytes; chunk <= last; ++chunk) {
+      touches.push_back({ranges[i].file, chunk, i});
+    }
+  }
+  std::sort(touches.begin(), touches.end(), [](const Touch& a, const Touch& b) {
+    return std::tie(a.file, a.chunk, a.range) < std::tie(b.file, b.chunk, b.range);
+  });
+  return touches;
+}
+
+void copy_wanted(const ReadRange& range, uint64_t chunk, const char* bytes, uint64_t size) {
+  const uint64_t chunk_begin = chunk * kChunkBytes;
+  const uint64_t begin = std::max(range.offset, chunk_begin);
+  const uint64_t end = std::min(range.offset + range.bytes, chunk_begin + size);
+  std::memcpy(static_cast<char*>(range.out) + (begin - range.offset), bytes + (begin - chunk_begin), end - begin);
+}
+
+// One worker's open file; chunks come in the order of the files, so it changes rarely.
+class FolderReader {
+ public:
+  FolderReader(const std::filesystem::path& folder, const CheckpointManifest& manifest)
+      : folder_(folder), manifest_(manifest) {}
+
+  ChunkReader& file(uint32_t index) {
+    if (reader_ == nullptr || index_ != index) {
+      reader_ = std::make_unique<ChunkReader>(folder_, manifest_.files[index]);
+      index_ = index;
+    }
+    return *reader_;
+  }
+
+ private:
+  const std::filesystem::path& folder_;
+  const CheckpointManifest& manifest_;
+  std::unique_ptr<ChunkReader> reader_;
+  uint32_t index_ = 0;
+};
+
+}  // namespace
+
+void read_ranges(const std::filesystem::path& folder, const CheckpointManifest& manifest, std::vector<ReadRange> ranges,
+                 int num_threads) {
+  const std::vector<Touch> touches = touches_of(manifest, ranges);
+  std::vector<size_t> starts;  // where the touches of one chunk begin
+  uint64_t buffer_bytes = 0;
+  for (size_t i = 0; i < touches.size(); ++i) {
+    if (i > 0 && touches[i].same_chunk(touches[i - 1])) continue;
+    const CheckpointFile& entry = manifest.files[touches[i].file];
+    if (i == 0 || touches[i].file != touches[i - 1].file) open_whole(folder, entry);
+    starts.push_back(i);
+    buffer_bytes = std::max(buffer_bytes, std::min(kChunkBytes, entry.bytes));
+  }
+  run_workers(starts.size(), num_threads, [&](WorkQueue& queue) {
+    const AlignedBuffer buffer(buffer_bytes);
+    FolderReader reader(folder, manifest);
+    while (const std::optional<size_t> item = queue.next()) {
+      const Touch& first = touches[starts[*item]];
+      reader.file(first.file).read(first.chunk, buffer.data());
+      const uint64_t size = std::min(kChunkBytes, manifest.files[first.file].bytes - first.chunk * kChunkBytes);
+      for (size_t i = starts[*item]; i < touches.size() && touches[i].same_chunk(first); ++i) {
+        copy_wanted(ranges[touches[i].range], first.chunk, buffer.data(), size);
+      }
+    }
+  });
+}
+
+void verify_chunks(const std::filesystem::path& folder, const CheckpointManifest& manifest, int part_index,
+                   int num_parts, int num_threads) {
+  if (num_parts < 1 || part_index < 0 || part_index >= num_parts) {
+    throw Error(ErrorKind::kUsage, "[checkpoint] got part " + std::to_string(part_index) + " of " +
+                                       std::to_string(num_parts) + ", expected a part from 0 to below their number.");
+  }
+  struct Chunk {
+    uint32_t file;
+    uint64_t chunk;
+  };
+  std::vector<Chunk> chunks;
+  uint64_t number = 0;
+  uint64_t buffer_bytes = 0;
+  for (uint32_t file = 0; file < manifest.files.size(); ++file) {
+    open_whole(folder, manifest.files[file]);
+    buffer_bytes = std::max(buffer_bytes, std::min(kChunkBytes, manifest.files[file].bytes));
+    for (uint64_t chunk = 0; chunk < manifest.files[file].chunks.size(); ++chunk, ++number) {
+      if (number % static_cast<uint64_t>(num_parts) == static_cast<uint64_t>(part_index))
+        chunks.push_back({file, chunk});
+    }
+  }
+  run_workers(chunks.size(), num_threads, [&](WorkQueue& queue) {
+    const AlignedBuffer buffer(buffer_bytes);
+    FolderReader reader(folder, manifest);
+    while (const std::optional<size_t> item = queue.next()) {
+      reader.file(chunks[*item].file).read(chunks[*item].chunk, buffer.data());
+    }
+  });
+}
+
+}  // namespace fsdp::io

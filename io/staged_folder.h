@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+namespace fsdp::io {
+
+// An output folder that appears under its name complete or not at all. Files go into path(), a hidden folder beside the
+// target; publish() gives it the name. Without publish() the destructor removes it.
+class StagedFolder {
+ public:
+  // Makes missing parents. Throws Error(kUsage) if `target` exists and `overwrite` is not set; and, whatever is set, if
+  // it is something else than an empty folder or one of weights (model.safetensors, its index, or `.metadata`, and no
+  // folders inside): a wrong path must not cost anything. Error(kFileSystem) if fewer than `num_bytes` are free there.
+  StagedFolder(std::filesystem::path target, bool overwrite, uint64_t num_bytes);
+  ~StagedFolder();
+  StagedFolder(const StagedFolder&) = delete;
+  StagedFolder& operator=(const StagedFolder&) = delete;
+
+  const std::filesystem::path& path() const { return staging_; }
+  // Once it returns, the folder survives a power failure.
+  void publish();
+
+ private:
+  void check_target(bool overwrite) const;
+
+  std::filesystem::path target_;
+  std::filesystem::path staging_;
+  std::filesystem::path retired_;  // the name an older folder gets until the new one has its place
+};
+
+}  // namespace fsdp::io

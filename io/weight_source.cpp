@@ -1,0 +1,130 @@
+#include "io/weight_source.h"
+
+#include <algorithm>
+#include <system_error>
+
+#include "io/checkpoint_manifest.h"
+#include "io/dcp_chunks.h"
+#include "io/dcp_metadata.h"
+#include "io/error.h"
+#include "io/json.h"
+#include "io/model_folder.h"
+
+namespace fsdp::io {
+
+namespace {
+
+constexpr uint64_t kPieceBytes = uint64_t{16} << 20;
+
+// What `fsdp` or Hugging Face keep beside the weights.
+constexpr const char* kCompanions[] = {
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "fsdp_tokenizer.json",
+};
+
+class ModelSource final : public WeightSource {
+ public:
+  explicit ModelSource(const std::filesystem::path& path) : WeightSource(path), model_(ModelFolder::open(path)) {
+    for (const std::string& name : model_.names()) {
+      const TensorEntry& entry = *model_.find(name)->entry;
+      tensors_.push_back({name, entry.shape, entry.dtype, std::string(io::name(entry.dtype))});
+    }
+    description_ = "Hugging Face model";
+    std::error_code error;
+    if (!std::filesystem::is_directory(path, error)) return;
+    if (std::filesystem::exists(path / "config.json", error)) {
+      config_ = read_json_file(path / "config.json", {.kind = ErrorKind::kModel});
+    }
+    for (const char* companion : kCompanions) {
+      if (std::filesystem::is_regular_file(path / companion, error)) companions_.push_back(path / companion);
+    }
+  }
+
+  void read(const std::vector<size_t>& wanted, const PieceSink& sink) const override {
+    std::vector<char> piece;
+    for (const size_t index : in_file_order(wanted)) {
+      const WeightTensor& tensor = tensors_[index];
+      const int64_t step = static_cast<int64_t>(kPieceBytes / item_size(*tensor.dtype));
+      const int64_t numel = tensor.numel();
+      for (int64_t first = 0; first < numel; first += step) {
+        const int64_t count = std::min(step, numel - first);
+        piece.resize(static_cast<size_t>(count) * item_size(*tensor.dtype));
+        model_.read(tensor.name, first, count, piece.data());
+        sink(index, first, count, piece.data());
+      }
+    }
+  }
+
+ private:
+  std::vector<size_t> in_file_order(std::vector<size_t> wanted) const {
+    const auto place = [&](size_t index) {
+      const ModelFolder::Location location = *model_.find(tensors_[index].name);
+      return std::pair(location.file->path(), location.entry->begin);
+    };
+    std::sort(wanted.begin(), wanted.end(), [&](size_t a, size_t b) { return place(a) < place(b); });
+    return wanted;
+  }
+
+  const ModelFolder model_;
+};
+
+bool is_there(const std::filesystem::path& path) {
+  std::error_code error;
+  return std::filesystem::exists(path, error);
+}
+
+// Why a folder is no source, where we can say better than "no weights".
+void check_for_near_misses(const std::filesystem::path& path) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(path, error)) return;
+  const auto refuse = [&](const std::string& detail) {
+    throw Error(ErrorKind::kModel, "[source] " + in_quotes(path.native()) + ": " + detail);
+  };
+  for (const auto& item : std::filesystem::directory_iterator(path, error)) {
+    const std::string name = item.path().filename().native();
+    if (name.starts_with("step-") && is_there(item.path() / kManifestName)) {
+      refuse("got a folder of checkpoints, expected one of them. Pass " + in_quotes((path / name).native()) +
+             " or another.");
+    }
+    if (name.starts_with("__") && name.ends_with(kDcpMetadataName)) {
+      refuse("got metadata of single ranks (" + in_quotes(name) +
+             "), expected one .metadata. Save with the coordination of ranks, which is the default of DCP.");
+    }
+    if (name.starts_with("shard-") && name.ends_with(".safetensors")) {
+      refuse("got shards of HuggingFaceStorageWriter, expected one model. Save it with enable_consolidation=True.");
+    }
+    if (item.path().extension() == ".distcp" && !is_there(path / kDcpMetadataName)) {
+      refuse("got files of DCP without .metadata, expected it. The save was not finished, or a file is missing.");
+    }
+  }
+  if (is_there(path / "checkpoints") && !is_there(path / "config.json")) {
+    refuse("got the output of a run, expected one checkpoint. Pass its folder checkpoints/step-N.");
+  }
+}
+
+}  // namespace
+
+int64_t WeightTensor::numel() const { return checked_numel(shape).value_or(0); }
+
+std::unique_ptr<WeightSource> open_model_source(const std::filesystem::path& path) {
+  return std::make_unique<ModelSource>(path);
+}
+
+std::unique_ptr<WeightSource> open_weight_source(const std::filesystem::path& path) {
+  if (is_there(path / kDcpMetadataName)) return open_dcp_source(path);
+  if (is_there(path / kManifestName)) return open_checkpoint_source(path);
+  if (!is_there(path / "model.safetensors") && !is_there(path / "model.safetensors.index.json")) {
+    check_for_near_misses(path);
+  }
+  return open_model_source(path);
+}
+
+}  // namespace fsdp::io

@@ -1,0 +1,130 @@
+#include "io/weights_copy.h"
+
+#include <algorithm>
+#include <set>
+#include <system_error>
+
+#include "io/atomic_file.h"
+#include "io/dcp_writer.h"
+#include "io/element_cast.h"
+#include "io/error.h"
+#include "io/staged_folder.h"
+
+namespace fsdp::io {
+
+namespace {
+
+Error usage_error(const WeightSource& source, const std::string& detail) {
+  return Error(ErrorKind::kUsage, "[copy] " + in_quotes(source.path().native()) + ": " + detail);
+}
+
+// The first parts of the names, for a prefix that matches nothing.
+std::string beginnings(const WeightSource& source) {
+  std::set<std::string> parts;
+  for (const WeightTensor& tensor : source.tensors()) {
+    const size_t dot = tensor.name.find('.');
+    parts.insert(dot == std::string::npos ? tensor.name : tensor.name.substr(0, dot + 1));
+    if (parts.size() == 6) break;
+  }
+  std::string text;
+  for (const std::string& part : parts) text += (text.empty() ? "" : ", ") + in_quotes(part);
+  return text.empty() ? "no tensors at all" : text;
+}
+
+DType stored_type(const WeightSource& source, const WeightTensor& tensor, std::optional<DType> dtype) {
+  if (!tensor.dtype) {
+    throw usage_error(source, "tensor " + in_quotes(tensor.name) + ": got " + tensor.type +
+                                  ", expected a type that safetensors has. Choose other tensors with --prefix.");
+  }
+  const bool is_scaled = *tensor.dtype == DType::F8_E4M3 || *tensor.dtype == DType::F8_E5M2;
+  if (dtype && is_scaled) {
+    throw usage_error(source, "tensor " + in_quotes(tensor.name) + ": got " + tensor.type +
+                                  ", expected a type that converts without scales. Pass --dtype=keep.");
+  }
+  return dtype && is_float(*tensor.dtype) ? *dtype : *tensor.dtype;
+}
+
+// A SafetensorsWriter or a DcpWriter takes everything the plan wants, converted.
+template <class Writer>
+void copy_elements(const WeightSource& source, const CopyPlan& plan, Writer& writer) {
+  std::vector<size_t> place(source.tensors().size());
+  for (size_t i = 0; i < plan.wanted.size(); ++i) place[plan.wanted[i]] = i;
+  std::vector<char> converted;
+  source.read(plan.wanted, [&](size_t tensor, int64_t first, int64_t count, const void* elements) {
+    const TensorDeclaration& output = plan.outputs[place[tensor]];
+    const DType from = *source.tensors()[tensor].dtype;
+    const void* data = elements;
+    if (from != output.dtype) {
+      converted.resize(static_cast<size_t>(count) * item_size(output.dtype));
+      cast_elements(from, elements, output.dtype, converted.data(), count);
+      data = converted.data();
+    }
+    writer.write(output.name, first, count, data);
+  });
+}
+
+// Replacing the source would be surprising even where it worked.
+void check_not_source(const WeightSource& source, const OutputFolder& output) {
+  std::error_code error;
+  if (std::filesystem::equivalent(source.path(), output.path, error) && !error) {
+    throw usage_error(source, "got the same folder as source and output, expected two. Choose another output.");
+  }
+}
+
+const char* config_name(DType dtype) { return dtype == DType::BF16 ? "bfloat16" : "float32"; }
+
+}  // namespace
+
+CopyPlan plan_copy(const WeightSource& source, std::string_view prefix, std::optional<DType> dtype) {
+  CopyPlan plan;
+  for (size_t i = 0; i < source.tensors().size(); ++i) {
+    const WeightTensor& tensor = source.tensors()[i];
+    if (!tensor.name.starts_with(prefix) || tensor.name.size() == prefix.size()) continue;
+    const DType stored = stored_type(source, tensor, dtype);
+    plan.wanted.push_back(i);
+    plan.outputs.push_back({tensor.name.substr(prefix.size()), stored, tensor.shape});
+    plan.bytes += static_cast<uint64_t>(tensor.numel()) * item_size(stored);
+  }
+  if (plan.wanted.empty()) {
+    throw usage_error(source, "got no tensor below the prefix " + in_quotes(prefix) +
+                                  ", expected names that start with " + beginnings(source) +
+                                  ". Pass one of these as --prefix.");
+  }
+  return plan;
+}
+
+void write_model_folder(const WeightSource& source, const CopyPlan& plan, const OutputFolder& output,
+                        std::optional<nlohmann::json> config, std::optional<DType> dtype) {
+  check_not_source(source, output);
+  StagedFolder staging(output.path, output.overwrite, plan.bytes);
+  SafetensorsWriter writer(staging.path() / "model.safetensors", plan.outputs, {{"format", "pt"}});
+  copy_elements(source, plan, writer);
+  writer.commit();
+  if (config) {
+    for (const char* key : {"torch_dtype", "dtype"}) {
+      if (dtype && config->contains(key)) (*config)[key] = config_name(*dtype);
+    }
+    write_file_atomically(staging.path() / "config.json", config->dump(2) + "\n");
+  }
+  for (const auto& [name, text] : source.companion_texts()) write_file_atomically(staging.path() / name, text);
+  for (const std::filesystem::path& companion : source.companions()) {
+    std::error_code error;
+    const std::filesystem::path copy = staging.path() / companion.filename();
+    if (!std::filesystem::copy_file(companion, copy, error)) {
+      throw system_error("copy", companion, error.value(), "a copy beside the weights");
+    }
+  }
+  staging.publish();
+}
+
+void write_dcp_folder(const WeightSource& source, const CopyPlan& plan, const OutputFolder& output,
+                      const std::string& prefix) {
+  check_not_source(source, output);
+  StagedFolder staging(output.path, output.overwrite, plan.bytes);
+  DcpWriter writer(staging.path(), plan.outputs, prefix);
+  copy_elements(source, plan, writer);
+  writer.commit();
+  staging.publish();
+}
+
+}  // namespace fsdp::io

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fsdp/fsdp.h"
+#include "train/batch_source.h"
+#include "train/config.h"
+#include "train/trainer.h"
+
+namespace fsdp::train {
+
+// What a checkpoint knows of a run besides weights and optimizer: steps done, the data cursor, the schedule, the
+// resolved configuration, and which data it was.
+class RunState : public checkpoint::Stateful {
+ public:
+  // What it says about itself to those who do not know this program.
+  struct Identity {
+    std::string data;          // identify_data()
+    std::string tokenizer;     // of the data set
+    std::string model_config;  // config.json of the model
+  };
+  // `config`, `trainer` and `batches` must outlive it.
+  RunState(const Config& config, Identity identity, Trainer& trainer, PackedBatches& batches);
+
+  void save(checkpoint::StateSink& sink) override;
+  // Throws Error(kData) if the checkpoint was made with other data.
+  void load(checkpoint::StateSource& source) override;
+  void loaded() override;
+
+  // Keys that had another value in the run that was resumed: "train.lr was 0.001, is 0.0005". Empty for none.
+  const std::vector<std::string>& changed_keys() const { return changed_keys_; }
+
+ private:
+  const Config& config_;
+  Identity identity_;
+  Trainer& trainer_;
+  PackedBatches& batches_;
+  int64_t step_ = 0;
+  int64_t consumed_ = 0;
+  int64_t schedule_steps_ = 0;
+  std::vector<std::string> changed_keys_;
+};
+
+// Which sequences training consumes, in one line that two runs have in common exactly if they consume the same.
+std::string identify_data(const Config& config, const PackedSplit& split);
+
+}  // namespace fsdp::train
