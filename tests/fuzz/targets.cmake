@@ -1,0 +1,38 @@
+# Every fuzz target: tests/fuzz/fuzz_<name>.cpp, corpus/<name>, and below what it needs beside io/.
+set(FUZZ_TARGETS
+  safetensors
+  safetensors_index
+  safetensors_writer
+  json
+  config_json
+  toml
+  token_shards
+  manifest
+  checkpoint_folder
+  dcp_metadata
+  dcp_tensor)
+
+# Sources of LibTorch-free parts that live in folders that link LibTorch; relative to the checkout.
+set(FUZZ_SOURCES_config_json models/config_reader.cpp models/decoder_config.cpp models/text_table.cpp)
+set(FUZZ_SOURCES_toml train/config_file.cpp train/option_table.cpp fsdp/strategy/strategy.cpp)
+
+# Sources of custom mutators; relative to mutators/.
+set(FUZZ_MUTATOR_safetensors safetensors.cpp safetensors_image.cpp)
+set(FUZZ_MUTATOR_safetensors_index safetensors_index.cpp safetensors_image.cpp)
+set(FUZZ_MUTATOR_token_shards token_shards.cpp)
+set(FUZZ_MUTATOR_manifest manifest.cpp manifest_text.cpp)
+set(FUZZ_MUTATOR_checkpoint_folder checkpoint_folder.cpp manifest_text.cpp)
+set(FUZZ_MUTATOR_dcp_metadata dcp_metadata.cpp pickle_code.cpp)
+set(FUZZ_MUTATOR_dcp_tensor dcp_tensor.cpp pickle_code.cpp)
+
+find_path(TOMLPLUSPLUS_INCLUDE_DIR toml++/toml.h REQUIRED)
+
+# A program of target `name` called `program`; further arguments are sources.
+function(fsdp_add_fuzz_program program name root)
+  add_executable(${program} ${root}/tests/fuzz/fuzz_${name}.cpp ${root}/tests/fuzz/memory_gate.cpp ${ARGN})
+  foreach(source ${FUZZ_SOURCES_${name}})
+    target_sources(${program} PRIVATE ${root}/${source})
+  endforeach()
+  target_include_directories(${program} PRIVATE ${root} ${TOMLPLUSPLUS_INCLUDE_DIR})
+  target_link_libraries(${program} PRIVATE fsdp_io)
+endfunction()
