@@ -45,7 +45,8 @@ struct KeepPolicy {
 // first, so that a half-removed one is never taken for a checkpoint. Returns the steps removed.
 std::vector<int64_t> prune_checkpoints(FileOps& files, const std::filesystem::path& root, const KeepPolicy& policy);
 
-// Removes what interrupted saves and removals left in `root`; gives its name to what is complete but for that. Only the holder of the run's lock may call it, before it looks for a checkpoint to resume from.
+// Removes what interrupted saves and removals left in `root`; gives its name to what is complete but for that. Only the
+// holder of the run's lock may call it, before it looks for a checkpoint to resume from.
 void remove_leftovers(FileOps& files, const std::filesystem::path& root);
 
 // Points `latest` (a text file with the folder's name) at a step: a hint for people, never read by a resume.

@@ -14,20 +14,19 @@
 namespace fsdp::train {
 namespace {
 
-// -1 for what is no line of ours.
-int64_t step_of(const std::string& line) {
+// An evaluation comes after its step and is done again by a run that goes on from there.
+bool is_kept(const std::string& line, int64_t last_step) {
   const nlohmann::json object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-  return object.is_object() && object.contains("step") && object["step"].is_number_integer()
-             ? object["step"].get<int64_t>()
-             : -1;
+  if (!object.is_object() || !object.contains("step") || !object["step"].is_number_integer()) return false;
+  const int64_t step = object["step"].get<int64_t>();
+  return step >= 0 && (object.contains("heldout") ? step < last_step : step <= last_step);
 }
 
 void keep_lines(const std::filesystem::path& path, int64_t last_step) {
   std::ifstream file(path);
   std::string kept;
   for (std::string line; std::getline(file, line);) {
-    const int64_t step = step_of(line);
-    if (step >= 0 && step <= last_step) kept += line + "\n";
+    if (is_kept(line, last_step)) kept += line + "\n";
   }
   io::write_file_atomically(path, kept);
 }

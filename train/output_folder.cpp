@@ -39,9 +39,10 @@ OutputUse check_output(const OutputFolder& folder, const Config& config) {
   for (const fs::path& path : {folder.config(), folder.metrics(), folder.checkpoints(), folder.model()}) {
     if (!fs::exists(path, error) || tries_again) continue;
     throw Error(ErrorCode::kUsage, "[train] output.folder: " + folder.root.string() + " holds a run already (" +
-                                       path.filename().string() +
-                                       "). Go on with it by --resume=auto, choose another output.folder, or "
-                                       "output.overwrite = \"replace\".");
+                                       path.filename().string() + "). " +
+                                       (config.checkpoint.resume == "auto" ? "It has no checkpoint to go on from: c"
+                                                                           : "Go on with it by --resume=auto, c") +
+                                       "hoose another output.folder, or output.overwrite = \"replace\".");
   }
   return OutputUse::kReplace;
 }

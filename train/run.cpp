@@ -72,13 +72,13 @@ void verify_data(const Splits& splits, const std::string& choice) {
 // Ranks that were started with different settings, or that see different data, would wait for each other or train on
 // something nobody asked for.
 void check_ranks_agree(const World& world, const Config& config, const PackedSplit& data) {
-  const auto counts = gather_strings(world, std::to_string(data.num_sequences() / config.train.batch_sequences));
+  const auto contents = gather_strings(world, describe_content(config, data));
   const auto configs = gather_strings(world, config_to_toml(config));
-  for (size_t rank = 1; rank < counts.size(); ++rank) {
+  for (size_t rank = 1; rank < configs.size(); ++rank) {
     const std::string name = "[train] rank " + std::to_string(rank);
-    if (counts[rank] != counts[0]) {
+    if (contents[rank] != contents[0]) {
       throw AgreedError(ErrorCode::kData,
-                        name + " has data for " + counts[rank] + " batches per epoch, rank 0 for " + counts[0] +
+                        name + " has " + contents[rank] + ", rank 0 has " + contents[0] +
                             ". Give all ranks the same data.path with the same content.",
                         world.rank != 0);
     }
@@ -153,10 +153,12 @@ class Run {
     begin_ = Clock::now();
     mark_ = begin_;
     marked_step_ = first_step;
+    if (first_step > 0 && !evaluate_if_due()) return stop(agreed_signal());
     while (trainer_.steps_done() < trainer_.schedule().steps) {
       const StepResult result = take_step();
       if (result.outcome == StepResult::Outcome::kRollBack) {
         roll_back(result);
+        if (!evaluate_if_due()) return stop(agreed_signal());
         continue;
       }
       const bool is_last = result.stop || trainer_.steps_done() >= trainer_.schedule().steps;
@@ -164,14 +166,20 @@ class Run {
       if (result.signal != 0) return stop(result.signal);
       checkpoints_.after_step(result, is_last);
       if (is_last) break;
-      const int64_t every = config_.train.eval_every;
-      const bool evaluates = every > 0 && trainer_.steps_done() % every == 0;
-      if (evaluates && !report_heldout(config_.train.eval_batches)) return stop(agreed_signal());
+      if (!evaluate_if_due()) return stop(agreed_signal());
     }
     return end();
   }
 
  private:
+  // False if a signal came in the meantime.
+  bool evaluate_if_due() {
+    const int64_t every = config_.train.eval_every;
+    const int64_t step = trainer_.steps_done();
+    const bool is_due = every > 0 && step % every == 0 && step < trainer_.schedule().steps;
+    return !is_due || report_heldout(config_.train.eval_batches);
+  }
+
   int end() {
     console_.line("train: " + std::to_string(trainer_.steps_done()) + " steps in " + clock_text(seconds_since(begin_)));
     if (!report_heldout(config_.train.final_eval_batches)) return stop(agreed_signal());

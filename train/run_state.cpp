@@ -79,10 +79,14 @@ void RunState::loaded() {
   if (config_.train.fit_minutes > 0 && step_ >= config_.train.warmup_steps) trainer_.restore_num_steps(schedule_steps_);
 }
 
-std::string identify_data(const Config& config, const PackedSplit& split) {
+std::string describe_content(const Config& config, const PackedSplit& split) {
   const std::filesystem::path manifest = std::filesystem::path(config.data.path) / "dataset.json";
   return "split " + config.data.train_split + " of " + std::to_string(split.dataset().num_tokens()) + " tokens (" +
-         io::hash_text(io::hash_file(manifest)) + ") in sequences of " + std::to_string(split.sequence_length()) +
+         io::hash_text(io::hash_file(manifest)) + ")";
+}
+
+std::string identify_data(const Config& config, const PackedSplit& split) {
+  return describe_content(config, split) + " in sequences of " + std::to_string(split.sequence_length()) +
          ", shuffled with seed " + std::to_string(config.train.seed);
 }
 

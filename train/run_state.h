@@ -43,6 +43,9 @@ class RunState : public checkpoint::Stateful {
   std::vector<std::string> changed_keys_;
 };
 
+// The data itself, by its size and hash.
+std::string describe_content(const Config& config, const PackedSplit& split);
+
 // Which sequences training consumes, in one line that two runs have in common exactly if they consume the same.
 std::string identify_data(const Config& config, const PackedSplit& split);
 

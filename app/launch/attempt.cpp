@@ -95,7 +95,7 @@ void Attempt::wait_for_events() const {
     if (child.out >= 0) events.push_back({child.out, POLLIN, 0});
     if (child.err >= 0) events.push_back({child.err, POLLIN, 0});
   }
-  int timeout = -1;
+  int timeout = 1000;  // a SIGCHLD may go to a thread that somebody preloaded
   if (phase_ != Phase::kRunning) {
     const auto left = std::chrono::ceil<milliseconds>(deadline_ - Clock::now()).count();
     timeout = static_cast<int>(std::clamp<int64_t>(left, 0, 1'000'000));

@@ -87,8 +87,7 @@ struct Saver::Work {
 
   void start(int64_t step, const State& state);
   SaveReport finish();
-  std::string clean_up(int64_t committed) const;
-  void prune();
+  std::string clean_up();
 
   World world;
   fs::path root;
@@ -110,6 +109,7 @@ struct Saver::Work {
   std::vector<const void*> sources_of(const CollectedState& collected) const;
   void write(const std::vector<const void*>& sources);
   void commit(const std::vector<std::string>& files);
+  void prune();
   void abandon() noexcept;
   int num_threads() const { return options.threads > 0 ? options.threads : kDefaultThreads; }
 
@@ -238,7 +238,7 @@ void Saver::Work::commit(const std::vector<std::string>& files) {
 }
 
 // Names vanish now. To give back a file's blocks takes about as long as to copy the state: threads that write behind do
-// that behind, too. A failure there is thrown by the next finish(), which has committed by then.
+// that behind, too. A failure there is thrown the next time.
 void Saver::Work::prune() {
   const io::KeepPolicy policy{options.keep_last, options.keep_every, step};
   if (options.writing == SaverOptions::Writing::kBlocking) {
@@ -258,10 +258,10 @@ void Saver::Work::prune() {
 }
 
 // The checkpoint is safe already: what goes wrong here is no failure of the save.
-std::string Saver::Work::clean_up(int64_t committed) const {
+std::string Saver::Work::clean_up() {
   try {
-    io::write_latest_hint(checked_files(), root, committed);
-    io::prune_checkpoints(checked_files(), root, {options.keep_last, options.keep_every, committed});
+    io::write_latest_hint(checked_files(), root, step);
+    prune();
     fault_point("save.pruned");
     return "";
   } catch (const io::Error& error) {
@@ -296,7 +296,7 @@ bool Saver::written() const {
 
 SaveReport Saver::finish() {
   SaveReport report = work_->finish();
-  report.cleanup_failure = broadcast_string(work_->world, work_->world.rank == 0 ? work_->clean_up(report.step) : "");
+  report.cleanup_failure = broadcast_string(work_->world, work_->world.rank == 0 ? work_->clean_up() : "");
   return report;
 }
 

@@ -195,7 +195,7 @@ std::string Connection::report_closed(int rank) {
   if (note.gave_up()) {
     reason += "Before that " + note.describe() + ".";
   } else {
-    reason += (call.empty() ? "" : "Its last call was " + call + ". ") +
+    reason += (call.empty() ? "" : "Its last known call was " + call + ". ") +
               (note.has_left ? "It ended by itself; its own output has the cause."
                              : "It crashed or was killed; its own output or its launcher has the cause.");
   }

@@ -66,7 +66,7 @@ std::optional<std::string> Heartbeat::look_at_neighbour() {
   const std::string last_call = note.last_call();
   const std::string reason = roster_.name(watched_) + " gave no sign of life for " +
                              format_seconds(peer_silence_.length()) + "; " +
-                             (last_call.empty() ? "it made no call yet" : "its last call was " + last_call) +
+                             (last_call.empty() ? "it made no call yet" : "its last known call was " + last_call) +
                              ". It was stopped, or its host hangs or is gone.";
   return publish_loss(store_, reason, period_);
 }

@@ -118,7 +118,7 @@ TEST_F(BadInput, RanksThatWereStartedDifferently) {
   const std::string other = std::string(FSDP_BINARY) + " " + train("--data.path=" + path("data") + "$RANK");
   const CommandResult data =
       run_command({FSDP_BINARY, "launch", "--nproc", "2", "--", "/bin/sh", "-c", "exec " + other});
-  expect_launched_error(data, 3, "rank 1 has data for");
+  expect_launched_error(data, 3, "rank 1 has split");
   EXPECT_FALSE(fs::exists(path("out")));
 }
 

@@ -7,7 +7,7 @@
 #include "io/checkpoint_file.h"
 #include "io/checkpoint_manifest.h"
 #include "tests/fuzz/bundle.h"
-#include "tests/fuzz/memory_gate.h"
+#include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"
 #include "tests/fuzz/scratch.h"
 
@@ -38,7 +38,7 @@ void check_parts(const ScratchFolder& folder, const io::CheckpointManifest& mani
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fsdp;
-  const fuzz::MemoryGate gate(size);
+  const fuzz::CostGate gate(size);
   static const fuzz::ScratchFolder folder;
   const auto parts = fuzz::split_bundle({reinterpret_cast<const char*>(data), size}, 3);
   io::CheckpointManifest manifest;

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "models/decoder_config.h"
-#include "tests/fuzz/memory_gate.h"
+#include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"
 #include "tests/fuzz/scratch.h"
 
@@ -40,7 +40,7 @@ void check_config(const models::DecoderConfig& config) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fsdp;
-  const fuzz::MemoryGate gate(size);
+  const fuzz::CostGate gate(size);
   static fuzz::MemoryFile file;
   file.assign({reinterpret_cast<const char*>(data), size});
   models::DecoderConfig config;

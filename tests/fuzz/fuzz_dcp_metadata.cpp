@@ -8,7 +8,7 @@
 
 #include "io/dcp_chunks.h"
 #include "io/dcp_metadata.h"
-#include "tests/fuzz/memory_gate.h"
+#include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"
 
 namespace fsdp::fuzz {
@@ -74,7 +74,7 @@ void check_tensor(const io::DcpMetadata& metadata, const io::DcpTensor& tensor) 
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fsdp;
-  const fuzz::MemoryGate gate(size);
+  const fuzz::CostGate gate(size);
   io::DcpMetadata metadata;
   if (!fuzz::accepts([&] {
         metadata = io::parse_dcp_metadata(std::string(reinterpret_cast<const char*>(data), size), ".metadata");

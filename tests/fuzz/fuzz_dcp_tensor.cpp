@@ -4,7 +4,7 @@
 #include <string>
 
 #include "io/saved_tensor.h"
-#include "tests/fuzz/memory_gate.h"
+#include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"
 #include "tests/fuzz/scratch.h"
 
@@ -40,7 +40,7 @@ void check_tensor(const io::SavedTensor& tensor, uint64_t length) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fsdp::fuzz;
-  const MemoryGate gate(size);
+  const CostGate gate(size);
   const std::string bytes(reinterpret_cast<const char*>(data), size);
   const auto alone = find_tensor(bytes, 0, size);
   const auto inside = find_tensor(std::string(kBefore) + bytes + std::string(kAfter), kBefore.size(), size);

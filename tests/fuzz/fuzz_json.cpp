@@ -4,7 +4,7 @@
 #include <string>
 
 #include "io/json.h"
-#include "tests/fuzz/memory_gate.h"
+#include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"
 
 namespace fsdp::fuzz {
@@ -54,7 +54,7 @@ void check_string(std::string_view text) {
 }  // namespace fsdp::fuzz
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const fsdp::fuzz::MemoryGate gate(size);
+  const fsdp::fuzz::CostGate gate(size);
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   fsdp::fuzz::check_text(text);
   fsdp::fuzz::check_string(text);

@@ -2,7 +2,7 @@
 #include <string>
 
 #include "io/checkpoint_manifest.h"
-#include "tests/fuzz/memory_gate.h"
+#include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"
 
 namespace fsdp::fuzz {
@@ -34,7 +34,7 @@ void check_tensor(const io::CheckpointManifest& manifest, const io::CheckpointTe
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fsdp;
-  const fuzz::MemoryGate gate(size);
+  const fuzz::CostGate gate(size);
   io::CheckpointManifest manifest;
   if (!fuzz::accepts([&] {
         manifest = io::parse_manifest({reinterpret_cast<const char*>(data), size}, "manifest.json");

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "io/safetensors.h"
-#include "tests/fuzz/memory_gate.h"
+#include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"
 #include "tests/fuzz/scratch.h"
 
@@ -64,7 +64,7 @@ void check_rewritten(const io::SafetensorsFile& file) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fsdp;
-  const fuzz::MemoryGate gate(size);
+  const fuzz::CostGate gate(size);
   static fuzz::MemoryFile image;
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
   image.assign(bytes);

@@ -6,7 +6,7 @@
 
 #include "io/model_folder.h"
 #include "tests/fuzz/bundle.h"
-#include "tests/fuzz/memory_gate.h"
+#include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"
 #include "tests/fuzz/scratch.h"
 
@@ -41,7 +41,7 @@ void check_model(const io::ModelFolder& model, const std::filesystem::path& fold
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fsdp;
-  const fuzz::MemoryGate gate(size);
+  const fuzz::CostGate gate(size);
   static const fuzz::ScratchFolder folder;
   const auto parts = fuzz::split_bundle({reinterpret_cast<const char*>(data), size}, 3);
   const bool has_index = !parts[0].empty();

@@ -8,7 +8,7 @@
 
 #include "io/safetensors.h"
 #include "tests/fuzz/byte_source.h"
-#include "tests/fuzz/memory_gate.h"
+#include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"
 #include "tests/fuzz/scratch.h"
 
@@ -106,7 +106,7 @@ void check_file(const std::filesystem::path& path, const std::vector<io::TensorD
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fsdp;
-  const fuzz::MemoryGate gate(size);
+  const fuzz::CostGate gate(size);
   static const fuzz::ScratchFolder folder;
   fuzz::ByteSource source(data, size);
   const auto tensors = fuzz::read_declarations(source);

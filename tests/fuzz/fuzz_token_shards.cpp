@@ -11,7 +11,7 @@
 #include "io/token_shard_header.h"
 #include "io/token_shards.h"
 #include "tests/fuzz/bundle.h"
-#include "tests/fuzz/memory_gate.h"
+#include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"
 #include "tests/fuzz/scratch.h"
 
@@ -88,7 +88,7 @@ void check_dataset(const ScratchFolder& folder, const io::TokenDataset& dataset,
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fsdp;
-  const fuzz::MemoryGate gate(size);
+  const fuzz::CostGate gate(size);
   static const fuzz::ScratchFolder folder;
   const auto parts = fuzz::split_bundle({reinterpret_cast<const char*>(data), size}, std::size(fuzz::kNames));
   for (size_t i = 0; i < parts.size(); ++i) folder.write(fuzz::kNames[i], parts[i]);

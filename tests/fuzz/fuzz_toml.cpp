@@ -5,7 +5,7 @@
 
 #include "fsdp/base/error.h"
 #include "tests/fuzz/bundle.h"
-#include "tests/fuzz/memory_gate.h"
+#include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"
 #include "tests/fuzz/scratch.h"
 #include "train/config_file.h"
@@ -28,7 +28,7 @@ std::vector<std::string> lines_of(std::string_view text) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fsdp;
-  const fuzz::MemoryGate gate(size);
+  const fuzz::CostGate gate(size);
   static fuzz::MemoryFile file;
   const auto parts = fuzz::split_bundle({reinterpret_cast<const char*>(data), size}, 2);
   file.assign(parts[0]);

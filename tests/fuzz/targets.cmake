@@ -29,7 +29,7 @@ find_path(TOMLPLUSPLUS_INCLUDE_DIR toml++/toml.h REQUIRED)
 
 # A program of target `name` called `program`; further arguments are sources.
 function(fsdp_add_fuzz_program program name root)
-  add_executable(${program} ${root}/tests/fuzz/fuzz_${name}.cpp ${root}/tests/fuzz/memory_gate.cpp ${ARGN})
+  add_executable(${program} ${root}/tests/fuzz/fuzz_${name}.cpp ${root}/tests/fuzz/cost_gate.cpp ${ARGN})
   foreach(source ${FUZZ_SOURCES_${name}})
     target_sources(${program} PRIVATE ${root}/${source})
   endforeach()

@@ -3,8 +3,8 @@
 
     python3 tests/interop/dcp_round_trip.py --fsdp build/release/bin/fsdp
 
-Needs PyTorch with torch.distributed.checkpoint and numpy; if PyTorch cannot be imported, the one below .deps is tried (see
-scripts/bench.sh). Saves with 1 and 2 processes, imports, and reads the safetensors with numpy alone; exports, and loads
+Needs PyTorch with torch.distributed.checkpoint and numpy; if PyTorch cannot be imported, the one below .deps is tried
+(see scripts/bench.sh). Saves with 1 and 2 processes, imports, and reads the safetensors with numpy alone; exports, and loads
 with torch.distributed.checkpoint.load, also in 2 processes.
 """
 
@@ -44,8 +44,8 @@ import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-NUMPY_TYPES = {"F32": np.float32, "F64": np.float64, "BF16": np.uint16, "F16": np.uint16, "I64": np.int64, "I32": np.int32,
-               "U8": np.uint8, "BOOL": np.uint8, "F8_E4M3": np.uint8, "U16": np.uint16}
+NUMPY_TYPES = {"F32": np.float32, "F64": np.float64, "BF16": np.uint16, "F16": np.uint16, "I64": np.int64,
+               "I32": np.int32, "U8": np.uint8, "BOOL": np.uint8, "F8_E4M3": np.uint8, "U16": np.uint16}
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 failures = []
@@ -190,7 +190,8 @@ def check_import(fsdp, work, world):
     label = f"import, {world or 'no'} process group"
     out = work / f"model{world}"
     (work / "config.json").write_text('{"model_type": "llama", "torch_dtype": "float32"}')
-    check(f"{label}: runs", fsdp.good("import", source, "--prefix=model.", "--config", work / "config.json", "--out", out))
+    config = work / "config.json"
+    check(f"{label}: runs", fsdp.good("import", source, "--prefix=model.", "--config", config, "--out", out))
     stored = read_safetensors(out / "model.safetensors")
     check(f"{label}: names", set(stored) == set(model))
     for name, tensor in model.items():
@@ -224,7 +225,8 @@ def check_export(fsdp, work, folder):
     for prefix in ("", "model."):
         out = work / f"export{len(prefix)}"
         label = f"export, prefix '{prefix}'"
-        check(f"{label}: runs", fsdp.good("export", folder, "--format=dcp", *(["--prefix", prefix] if prefix else []), "--to", out))
+        option = [f"--prefix={prefix}"] if prefix else []
+        check(f"{label}: runs", fsdp.good("export", folder, "--format=dcp", *option, "--to", out))
         state = load_plain(out, prefix)
         for name, tensor in model.items():
             check(f"{label}: {name}", torch.equal(bits(state[name]), bits(tensor)))
@@ -262,10 +264,24 @@ def check_errors(fsdp, work, source, folder):
     check("--overwrite replaces", fsdp.good("import", source, "--prefix=model.", "-o", folder, "--overwrite"))
 
 
+def check_large(fsdp, work):
+    """An archive over 4 GiB, and one behind it: 64-bit numbers in every place."""
+    torch.manual_seed(5)
+    model = {"a": torch.empty(2**32 + 2**20, dtype=torch.uint8).random_(), "b": torch.randn(7)}
+    dcp.save(model, checkpoint_id=work / "large", no_dist=True)
+    check("large: import", fsdp.good("import", work / "large", "-o", work / "large_model"))
+    check("large: export", fsdp.good("export", work / "large_model", "--format=dcp", "-o", work / "large_back"))
+    state = {name: torch.zeros_like(tensor) for name, tensor in model.items()}
+    dcp.load(state, checkpoint_id=work / "large_back", no_dist=True)
+    check("large: the same bits", all(torch.equal(state[name], tensor) for name, tensor in model.items()))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fsdp", required=True, help="the binary")
-    fsdp = Fsdp(os.path.abspath(parser.parse_args().fsdp))
+    parser.add_argument("--large", action="store_true", help="a tensor over 4 GiB too: 13 GiB of memory and of disk")
+    options = parser.parse_args()
+    fsdp = Fsdp(os.path.abspath(options.fsdp))
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         work = pathlib.Path(name)
@@ -274,6 +290,8 @@ def main():
         check_dtypes(fsdp, work, source)
         check_export(fsdp, work, folder)
         check_errors(fsdp, work, source, folder)
+        if options.large:
+            check_large(fsdp, work)
     print(f"dcp_round_trip: {len(failures)} failures with PyTorch {torch.__version__}")
     return 1 if failures else 0
 

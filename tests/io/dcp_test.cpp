@@ -134,7 +134,7 @@ TEST(Dcp, WhatIsMissingIsNamed) {
   EXPECT_NE(open_error(folder / "c").text, "no error");
 }
 
-// Every prefix and every flipped bit of .metadata: an Error, or metadata that obey the rules.
+// Every prefix, and two flipped bits of every byte of .metadata: an Error, or metadata that obey the rules.
 TEST(Dcp, DamagedMetadataNeverCrash) {
   for (const char* name : {"one", "four"}) {
     const std::string whole = read_text(kData / name / ".metadata");
@@ -144,7 +144,7 @@ TEST(Dcp, DamagedMetadataNeverCrash) {
     }
     size_t num_refused = 0;
     for (size_t place = 0; place < whole.size(); ++place) {
-      for (int bit = 0; bit < 8; ++bit) {
+      for (const size_t bit : {place % 8, (place + 3) % 8}) {
         std::string bytes = whole;
         bytes[place] = static_cast<char>(bytes[place] ^ 1 << bit);
         const Caught caught = catch_error([&] { parse_dcp_metadata(bytes, "file"); });
@@ -152,7 +152,7 @@ TEST(Dcp, DamagedMetadataNeverCrash) {
         EXPECT_TRUE(caught.is_one_line());
       }
     }
-    EXPECT_GT(num_refused, whole.size() * 4) << name;
+    EXPECT_GT(num_refused, whole.size()) << name;
   }
 }
 

@@ -40,7 +40,7 @@ TEST(LineFile, StartsAnewOrGoesOn) {
   };
   fill();
   LineFile resumed(path, 2);
-  EXPECT_EQ(lines_of(path), std::vector<std::string>(kLines.begin(), kLines.begin() + 3));
+  EXPECT_EQ(lines_of(path), std::vector<std::string>(kLines.begin(), kLines.begin() + 2));
   resumed.append(R"({"step":3,"again":true})");
   EXPECT_EQ(lines_of(path).back(), R"({"step":3,"again":true})");
   resumed.go_back_to(1);

@@ -1,22 +1,30 @@
-#include "tests/fuzz/memory_gate.h"
+#include "tests/fuzz/cost_gate.h"
+
+#include <ctime>
+
+#include "tests/fuzz/promises.h"
 
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer)
-#define FUZZ_HAS_HOOKS
-#endif
-#endif
-
-#ifdef FUZZ_HAS_HOOKS
+#define FUZZ_SEES_MEMORY
 #include <sanitizer/allocator_interface.h>
 
 #include <atomic>
-#include <cstdint>
-
-#include "tests/fuzz/promises.h"
+#endif
+#endif
 
 namespace fsdp::fuzz {
 namespace {
 
+constexpr int64_t kMaxNs = 1'000'000'000;
+
+int64_t cpu_time_ns() {
+  timespec now = {};
+  FUZZ_REQUIRE(::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now) == 0);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+#ifdef FUZZ_SEES_MEMORY
 constexpr int64_t kFreeBytes = int64_t{64} << 20;
 
 std::atomic<int64_t> held_bytes{0};   // since the gate was made; negative where older memory was freed
@@ -36,23 +44,26 @@ void on_free(const volatile void* memory) {
   held_bytes -= static_cast<int64_t>(__sanitizer_get_allocated_size(memory));
 }
 
-}  // namespace
-
-MemoryGate::MemoryGate(size_t input_bytes) {
+void start_counting(size_t input_bytes) {
   static const int installed = __sanitizer_install_malloc_and_free_hooks(on_malloc, on_free);
   FUZZ_REQUIRE(installed > 0);
   held_bytes = 0;
   limit_bytes = kFreeBytes + 4 * static_cast<int64_t>(input_bytes);
 }
 
-MemoryGate::~MemoryGate() { limit_bytes = 0; }
-
-}  // namespace fsdp::fuzz
+void stop_counting() { limit_bytes = 0; }
 #else
-namespace fsdp::fuzz {
+void start_counting(size_t) {}
+void stop_counting() {}
+#endif
 
-MemoryGate::MemoryGate(size_t) {}
-MemoryGate::~MemoryGate() = default;
+}  // namespace
+
+CostGate::CostGate(size_t input_bytes) : start_ns_(cpu_time_ns()) { start_counting(input_bytes); }
+
+CostGate::~CostGate() {
+  stop_counting();
+  FUZZ_REQUIRE(cpu_time_ns() - start_ns_ <= kMaxNs);
+}
 
 }  // namespace fsdp::fuzz
-#endif
