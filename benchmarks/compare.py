@@ -6,6 +6,7 @@ least that physics allows (where that is known)."""
 
 import argparse
 
+from checkpoint import SHAPES, checkpoint
 from collectives import collectives
 from harness import (TRANSPORTS, entry, middle, ours, peer, pooled, print_table, relative_difference, run, script, spread,
                      stop_what_was_started, write_json)
@@ -105,12 +106,14 @@ def main():
     # name -> function, and what --rounds, --warmup and --steps are if they are not given; None: the table decides
     benchmarks = {"step_time": (step_time, None, None, None), "collectives": (collectives, None, None, None),
                   "kernels": (kernels, None, None, None),
-                  "hook_cost": (hook_cost, 3, 0, 0), "functional": (functional, 2, 2, 5)}
+                  "hook_cost": (hook_cost, 3, 0, 0), "functional": (functional, 2, 2, 5),
+                  "checkpoint": (checkpoint, None, None, None)}
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", choices=[*benchmarks, []], help="default: all")
     parser.add_argument("--tokens", type=int, nargs="+", help="of step_time, any of 16 128 1024 4096; of functional, one")
     parser.add_argument("--ranks", type=int, nargs="+", help="of step_time, any of 1 2 4; of collectives")
     parser.add_argument("--dtype", nargs="+", choices=("fp32", "bf16"))
+    parser.add_argument("--parameters", nargs="+", choices=SHAPES, help="of the models of checkpoint")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--warmup", type=int)
     parser.add_argument("--steps", type=int)

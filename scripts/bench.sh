@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 
 TORCH_VERSION=2.11.0
 PEER=.deps/peer
-TARGETS="step_time collectives kernels hook_cost functional"
+TARGETS="step_time collectives kernels hook_cost functional checkpoint"
 
 # The LibTorch of scripts/setup.sh is a whole PyTorch for Python 3.11; what it lacks is added. Other Pythons get their own.
 install_peer() {

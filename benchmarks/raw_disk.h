@@ -1,0 +1,29 @@
+// The disk without checkpoints: what saving and loading as many bytes could reach at best. Local; failures throw
+// std::system_error.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+
+namespace fsdp::benchmarks {
+
+struct RawAccess {
+  int threads = 1;        // that take pieces of 16 MiB in turns
+  bool direct = true;     // past the page cache
+  bool reserved = false;  // of a write: room for the file is taken first (fallocate)
+};
+
+// Writes a new file of `bytes` random bytes and returns once they survive a power failure.
+void write_raw(const std::filesystem::path& file, int64_t bytes, const RawAccess& access);
+
+// Reads the whole file, and keeps nothing.
+void read_raw(const std::filesystem::path& file, const RawAccess& access);
+
+// All files of a folder: out of the page cache (those that are on the disk already), or into it.
+void drop_from_cache(const std::filesystem::path& folder);
+void bring_into_cache(const std::filesystem::path& folder);
+
+// Positive floats below 0.016 that no disk can compress.
+void fill_random(float* out, int64_t numel, uint64_t seed);
+
+}  // namespace fsdp::benchmarks
