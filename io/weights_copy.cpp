@@ -75,7 +75,7 @@ void check_not_source(const WeightSource& source, const OutputFolder& output) {
 }
 
 // Unlike std::filesystem's, durable.
-void copy_file(const std::filesystem::path& from, const std::filesystem::path& to) {
+void copy_companion(const std::filesystem::path& from, const std::filesystem::path& to) {
   const InputFile input(from, ErrorKind::kModel);
   AtomicFile output(to);
   std::vector<char> piece(std::min(input.size(), kCopyBytes));
@@ -124,7 +124,7 @@ void write_model_folder(const WeightSource& source, const CopyPlan& plan, const 
   }
   for (const auto& [name, text] : source.companion_texts()) write_file_atomically(staging.path() / name, text);
   for (const std::filesystem::path& companion : source.companions()) {
-    copy_file(companion, staging.path() / companion.filename());
+    copy_companion(companion, staging.path() / companion.filename());
   }
   staging.publish();
 }
