@@ -34,15 +34,18 @@ OutputUse check_output(const OutputFolder& folder, const Config& config) {
   const bool goes_on = has_checkpoints(folder) && config.checkpoint.resume == "auto";
   if (goes_on) return OutputUse::kContinue;
   if (config.output.overwrite == "replace") return OutputUse::kReplace;
-  // A run that died before its first checkpoint has nothing to lose.
-  const bool tries_again = config.checkpoint.resume == "auto" && !fs::exists(folder.model(), error);
+  const std::string place = "[train] output.folder: " + folder.root.string();
+  const std::string otherwise = "hoose another output.folder, or output.overwrite = \"replace\".";
+  if (config.checkpoint.resume == "auto") {
+    // A run that died before its first checkpoint has nothing to lose.
+    if (!fs::exists(folder.model(), error)) return OutputUse::kReplace;
+    throw Error(ErrorCode::kUsage, place + " holds a finished run (" + folder.model().filename().string() +
+                                       ") and no checkpoint to go on from. C" + otherwise);
+  }
   for (const fs::path& path : {folder.config(), folder.metrics(), folder.checkpoints(), folder.model()}) {
-    if (!fs::exists(path, error) || tries_again) continue;
-    throw Error(ErrorCode::kUsage, "[train] output.folder: " + folder.root.string() + " holds a run already (" +
-                                       path.filename().string() + "). " +
-                                       (config.checkpoint.resume == "auto" ? "It has no checkpoint to go on from: c"
-                                                                           : "Go on with it by --resume=auto, c") +
-                                       "hoose another output.folder, or output.overwrite = \"replace\".");
+    if (!fs::exists(path, error)) continue;
+    throw Error(ErrorCode::kUsage, place + " holds a run already (" + path.filename().string() +
+                                       "). Go on with it by --resume=auto, c" + otherwise);
   }
   return OutputUse::kReplace;
 }

@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <csignal>
 #include <fstream>
 #include <thread>
 
@@ -34,6 +35,12 @@ constexpr std::chrono::milliseconds kLeavePause{2};
 // For asking after many ranks at a failure.
 constexpr std::chrono::seconds kAskPatience{10};
 
+// Gloo and c10d's store write to sockets of peers that may be dead.
+void ignore_broken_pipes() {
+  struct sigaction action {};
+  if (sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
+}
+
 }  // namespace
 
 Connection::Connection(c10::intrusive_ptr<c10d::Store> store, int rank, int size, ConnectOptions options)
@@ -44,6 +51,7 @@ Connection::Connection(c10::intrusive_ptr<c10d::Store> store, int rank, int size
       hosts_(size),
       waits_(std::make_shared<Waits>()) {
   if (size_ == 1) return;
+  ignore_broken_pipes();
   bounded_store_ = std::make_unique<BoundedStore>(store_->clone());
   meet();
   watch();
@@ -198,6 +206,11 @@ std::string Connection::report_closed(int rank) {
     reason += (call.empty() ? "" : "Its last known call was " + call + ". ") +
               (note.has_left ? "It ended by itself; its own output has the cause."
                              : "It crashed or was killed; its own output or its launcher has the cause.");
+  }
+  const bool is_hosted_by_rank = rank != 0 && options_.store_host == StoreHost::kRankZero;
+  if (bounded_store_ && is_hosted_by_rank && !bounded_store_->get(note_key(rank), kStorePatience)) {
+    // Then `rank` most likely left because of rank 0, and cannot say so any more.
+    reason = roster_.name(0) + ", which hosts the store of the job, is gone: the store does not answer, and " + reason;
   }
   if (bounded_store_) reason = Heartbeat::publish_loss(*bounded_store_, reason, kStorePatience);
   waits_->give_up(reason);

@@ -22,6 +22,8 @@ constexpr char kMemberEnd = '\x1e';
 constexpr milliseconds kShortestPause{2};
 constexpr milliseconds kLongestPause{100};
 constexpr milliseconds kLeastPatience{1000};
+constexpr milliseconds kPartPatience{3000};
+constexpr const char* kHeardKey = "heard";
 // How many missing ranks a message names.
 constexpr size_t kMostNamed = 32;
 
@@ -93,6 +95,7 @@ class Meeting {
     claim_rank();
     const std::string outcome = rank_ == 0 ? judge() : hear();
     const std::string text = outcome.substr(1);
+    if (static_cast<Outcome>(outcome[0]) != Outcome::kComplete) part();
     switch (static_cast<Outcome>(outcome[0])) {
       case Outcome::kComplete:
         break;
@@ -146,6 +149,20 @@ class Meeting {
         " both claim to be rank ", rank_, ". Start one process for each rank, each with its own number.");
     decide(Outcome::kOdd, text);
     FSDP_THROW(kUsage, prefix(), text);
+  }
+
+  // Rank 0's process may host the store, and take it along: it stays until those that came have heard the outcome.
+  void part() {
+    if (rank_ != 0) {
+      store_.add(kHeardKey, 1, kPartPatience);
+      return;
+    }
+    int64_t present = 0;
+    for (int rank = 1; rank < self_.world_size; ++rank) present += get(key_of(rank)).empty() ? 0 : 1;
+    const auto until = Clock::now() + kPartPatience;
+    while (Clock::now() < until && store_.add(kHeardKey, 0, kPartPatience).value_or(present) < present) {
+      std::this_thread::sleep_for(kLongestPause / 10);
+    }
   }
 
   // Rank 0.

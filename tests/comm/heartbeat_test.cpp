@@ -111,7 +111,7 @@ TEST_P(Heartbeats, AStoppedRankIsNamedByAllOthers) {
   for (int rank = 0; rank < size_for(GetParam()); ++rank) {
     if (rank == 1) continue;
     const RankResult result = processes.result(rank);
-    ASSERT_TRUE(result.ended) << "rank " << rank;
+    ASSERT_TRUE(result.ended) << "rank " << rank << ": " << result.text;
     EXPECT_THAT(result.text,
                 AllOf(HasSubstr("[comm] rank " + std::to_string(rank) +
                                 ": gather of 'layers.3' (aten::linear reads 'layers.3.weight'), call 2: rank 1 " +
@@ -137,7 +137,7 @@ TEST_P(Heartbeats, AKilledRankIsNamedAtOnce) {
   for (int rank = 0; rank < size_for(GetParam()); ++rank) {
     if (rank == 1) continue;
     const RankResult result = processes.result(rank);
-    ASSERT_TRUE(result.ended) << "rank " << rank;
+    ASSERT_TRUE(result.ended) << "rank " << rank << ": " << result.text;
     EXPECT_THAT(
         result.text,
         AllOf(HasSubstr("gather of 'layers.3'"), HasSubstr("rank 1 closed its connection " + place),
@@ -156,7 +156,7 @@ TEST_P(Heartbeats, ARankThatStopsBeforeThereIsAGroupIsNamed) {
   for (int rank = 0; rank < size_for(GetParam()); ++rank) {
     if (rank == 1) continue;
     const RankResult result = processes.result(rank);
-    ASSERT_TRUE(result.ended) << "rank " << rank;
+    ASSERT_TRUE(result.ended) << "rank " << rank << ": " << result.text;
     EXPECT_THAT(result.text,
                 AllOf(HasSubstr("rank 1 (host"), HasSubstr("gave no sign of life"), HasSubstr("it made no call yet")));
     EXPECT_LT(result.seconds, kFoundWithin);
@@ -192,7 +192,7 @@ TEST(Heartbeat, RanksOfOtherGroupsEndTheirWaitsToo) {
   }
   for (const int rank : {0, 2}) {
     const RankResult result = processes.result(rank);
-    ASSERT_TRUE(result.ended);
+    ASSERT_TRUE(result.ended) << result.text;
     EXPECT_THAT(result.text, AllOf(HasSubstr("barrier of 'pair'"), HasSubstr("rank 1 (host")));
     EXPECT_LT(result.seconds, kFoundWithin);
   }
@@ -272,7 +272,7 @@ TEST(StoreHost, ARankZeroThatStopsIsNamed) {
   const std::string place = place_of(processes, 0);
   for (const int rank : {1, 2}) {
     const RankResult result = processes.result(rank);
-    ASSERT_TRUE(result.ended);
+    ASSERT_TRUE(result.ended) << result.text;
     EXPECT_THAT(result.text, AllOf(HasSubstr("gather of 'layers.3'"), HasSubstr("rank 0 " + place),
                                    HasSubstr("which hosts the store of the job, has not answered for ")));
     EXPECT_LT(result.seconds, kFoundWithin);
@@ -291,7 +291,7 @@ TEST(StoreHost, ARankZeroThatIsKilledIsNamed) {
   const std::string place = place_of(processes, 0);
   for (const int rank : {1, 2}) {
     const RankResult result = processes.result(rank);
-    ASSERT_TRUE(result.ended);
+    ASSERT_TRUE(result.ended) << result.text;
     EXPECT_THAT(result.text, AllOf(HasSubstr("gather of 'layers.3'"), HasSubstr("rank 0")));
     EXPECT_LT(result.seconds, kFoundWithin);
     print_time("store_killed_rank" + std::to_string(rank), result);
@@ -308,9 +308,23 @@ TEST(StoreHost, ARankZeroThatGivesUpLetsTheOthersHearWhy) {
   });
   for (const int rank : {0, 2}) {
     const RankResult result = processes.result(rank);
-    ASSERT_TRUE(result.ended);
+    ASSERT_TRUE(result.ended) << result.text;
     EXPECT_THAT(result.text, AllOf(HasSubstr("rank 1 (host"), HasSubstr("gave no sign of life")));
     EXPECT_LT(result.seconds, kFoundWithin);
+  }
+}
+
+TEST(StoreHost, ARankZeroThatRefusesTheOthersLetsThemHearWhy) {
+  RankProcesses processes(StoreHost::kRankZero);
+  for (int rank = 0; rank < 4; ++rank) {
+    ConnectOptions options = options_for("gloo", rank, 4, processes);
+    options.settings = rank == 3 ? "b" : "a";
+    processes.start(rank, 4, options, [](const World&) { return std::string("met"); });
+  }
+  for (int rank = 0; rank < 4; ++rank) {
+    const RankResult result = processes.result(rank);
+    ASSERT_TRUE(result.ended) << "rank " << rank << ": " << result.text;
+    EXPECT_THAT(result.text, HasSubstr("settings: got b, expected a"));
   }
 }
 
@@ -338,7 +352,7 @@ TEST(StoreHost, ALauncherThatHangsIsNamedByThoseThatWait) {
   processes.send_to_store(SIGSTOP);
   for (const int rank : {0, 2}) {
     const RankResult result = processes.result(rank);
-    ASSERT_TRUE(result.ended);
+    ASSERT_TRUE(result.ended) << result.text;
     EXPECT_THAT(result.text,
                 AllOf(HasSubstr("gather of 'layers.3'"), HasSubstr("the launcher, which hosts the store")));
     EXPECT_LT(result.seconds, kFoundWithin + 1);

@@ -159,6 +159,7 @@ RankResult RankProcesses::result(int rank, std::chrono::seconds patience) {
   file >> result.seconds >> result.goodbye;
   file.get();
   std::getline(file, result.text, '\0');
+  if (WIFSIGNALED(status)) result.text += "ended by signal " + std::to_string(WTERMSIG(status));
   return result;
 }
 

@@ -200,6 +200,8 @@ def main():
     adopt_orphans()
     signal.signal(signal.SIGTERM, end_of)
     print(f"faults: seed {seed}, {len(cases)} cases to choose from", flush=True)
+    if arguments.folder:
+        pathlib.Path(arguments.folder).mkdir(parents=True, exist_ok=True)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="fsdp-faults-", dir=arguments.folder))
     try:
         table = run_battery(arguments, cases, seconds, seed, folder)

@@ -14,6 +14,7 @@ from tiny_run import Setup
 from trial import Trial
 
 PART = "disk"
+USAGE = 2
 FILE_SYSTEM = 7
 ERRORS = ("ENOSPC", "EIO", "EDQUOT")
 FAILED = "checkpoint: save failed: "
@@ -58,7 +59,16 @@ def limit_file_size(share, scene):
     scene.count("faults")
     job.must_end(FILE_SYSTEM)
     trial.bounds_loss = False
-    trial.finish()
+    if not trial.run_folder.steps() and trial.run_folder.has_model():
+        # No save ever fitted, but the run is complete: its model is kept.
+        trial.check_model()
+        refused = trial.run()
+        refused.must_end(USAGE)
+        if "holds a finished run (model)" not in refused.err:
+            raise Violation("WRONG", f"does not say why it is refused: {refused.last_words()}")
+        trial.check_model()
+    else:
+        trial.finish()
     return "DEGRADED"
 
 

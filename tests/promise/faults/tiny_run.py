@@ -88,6 +88,9 @@ class RunFolder:
     def checkpoint(self, step):
         return self.checkpoints / f"step-{step}"
 
+    def has_model(self):
+        return (self.path / "model").exists()
+
     def model_hash(self):
         return hash_of(self.path / "model" / "model.safetensors")
 

@@ -168,10 +168,13 @@ class Trial:
         self.check_weights()
         self.check_metrics()
 
-    def check_weights(self):
-        reference = self.scene.workload.reference(self.setup)
-        if self.run_folder.model_hash() != reference.model:
+    def check_model(self):
+        if self.run_folder.model_hash() != self.scene.workload.reference(self.setup).model:
             raise Violation("SILENT", "the final weights differ from those of the undisturbed run")
+
+    def check_weights(self):
+        self.check_model()
+        reference = self.scene.workload.reference(self.setup)
         if self.run_folder.state_hashes(STEPS) != reference.state:
             raise Violation("SILENT", "the last checkpoint differs from that of the undisturbed run")
 
