@@ -102,6 +102,14 @@ TEST_F(BadInput, OutputThatCannotBeUsed) {
   EXPECT_EQ(run_fsdp(train("--output.overwrite=replace --output.folder=" + path("used"))).exit_code, 0);
 }
 
+// The system's answer to a write past the limit is a signal that ends the program without a word.
+TEST_F(BadInput, ALimitOnTheSizeOfFiles) {
+  const CommandResult result = run_command({"bash", "-c", "ulimit -f 16 && exec " FSDP_BINARY " " + train()});
+  EXPECT_EQ(result.exit_code, 7) << result.out << result.err;
+  EXPECT_TRUE(contains(result.err, "File too large")) << result.err;
+  EXPECT_TRUE(contains(result.err, "model")) << result.err;
+}
+
 TEST_F(BadInput, LossThatExplodes) {
   const CommandResult result = launch_fsdp(2, train("--train.lr=1e30 --train.clip=0 --train.steps=50"));
   expect_launched_error(result, 6, "not finite");
