@@ -54,7 +54,10 @@ std::vector<uint8_t> make_classes() {
 // form, and for what may compose with a character before it.
 std::vector<bool> make_unstable() {
   std::vector<bool> unstable(kNumCodePoints, false);
+  std::vector<uint8_t> skipped(kNumCodePoints, 0);
+  mark(skipped, unicode_ranges::unnormalized(), 1);
   for (char32_t value = kFirstInteresting; value < kNumCodePoints; ++value) {
+    if (skipped[value] != 0) continue;
     const utf8proc_property_t* property = utf8proc_get_property(static_cast<utf8proc_int32_t>(value));
     if (property->combining_class != 0) unstable[value] = true;
     const bool is_hangul_syllable = value >= 0xAC00 && value <= 0xD7A3;
