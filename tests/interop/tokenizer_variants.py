@@ -67,7 +67,7 @@ def variants():
     }
 
 
-def train(variant, texts):
+def train(variant, texts, vocab_size=2000):
     tokenizer = Tokenizer(models.BPE(unk_token=None if variant["bytes"] else "<unk>"))
     if variant.get("normalizer"):
         tokenizer.normalizer = variant["normalizer"]
@@ -77,7 +77,7 @@ def train(variant, texts):
         tokenizer.decoder = variant["decoder"]
     start = ["<unk>", "<s>"] if variant["bytes"] else ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     alphabet = pre_tokenizers.ByteLevel.alphabet() if variant["bytes"] else []
-    trainer = trainers.BpeTrainer(vocab_size=2000, special_tokens=start, initial_alphabet=alphabet, limit_alphabet=400,
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=start, initial_alphabet=alphabet, limit_alphabet=400,
                                   show_progress=False, max_token_length=24)
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_tokens(variant.get("added", []))
