@@ -1,4 +1,5 @@
-// A gzip file. What is accepted is what zlib's own reader of files gives.
+// A gzip file. What is accepted is what zlib's own reader of files gives, which takes zeros behind a member for the end;
+// as Python's we go on behind them.
 #include <zlib.h>
 
 #include <string>
@@ -25,7 +26,7 @@ void check(const MemoryFile& file) {
   const StreamContent content =
       read_in_pieces([&] { return io::make_gzip_stream(io::InputFile(file.path(), io::ErrorKind::kData)); });
   if (!content.is_accepted || content.bytes.size() >= kMaxContent) return;
-  FUZZ_REQUIRE(read_with_zlib(file.path()) == content.bytes);
+  FUZZ_REQUIRE(content.bytes.starts_with(read_with_zlib(file.path())));
 }
 
 }  // namespace
