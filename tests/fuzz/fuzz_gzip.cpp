@@ -1,5 +1,5 @@
-// A gzip file. What is accepted is what zlib's own reader of files gives, which takes zeros behind a member for the end;
-// as Python's we go on behind them.
+// A gzip file. What is accepted is what zlib's own reader of files gives, which takes zeros behind a member for the
+// end; as Python's we go on behind them.
 #include <zlib.h>
 
 #include <string>
