@@ -20,9 +20,9 @@ bool RecordReader::next(Document& document) {
       is_finished_ = true;
       if (num_documents_ + num_skipped_ == 0) throw no_document();
     } catch (const Error& error) {
+      is_finished_ = is_finished_ || is_broken();
       if (options_.bad_record == BadRecord::kStop || error.kind() != ErrorKind::kData) throw;
       ++num_skipped_;
-      is_finished_ = is_finished_ || is_broken();
     }
   }
   return false;

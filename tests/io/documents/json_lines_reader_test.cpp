@@ -113,6 +113,30 @@ TEST(JsonLines, BadLinesAreSkippedAndCounted) {
   EXPECT_TRUE(read_content("a.jsonl", "\n\n").error.says("holds no document"));
 }
 
+TEST(JsonLines, AfterAnErrorTheNextCallGoesOn) {
+  const TemporaryFolder folder;
+  const std::string content = "{oops\n{\"text\":\"a\"}\n{\"text\":3}\n" + std::string(100, '\n') + "{\"text\":\"b\"}";
+  const std::string whole = gzip(content);
+  write_text(folder / "a.jsonl", content);
+  write_text(folder / "cut.jsonl.gz", whole.substr(0, whole.size() - 4));
+  for (const char* name : {"a.jsonl", "cut.jsonl.gz"}) {
+    const auto reader = DocumentReader::open(folder / name, {});
+    Document document;
+    EXPECT_THROW(reader->next(document), Error);
+    EXPECT_TRUE(reader->next(document));
+    EXPECT_EQ(document.text, "a");
+    EXPECT_THROW(reader->next(document), Error);
+    if (name == std::string("a.jsonl")) {
+      EXPECT_TRUE(reader->next(document));
+      EXPECT_EQ(document.text, "b");
+    } else {
+      EXPECT_THROW(reader->next(document), Error);  // cut off: there is no line behind it
+    }
+    EXPECT_FALSE(reader->next(document));
+    EXPECT_FALSE(reader->next(document));
+  }
+}
+
 TEST(JsonLines, WholeLines) {
   DocumentOptions options;
   options.whole_lines = true;
