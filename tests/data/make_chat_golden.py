@@ -98,7 +98,7 @@ FAMILIES = {
     "llama3": ("llama3", "llama3", "bytes", LLAMA3, [], "<|begin_of_text|>", "<|eot_id|>", COMMON + TOOLS),
     "llama3.1": ("llama3", "llama3.1", "bytes", LLAMA3, [], "<|begin_of_text|>", "<|eot_id|>", COMMON + TOOLS),
     "mistral-v1": ("mistral", "mistral-v1", "spaces", LLAMA2, [], "<s>", "</s>", NO_THINKING),
-    "mistral-v3": ("mistral", "mistral-v3", "spaces", MISTRAL, [], "<s>", "</s>", NO_THINKING),
+    "mistral-v3": ("mistral", "mistral-v3", "marks", MISTRAL, [], "<s>", "</s>", NO_THINKING),
     "mistral-v3-tekken": ("mistral", "mistral-v3-tekken", "bytes", MISTRAL, [], "<s>", "</s>", NO_THINKING),
 }
 
@@ -140,9 +140,19 @@ def spaces_vocabulary(tokens):
     return tokenizer
 
 
+def marks_vocabulary(tokens):
+    """The same in the newer way: the space in front comes from the pre-tokenizer, and only at the start of all text."""
+    tokenizer = spaces_vocabulary(tokens)
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    return tokenizer
+
+
 def make_tokenizer(kind, special, added):
     if kind == "spaces":
         tokenizer = spaces_vocabulary(special)
+    elif kind == "marks":
+        tokenizer = marks_vocabulary(special)
     else:
         tokenizer = bytes_vocabulary(special, normalizers.NFC() if kind == "nfc" else None)
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in added])
