@@ -50,8 +50,22 @@ TEST_F(TokenizerVerb, TrainsEncodesAndDecodes) {
   EXPECT_NE(stats.out.find("44 bytes, 44 tokens, 1.000 bytes per token"), std::string::npos) << stats.out;
 }
 
+TEST_F(TokenizerVerb, ShowsChats) {
+  const std::string chats = path("chats.jsonl");
+  io::write_text(chats, R"({"prompt":"2+2=","completion":"4"})"
+                        "\n"
+                        R"({"messages":[{"role":"user","content":"Hi"}]})"
+                        "\n");
+  const CommandResult shown = run_fsdp("tokenizer chat " + chats + " --tokenizer bytes --tokens");
+  EXPECT_NE(shown.out.find("0\t61\t=\n1\t52\t4\n1\t257\t"), std::string::npos) << shown.out;
+  expect_error(shown, 3, "chats.jsonl:2: ");
+  EXPECT_NE(shown.err.find("none of the assistant"), std::string::npos) << shown.err;
+  expect_error(run_fsdp("tokenizer chat " + chats + " --tokenizer bytes --format chatml"), 2, "without '<|im_start|>'");
+  expect_error(run_fsdp("tokenizer chat " + chats + " --tokenizer bytes --format vicuna"), 2, "got vicuna");
+}
+
 TEST_F(TokenizerVerb, SaysWhatIsWrong) {
-  expect_error(run_fsdp("tokenizer"), 2, "train | encode | decode");
+  expect_error(run_fsdp("tokenizer"), 2, "train | encode | decode | chat");
   expect_error(run_fsdp("tokenizer chain"), 2, "got chain");
   expect_error(train("--vocab-size 256"), 2, "got 256, expected 257");
   expect_error(train("--vocab-size 300 --pattern words"), 2, "got words, expected gpt2, llama3 or digits");
