@@ -15,6 +15,7 @@
 #include "train/checkpoints.h"
 #include "train/config_file.h"
 #include "train/console.h"
+#include "train/data_splits.h"
 #include "train/evaluation.h"
 #include "train/format.h"
 #include "train/ledger.h"
@@ -22,6 +23,7 @@
 #include "train/metrics.h"
 #include "train/model_choice.h"
 #include "train/output_folder.h"
+#include "train/prefetch.h"
 #include "train/process_memory.h"
 #include "train/replica_check.h"
 #include "train/run_state.h"
@@ -39,35 +41,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int kStoppedAndResumable = 75;  // EX_TEMPFAIL
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
-// The splits of the data set, opened.
-struct Splits {
-  PackedSplit train;
-  std::optional<PackedSplit> heldout;
-};
-
-Splits open_splits(const DataConfig& config) {
-  if (config.path.empty()) {
-    throw Error(ErrorCode::kUsage,
-                "[train] data.path is not set. Make a data set with `fsdp prepare`, and name its folder.");
-  }
-  Splits splits{PackedSplit(io::TokenDataset::open(config.path, config.train_split), config.sequence_length), {}};
-  if (!config.heldout_split.empty()) {
-    const auto manifest = io::read_dataset_manifest(config.path);
-    if (manifest.splits.count(config.heldout_split) != 0) {
-      splits.heldout.emplace(io::TokenDataset::open(config.path, config.heldout_split), config.sequence_length);
-    }
-  }
-  return splits;
-}
-
-void verify_data(const Splits& splits, const std::string& choice) {
-  constexpr int64_t kQuickTokens = int64_t{500} << 20;
-  for (const PackedSplit* split : {&splits.train, splits.heldout ? &*splits.heldout : nullptr}) {
-    if (split == nullptr || choice == "never") continue;
-    if (choice == "always" || split->dataset().num_tokens() <= kQuickTokens) split->dataset().verify_hashes();
-  }
-}
 
 // Ranks that were started with different settings, or that see different data, would wait for each other or train on
 // something nobody asked for.
@@ -128,7 +101,8 @@ class Run {
         stop_signal_(prepared.stop_signal),
         model_(build_model(prepared.choice, config, world)),
         batches_(config.train, world, splits_.train),
-        trainer_(config.train, world, batches_, model_, config.check),
+        prefetch_(batches_),
+        trainer_(config.train, world, prefetch_, model_, config.check),
         state_(config_,
                {identify_data(config, splits_.train), splits_.train.dataset().tokenizer(),
                 models::to_hugging_face(model_.decoder->config()).dump()},
@@ -184,7 +158,8 @@ class Run {
     console_.line("train: " + std::to_string(trainer_.steps_done()) + " steps in " + clock_text(seconds_since(begin_)));
     if (!report_heldout(config_.train.final_eval_batches)) return stop(agreed_signal());
     checkpoints_.finish();
-    save_model(model_, world_, folder_.model(), splits_.train.dataset().tokenizer());
+    const io::TokenDataset& data = splits_.train.dataset();
+    save_model(model_, world_, folder_.model(), data.tokenizer(), tokenizer_folder(data));
     console_.line("train: wrote " + folder_.model().string() + ", " + folder_.metrics().string() + ", " +
                   folder_.config().string());
     checkpoints_.check_last_save();
@@ -329,17 +304,13 @@ class Run {
 
   void print_banner() {
     const RestingBytes rest = model_.root.resting_bytes();
-    const auto& data = splits_.train;
     console_.line("train: " + model_.decoder->config().model_type + " with " +
                   format_count(model_.root.num_parameters()) + " parameters in " +
                   std::to_string(model_.root.num_units()) + " units; " + std::to_string(world_.size) + " rank(s) (" +
                   launcher_name() + "); " + config_.shard.strategy + ", " + config_.shard.precision + ", " +
                   transport_text());
     console_.line("train: " + describe(threads_));
-    console_.line("train: " + with_thousands(data.dataset().num_tokens()) + " tokens in " +
-                  with_thousands(data.num_sequences()) + " sequences, " + with_thousands(tokens_per_step()) +
-                  " tokens per step; held out: " +
-                  (splits_.heldout ? with_thousands(splits_.heldout->dataset().num_tokens()) + " tokens" : "nothing"));
+    console_.line("train: " + with_thousands(tokens_per_step()) + " tokens per step of " + describe_splits(splits_));
     console_.line("train: at rest each rank holds weights " + format_bytes(rest.main_weight + rest.model_weight) +
                   ", gradients " + format_bytes(rest.main_weight) + ", optimizer " +
                   format_bytes(2 * rest.main_weight));
@@ -422,6 +393,7 @@ class Run {
   const StopSignal& stop_signal_;
   ShardedModel model_;
   PackedBatches batches_;
+  Prefetch prefetch_;
   Trainer trainer_;
   RunState state_;
   Checkpoints checkpoints_;
@@ -449,7 +421,8 @@ int run_training(const Config& config, const World& world) {
     const io::TokenDataset& data = splits->train.dataset();
     check_batch(config.train, world, splits->train);
     choice = choose_model(config.model, data.vocab_size(), data.eos_id());
-    verify_data(*splits, config.check.data);
+    fit_model(choice->config, config, splits->train);
+    verify_splits(*splits, config.check.data);
   });
   on_rank0(world, [&] { check_output({config.output.folder}, config); });
   check_ranks_agree(world, config, splits->train);
