@@ -141,9 +141,10 @@ void add_matches(const std::string& pattern, const std::vector<std::string>& ext
   if (files.size() > before) return;
   if (!exists) throw nothing_found(pattern, "no file that matches", "at least one. Check the pattern.");
   throw nothing_found(pattern, "a folder without such files",
-                      extensions.empty() ? "at least one file below it. Check the path."
-                                         : "at least one below it that ends with one of: " +
-                                               list_extensions(extensions) + ". Check the path or the names.");
+                      extensions.empty()
+                          ? "at least one file below it. Check the path."
+                          : "at least one below it that ends with one of: " + list_extensions(extensions) +
+                                ". Check the path, or take every file by the glob '" + pattern + "/**/*'.");
 }
 
 }  // namespace
