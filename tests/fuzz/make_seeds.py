@@ -10,6 +10,7 @@ import struct
 
 import dcp_seeds
 import document_seeds
+import tokenizer_seeds
 from packages import require
 
 xxhash = require("xxhash")
@@ -401,6 +402,7 @@ def main():
     save("zstd", document_seeds.zstd_seeds())
     save("parquet", document_seeds.parquet_seeds())
     save("conversation", conversation_seeds())
+    save("tokenizer_json", tokenizer_seeds.seeds())
     files = [path for path in CORPUS.rglob("*") if path.is_file()]
     print(f"{len(files)} seeds, {sum(path.stat().st_size for path in files)} bytes")
 

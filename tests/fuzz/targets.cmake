@@ -16,7 +16,8 @@ set(FUZZ_TARGETS
   gzip
   zstd
   parquet
-  conversation)
+  conversation
+  tokenizer_json)
 
 # Sources of LibTorch-free parts that live in folders that link LibTorch; relative to the checkout.
 set(FUZZ_SOURCES_config_json models/config_reader.cpp models/decoder_config.cpp models/text_table.cpp)
@@ -29,6 +30,7 @@ set(FUZZ_LIBRARIES_text_documents fsdp_documents)
 set(FUZZ_LIBRARIES_gzip fsdp_documents ${ZLIB_LIBRARY})
 set(FUZZ_LIBRARIES_zstd fsdp_documents ${ZSTD_LIBRARY})
 set(FUZZ_LIBRARIES_parquet fsdp_documents)
+set(FUZZ_LIBRARIES_tokenizer_json fsdp_tokenizer)
 
 # Sources of custom mutators; relative to mutators/.
 set(FUZZ_MUTATOR_safetensors safetensors.cpp safetensors_image.cpp)

@@ -62,8 +62,8 @@ def first_difference(a, b):
 
 def report(name, what, text, mine, theirs):
     at = first_difference(mine, theirs)
-    print(f"  {name}: {what} of {ascii(text[:60])}... ({len(text)} characters): at {at} got {ascii(mine[max(at - 3, 0):at + 5])}, "
-          f"expected {ascii(theirs[max(at - 3, 0):at + 5])}")
+    got, expected = (ascii(values[max(at - 3, 0):at + 5]) for values in (mine, theirs))
+    print(f"  {name}: {what} of {ascii(text[:60])}... ({len(text)} characters): at {at} got {got}, expected {expected}")
 
 
 def compare(probe, folder, num_bytes, seed, scratch):

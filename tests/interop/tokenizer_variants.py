@@ -46,6 +46,7 @@ def variants():
         "llama3-nfc": byte_level(split(LLAMA3), normalizer=normalizers.NFC(), added=ADDED),
         "o200k": byte_level(split(O200K), added=ADDED[:5]),
         "deepseek": byte_level(split(r"\p{N}{1,3}"), split("[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"), split(LLAMA3)),
+        "scripts": byte_level(split(r"[\p{Han}\p{Hiragana}]+|\p{Greek}+|[^\S\r\n]+|\P{L}++", "merged_with_next")),
         "digits-together": byte_level(pre_tokenizers.Digits(individual_digits=False), split(GPT2)),
         "removed": byte_level(split(r"\s+", "removed")),
         "merged-next": byte_level(split(r"[ \n]", "merged_with_next")),
