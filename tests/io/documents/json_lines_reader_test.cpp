@@ -137,6 +137,15 @@ TEST(JsonLines, AfterAnErrorTheNextCallGoesOn) {
   }
 }
 
+TEST(JsonLines, AFileOfBadLinesHasNoFurtherError) {
+  const TemporaryFolder folder;
+  write_text(folder / "a.jsonl", "oops");
+  const auto reader = DocumentReader::open(folder / "a.jsonl", {});
+  Document document;
+  EXPECT_THROW(reader->next(document), Error);
+  EXPECT_FALSE(reader->next(document));
+}
+
 TEST(JsonLines, WholeLines) {
   DocumentOptions options;
   options.whole_lines = true;
