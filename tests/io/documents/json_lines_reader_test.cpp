@@ -58,7 +58,8 @@ TEST(JsonLines, FieldsInsideOfObjects) {
 }
 
 TEST(JsonLines, WhatIsWrongWithTheField) {
-  EXPECT_TRUE(error_of(R"({"other":1})").says("got no field 'text'"));
+  EXPECT_TRUE(error_of(R"({"other":1,"id":{"a":2}})").says("got no field 'text' (there are: 'other, id'), expected"));
+  EXPECT_TRUE(error_of("{}").says("got no field 'text', expected"));
   EXPECT_TRUE(error_of(R"({"text":null})").says("got null in field 'text', expected a string"));
   EXPECT_TRUE(error_of(R"({"text":["x"]})").says("got an array in field 'text'"));
   EXPECT_TRUE(error_of(R"({"text":1.5})").says("got a number in field 'text'"));
