@@ -58,7 +58,8 @@ TEST(JsonLines, FieldsInsideOfObjects) {
 }
 
 TEST(JsonLines, WhatIsWrongWithTheField) {
-  EXPECT_TRUE(error_of(R"({"other":1})").says("got no field 'text'"));
+  EXPECT_TRUE(error_of(R"({"other":1,"id":{"a":2}})").says("got no field 'text' (there are: 'other, id'), expected"));
+  EXPECT_TRUE(error_of("{}").says("got no field 'text', expected"));
   EXPECT_TRUE(error_of(R"({"text":null})").says("got null in field 'text', expected a string"));
   EXPECT_TRUE(error_of(R"({"text":["x"]})").says("got an array in field 'text'"));
   EXPECT_TRUE(error_of(R"({"text":1.5})").says("got a number in field 'text'"));
@@ -135,6 +136,15 @@ TEST(JsonLines, AfterAnErrorTheNextCallGoesOn) {
     EXPECT_FALSE(reader->next(document));
     EXPECT_FALSE(reader->next(document));
   }
+}
+
+TEST(JsonLines, AFileOfBadLinesHasNoFurtherError) {
+  const TemporaryFolder folder;
+  write_text(folder / "a.jsonl", "oops");
+  const auto reader = DocumentReader::open(folder / "a.jsonl", {});
+  Document document;
+  EXPECT_THROW(reader->next(document), Error);
+  EXPECT_FALSE(reader->next(document));
 }
 
 TEST(JsonLines, WholeLines) {
