@@ -11,12 +11,16 @@ set(FUZZ_TARGETS
   checkpoint_folder
   dcp_metadata
   dcp_tensor
+  tokenizer_json
   conversation)
 
 # Sources of LibTorch-free parts that live in folders that link LibTorch; relative to the checkout.
 set(FUZZ_SOURCES_config_json models/config_reader.cpp models/decoder_config.cpp models/text_table.cpp)
 set(FUZZ_SOURCES_toml train/config_file.cpp train/option_table.cpp fsdp/strategy/strategy.cpp)
 set(FUZZ_SOURCES_conversation train/chat/message.cpp)
+
+# Libraries beside fsdp_io.
+set(FUZZ_LIBRARIES_tokenizer_json fsdp_tokenizer)
 
 # Sources of custom mutators; relative to mutators/.
 set(FUZZ_MUTATOR_safetensors safetensors.cpp safetensors_image.cpp)
@@ -36,5 +40,5 @@ function(fsdp_add_fuzz_program program name root)
     target_sources(${program} PRIVATE ${root}/${source})
   endforeach()
   target_include_directories(${program} PRIVATE ${root} ${TOMLPLUSPLUS_INCLUDE_DIR})
-  target_link_libraries(${program} PRIVATE fsdp_io)
+  target_link_libraries(${program} PRIVATE fsdp_io ${FUZZ_LIBRARIES_${name}})
 endfunction()

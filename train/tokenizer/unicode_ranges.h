@@ -18,6 +18,8 @@ std::span<const CodePointRange> numbers();  // \p{N}
 std::span<const CodePointRange> marks();    // \p{M}
 std::span<const CodePointRange> spaces();   // \s
 std::span<const CodePointRange> digits();   // what the pre-tokenizer Digits takes, Rust's char::is_numeric
+// What its NFC, of Unicode 9, leaves as it is and a newer NFC would not.
+std::span<const CodePointRange> unnormalized();
 
 }  // namespace unicode_ranges
 }  // namespace fsdp::tokenizer
