@@ -43,9 +43,7 @@ class ModelSource final : public WeightSource {
     if (std::filesystem::exists(path / "config.json", error)) {
       config_ = read_json_file(path / "config.json", {.kind = ErrorKind::kModel});
     }
-    for (const char* companion : kCompanions) {
-      if (std::filesystem::is_regular_file(path / companion, error)) companions_.push_back(path / companion);
-    }
+    companions_ = companion_files(path);
   }
 
   void read(const std::vector<size_t>& wanted, const PieceSink& sink) const override {
@@ -125,6 +123,15 @@ std::unique_ptr<WeightSource> open_weight_source(const std::filesystem::path& pa
     check_for_near_misses(path);
   }
   return open_model_source(path);
+}
+
+std::vector<std::filesystem::path> companion_files(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> files;
+  std::error_code error;
+  for (const char* name : kCompanions) {
+    if (std::filesystem::is_regular_file(folder / name, error)) files.push_back(folder / name);
+  }
+  return files;
 }
 
 }  // namespace fsdp::io

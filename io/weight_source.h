@@ -73,4 +73,7 @@ std::unique_ptr<WeightSource> open_dcp_source(const std::filesystem::path& folde
 std::unique_ptr<WeightSource> open_checkpoint_source(const std::filesystem::path& folder);
 std::unique_ptr<WeightSource> open_model_source(const std::filesystem::path& path);
 
+// Those of the files that belong to a model besides weights and config.json (tokenizer, ...) which `folder` has.
+std::vector<std::filesystem::path> companion_files(const std::filesystem::path& folder);
+
 }  // namespace fsdp::io
