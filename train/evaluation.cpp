@@ -24,6 +24,7 @@ std::optional<HeldoutLoss> evaluate(ShardedModel& model, const World& world, con
   const ForwardOnly scope(model.root);
   const int64_t limit = num_batches > 0 ? num_batches * batch_sequences : split.num_sequences();
   const int64_t num_sequences = std::min(limit, split.num_sequences());
+  const bool knows_bytes = split.dataset().tokenizer() == byte_tokenizer::kName;
   at::Tensor sums = at::zeros({3}, at::kDouble);
   double* sum = sums.mutable_data_ptr<double>();
   for (int64_t first = 0; first < num_sequences; first += batch_sequences) {
@@ -36,7 +37,7 @@ std::optional<HeldoutLoss> evaluate(ShardedModel& model, const World& world, con
     sum[0] += summed_loss(model.decoder, batch).item<double>();
     const at::Tensor& targets = batch.targets_N;
     sum[1] += targets.ne(kNoTarget).sum().item<double>();
-    sum[2] += at::logical_and(targets.ge(0), targets.lt(byte_tokenizer::kBegin)).sum().item<double>();
+    if (knows_bytes) sum[2] += at::logical_and(targets.ge(0), targets.lt(byte_tokenizer::kBegin)).sum().item<double>();
   }
   sums = sum_over_ranks(world, sums);
   const double* total = sums.const_data_ptr<double>();

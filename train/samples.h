@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "train/config.h"
+#include "train/parallelize.h"
+
+namespace fsdp::train {
+
+// A text that the model wrote.
+struct Sample {
+  std::string prompt;
+  std::string text;  // what follows the prompt; UTF-8
+};
+
+// One line of samples.jsonl, without the newline.
+std::string to_json(int64_t step, const Sample& sample);
+
+// For a terminal: one line, control characters as escapes.
+std::string printable(const std::string& utf8);
+
+// "a|b" -> "a", "b".
+std::vector<std::string> split_prompts(const std::string& prompts);
+
+// Lets a model that is being trained continue some texts. Neither weights nor random numbers of the training notice:
+// each prompt has a generator of its own, the same each time.
+class Sampler {
+ public:
+  // `tokenizer`: of the data set. Throws Error(kUsage) if samples are asked for and it is not known here.
+  Sampler(const SampleConfig& config, int64_t seed, const std::string& tokenizer);
+
+  bool is_due(int64_t step) const { return config_.every_steps > 0 && step > 0 && step % config_.every_steps == 0; }
+  // COLLECTIVE. Every rank runs as many forwards as the others.
+  std::vector<Sample> write(ShardedModel& model) const;
+
+ private:
+  SampleConfig config_;
+  int64_t seed_;
+  std::vector<std::string> prompts_;
+};
+
+}  // namespace fsdp::train
