@@ -4,7 +4,7 @@ namespace fsdp::app {
 
 const std::vector<Verb>& verbs() {
   static const std::vector<Verb> all = {
-      {"prepare", "turn text files into a data set", run_prepare},
+      {"prepare", "turn documents into a data set of tokens", run_prepare},
       {"train", "train a model, alone or as one of many ranks", run_train},
       {"launch", "start a verb as several ranks on this host", run_launch},
       {"generate", "continue a prompt with a trained model", run_generate},

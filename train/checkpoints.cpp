@@ -117,7 +117,8 @@ bool Checkpoints::is_due_by_clock() const {
 
 bool Checkpoints::is_asked_for() const {
   std::error_code ignored;
-  return fs::exists(folder_.save_request(), ignored);
+  const bool is_answered = saver_.in_flight() && answers_request_;
+  return !is_answered && fs::exists(folder_.save_request(), ignored);
 }
 
 bool Checkpoints::is_due(const StepResult& result, bool is_last) const {
@@ -152,7 +153,7 @@ void Checkpoints::attempt(const std::function<void()>& save) {
 
 void Checkpoints::start() {
   last_start_ = Clock::now();
-  answers_request_ = world_.rank == 0 && is_asked_for();
+  answers_request_ = world_.rank == 0 && is_asked_for();  // before the save, which is not in flight yet
   attempt([&] { saver_.start(trainer_.steps_done(), state()); });
   if (!config_.checkpoint.async) finish();
 }

@@ -34,7 +34,7 @@ class Checkpoints {
   // Local. For RankNews.
   bool written() const { return saver_.written(); }
   bool is_due_by_clock() const;
-  // Does somebody ask for a checkpoint by the file SAVE? It goes once one that was started later counts.
+  // Does somebody ask for a checkpoint by the file SAVE? The file goes once one that was started later counts.
   bool is_asked_for() const;
 
   // Starts a save if one is due after this step, finishes one that all ranks have written. A save that fails is told,

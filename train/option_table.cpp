@@ -85,7 +85,9 @@ std::vector<Option> model_options() {
 
 std::vector<Option> data_options() {
   return {
-      {"data.path", FSDP_SLOT(data.path), any(), "data set folder, made by `fsdp prepare`"},
+      {"data.path", FSDP_SLOT(data.path), any(),
+       "data set folder, made by `fsdp prepare`; or a mixture of several with weights: `web:0.7,books:0.3`, as text or "
+       "as a list"},
       {"data.sequence_length", FSDP_SLOT(data.sequence_length), at_least(2),
        "tokens per sequence; documents are packed into sequences, attention stays inside a document"},
       {"data.train_split", FSDP_SLOT(data.train_split), any(), "split that is trained on"},
@@ -221,7 +223,7 @@ std::vector<Option> sample_options() {
        "steps between two texts that the model writes during training; 0: never"},
       {"sample.prompts", FSDP_SLOT(sample.prompts), any(),
        "texts to continue, with a vertical bar between two; an empty one is the start of a document"},
-      {"sample.max_tokens", FSDP_SLOT(sample.max_tokens), between(1, 1 << 20), "tokens written after each prompt"},
+      {"sample.max_tokens", FSDP_SLOT(sample.max_tokens), between(1, 1024), "tokens written after each prompt"},
       {"sample.temperature", FSDP_SLOT(sample.temperature), between(0, 100), "0: always the most likely token"},
   };
 }

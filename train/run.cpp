@@ -14,6 +14,8 @@
 #include "train/checkpoints.h"
 #include "train/config_file.h"
 #include "train/console.h"
+#include "train/data_splits.h"
+#include "train/data_tokenizer.h"
 #include "train/determinism.h"
 #include "train/evaluation.h"
 #include "train/format.h"
@@ -23,6 +25,7 @@
 #include "train/model_choice.h"
 #include "train/output_folder.h"
 #include "train/pace.h"
+#include "train/prefetch.h"
 #include "train/process_memory.h"
 #include "train/records.h"
 #include "train/replica_check.h"
@@ -40,35 +43,6 @@ namespace {
 using Clock = Pace::Clock;
 
 constexpr int kStoppedAndResumable = 75;  // EX_TEMPFAIL
-
-// The splits of the data set, opened.
-struct Splits {
-  PackedSplit train;
-  std::optional<PackedSplit> heldout;
-};
-
-Splits open_splits(const DataConfig& config) {
-  if (config.path.empty()) {
-    throw Error(ErrorCode::kUsage,
-                "[train] data.path is not set. Make a data set with `fsdp prepare`, and name its folder.");
-  }
-  Splits splits{PackedSplit(io::TokenDataset::open(config.path, config.train_split), config.sequence_length), {}};
-  if (!config.heldout_split.empty()) {
-    const auto manifest = io::read_dataset_manifest(config.path);
-    if (manifest.splits.count(config.heldout_split) != 0) {
-      splits.heldout.emplace(io::TokenDataset::open(config.path, config.heldout_split), config.sequence_length);
-    }
-  }
-  return splits;
-}
-
-void verify_data(const Splits& splits, const std::string& choice) {
-  constexpr int64_t kQuickTokens = int64_t{500} << 20;
-  for (const PackedSplit* split : {&splits.train, splits.heldout ? &*splits.heldout : nullptr}) {
-    if (split == nullptr || choice == "never") continue;
-    if (choice == "always" || split->dataset().num_tokens() <= kQuickTokens) split->dataset().verify_hashes();
-  }
-}
 
 // Ranks that were started with different settings, or that see different data, would wait for each other or train on
 // something nobody asked for.
@@ -113,7 +87,7 @@ struct Prepared {
   ThreadPlan threads;
   Splits splits;
   ModelChoice choice;
-  Sampler sampler;
+  std::optional<tokenizer::Tokenizer> tokenizer;  // of the data
   const StopSignal& stop_signal;
 };
 
@@ -128,12 +102,14 @@ class Run {
         console_(Console::detect(stdout, world.rank)),
         splits_(std::move(prepared.splits)),
         stop_signal_(prepared.stop_signal),
-        sampler_(std::move(prepared.sampler)),
+        tokenizer_(std::move(prepared.tokenizer)),
+        writer_(config.sample, config.train.seed, tokenizer_),
         peak_flops_(peak_of_a_rank(world, config.train.peak_tflops,
                                    config.shard.precision == "bf16" ? at::kBFloat16 : at::kFloat)),
         model_(build_model(prepared.choice, config, world)),
         batches_(config.train, world, splits_.train),
-        trainer_(resolve_tokens(config), world, batches_, model_, config.check),
+        prefetch_(batches_),
+        trainer_(resolve_tokens(config), world, prefetch_, model_, config.check),
         state_(config_,
                {identify_data(config, splits_.train), splits_.train.dataset().tokenizer(),
                 models::to_hugging_face(model_.decoder->config()).dump()},
@@ -180,11 +156,11 @@ class Run {
 
   // Between two steps: samples and evaluations that are due. False if somebody asks for a stop in the meantime.
   bool rest() {
-    write_samples();
     const int64_t every = config_.train.eval_every;
     const int64_t step = trainer_.steps_done();
-    const bool is_due = every > 0 && step > 0 && step % every == 0 && step < trainer_.schedule().steps;
-    return !is_due || report_heldout(config_.train.eval_batches);
+    if (step == 0 || step >= trainer_.schedule().steps) return true;  // end() does the last ones
+    write_samples();
+    return every == 0 || step % every != 0 || report_heldout(config_.train.eval_batches);
   }
 
   int end() {
@@ -192,7 +168,8 @@ class Run {
     write_samples();
     if (!report_heldout(config_.train.final_eval_batches)) return stop(agreed_reason());
     checkpoints_.finish();
-    save_model(model_, world_, folder_.model(), splits_.train.dataset().tokenizer());
+    const io::TokenDataset& data = splits_.train.dataset();
+    save_model(model_, world_, folder_.model(), data.tokenizer(), tokenizer_folder(data));
     console_.line("train: wrote " + folder_.model().string() + ", " + folder_.metrics().string() + ", " +
                   folder_.config().string());
     checkpoints_.check_last_save();
@@ -227,14 +204,12 @@ class Run {
   bool is_logged(int64_t step) const { return step == 1 || step % config_.train.log_every == 0; }
 
   RankNews news() const {
-    RankNews news;
     const bool looks = world_.rank == 0 && is_logged(trainer_.steps_done() + 1);
-    news.wants_stop = out_of_time();
-    news.wants_save = checkpoints_.is_due_by_clock() || (looks && checkpoints_.is_asked_for());
-    news.signal = stop_signal_.received().value_or(0);
-    news.save_written = checkpoints_.written();
-    news.stop_file = looks && stop_file_is_there();
-    return news;
+    return {.wants_stop = out_of_time(),
+            .wants_save = checkpoints_.is_due_by_clock() || (looks && checkpoints_.is_asked_for()),
+            .signal = stop_signal_.received().value_or(0),
+            .save_written = checkpoints_.written(),
+            .stop_file = looks && stop_file_is_there()};
   }
 
   StepResult take_step() {
@@ -243,7 +218,7 @@ class Run {
     stragglers_.begin_step();
     StepResult result = trainer_.step(news());
     stragglers_.end_step();
-    pace_.add_step(seconds_since(step_begin), result.data_seconds);
+    pace_.add_step(seconds_since(step_begin), 1e-3 * prefetch_.take_wait_ms());
     fit_steps();
     for (const std::string& change : stragglers_.compare()) console_.line(change);
     if (result.outcome == StepResult::Outcome::kRollBack) {
@@ -343,7 +318,6 @@ class Run {
 
   void print_banner() {
     const RestingBytes rest = model_.root.resting_bytes();
-    const auto& data = splits_.train;
     console_.line("train: " + model_.decoder->config().model_type + " with " +
                   format_count(model_.root.num_parameters()) + " parameters in " +
                   std::to_string(model_.root.num_units()) + " units; " + std::to_string(world_.size) + " rank(s) (" +
@@ -351,11 +325,9 @@ class Run {
                   transport_text());
     console_.line("train: " + describe(threads_) + format_text("; %.3g TFLOP/s each", 1e-12 * peak_flops_) +
                   (config_.train.deterministic ? "; deterministic" : ""));
-    console_.line("train: " + with_thousands(data.dataset().num_tokens()) + " tokens in " +
-                  with_thousands(data.num_sequences()) + " sequences; held out: " +
-                  (splits_.heldout ? with_thousands(splits_.heldout->dataset().num_tokens()) + " tokens" : "nothing"));
-    console_.line("train: " + describe(trainer_.schedule()) + "; " + with_thousands(tokens_per_step(config_)) +
-                  " tokens per step");
+    console_.line("train: " + describe(trainer_.schedule()));
+    console_.line("train: " + with_thousands(tokens_per_step(config_)) + " tokens per step of " +
+                  describe_splits(splits_));
     console_.line("train: at rest each rank holds weights " + format_bytes(rest.main_weight + rest.model_weight) +
                   ", gradients " + format_bytes(rest.main_weight) + ", optimizer " +
                   format_bytes(2 * rest.main_weight));
@@ -416,9 +388,9 @@ class Run {
   // COLLECTIVE.
   void write_samples() {
     const int64_t step = trainer_.steps_done();
-    if (!sampler_.is_due(step)) return;
+    if (!writer_.is_due(step)) return;
     const auto begin = Clock::now();
-    for (const Sample& sample : sampler_.write(model_)) {
+    for (const Sample& sample : writer_.write(model_)) {
       if (world_.rank == 0) records_->samples->append(to_json(step, sample));
       console_.line("sample: after step " + std::to_string(step) + ": " + printable(sample.prompt + sample.text));
     }
@@ -430,8 +402,10 @@ class Run {
     if (!splits_.heldout) return true;
     fault_point("eval.begin");
     const auto begin = Clock::now();
-    const auto loss = evaluate(model_, world_, *splits_.heldout, config_.train.batch_sequences, num_batches,
-                               [&] { return stop_signal_.received().has_value() || stop_file_is_there(); });
+    const auto loss = evaluate(
+        model_, world_, *splits_.heldout, config_.train.batch_sequences, num_batches,
+        [&] { return stop_signal_.received().has_value() || stop_file_is_there(); },
+        tokenizer_ ? &*tokenizer_ : nullptr);
     if (!loss) return false;
     fault_point("eval.end");
     pace_.pause(Clock::now() - begin);
@@ -448,10 +422,12 @@ class Run {
   Console console_;
   Splits splits_;
   const StopSignal& stop_signal_;
-  Sampler sampler_;
+  std::optional<tokenizer::Tokenizer> tokenizer_;
+  SampleWriter writer_;
   double peak_flops_;  // of one rank
   ShardedModel model_;
   PackedBatches batches_;
+  Prefetch prefetch_;
   Trainer trainer_;
   RunState state_;
   Checkpoints checkpoints_;
@@ -471,18 +447,20 @@ int run_training(const Config& config, const World& world) {
   const ThreadPlan threads = set_threads(world);
   std::optional<Splits> splits;
   std::optional<ModelChoice> choice;
-  std::optional<Sampler> sampler;
+  std::optional<tokenizer::Tokenizer> tokenizer;
   on_all_ranks(world, [&] {
     splits = open_splits(config.data);
     const io::TokenDataset& data = splits->train.dataset();
     check_batch(config.train, world, splits->train);
     choice = choose_model(config.model, data.vocab_size(), data.eos_id());
-    sampler.emplace(config.sample, config.train.seed, data.tokenizer());
-    verify_data(*splits, config.check.data);
+    fit_model(choice->config, config, splits->train);
+    tokenizer = tokenizer_of(data);
+    SampleWriter(config.sample, config.train.seed, tokenizer);  // can it be made?
+    verify_splits(*splits, config.check.data);
   });
   on_rank0(world, [&] { check_output({config.output.folder}, config); });
   check_ranks_agree(world, config, splits->train);
-  Run run(config, world, {threads, std::move(*splits), std::move(*choice), std::move(*sampler), stop_signal});
+  Run run(config, world, {threads, std::move(*splits), std::move(*choice), std::move(tokenizer), stop_signal});
   return run.train();
 }
 

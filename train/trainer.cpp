@@ -4,7 +4,6 @@
 #include <signal.h>
 
 #include <bit>
-#include <chrono>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -64,13 +63,11 @@ Trainer::Trainer(const TrainConfig& config, const World& world, const BatchSourc
 
 StepResult Trainer::step(const RankNews& news) {
   fault_point("step.begin");
-  data_seconds_ = 0;
   Computed computed = compute();
   StepResult result = agree(computed, news);  // before the update, which must not see a NaN
   if (is_doubtful(result) || is_due_for_check()) result = check_again(result, computed, news);
   fault_point("step.agreed");
   result.lr = schedule_.at(step_);
-  result.data_seconds = data_seconds_;
   judge(result);
   if (result.outcome == StepResult::Outcome::kRollBack) return result;
   if (result.outcome == StepResult::Outcome::kSkipped) {
@@ -109,13 +106,6 @@ void Trainer::judge(StepResult& result) const {
   if (policy == "rollback") result.outcome = StepResult::Outcome::kRollBack;
 }
 
-Batch Trainer::fetch(int64_t micro) {
-  const auto begin = std::chrono::steady_clock::now();
-  Batch batch = batches_.microbatch(step_, micro);
-  data_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  return batch;
-}
-
 // Gradients of the step, from scratch.
 Trainer::Computed Trainer::compute() {
   const auto num_targets = static_cast<double>(batches_.num_targets(step_));
@@ -124,7 +114,7 @@ Trainer::Computed Trainer::compute() {
   zero_grad(*model_.decoder);
   for (int64_t micro = 0; micro < num_micro; ++micro) {
     const Microbatch scope(model_.root, /*is_last=*/micro + 1 == num_micro);
-    Batch batch = fetch(micro);
+    Batch batch = batches_.microbatch(step_, micro);
     const int64_t position = batches_.position(step_, micro);
     computed.batch_hash += hash_rows(batch, position);
     if (fault_point("value.targets").inject) scramble(batch, model_.decoder->config().vocab_size);

@@ -24,7 +24,7 @@ struct RankNews {
   bool stop_file = false;     // heard on rank 0 only: somebody asks for a stop by the file STOP
 };
 
-// What every rank knows after a step; equal on all of them, but for data_seconds.
+// What every rank knows after a step; equal on all of them.
 struct StepResult {
   enum class Outcome {
     kUpdated,
@@ -45,7 +45,6 @@ struct StepResult {
   bool saves_written = false;               // on every rank
   bool stop_file = false;                   // rank 0 was asked to stop by a file
   std::optional<Spike> spike;               // the numbers are far above those of the steps before
-  double data_seconds = 0;                  // this rank waited for batches
 };
 
 // Takes a sharded model through optimizer steps. COLLECTIVE: all ranks call step() the same number of times.
@@ -89,7 +88,6 @@ class Trainer {
   bool is_due_for_check() const;
   bool is_doubtful(const StepResult& result) const;
   void judge(StepResult& result) const;
-  Batch fetch(int64_t micro);
   StepResult check_again(const StepResult& first, Computed& computed, const RankNews& news);
   void give_up(const StepResult& result) const;
   void seed_random_numbers(int64_t position) const;
@@ -104,7 +102,6 @@ class Trainer {
   LrSchedule schedule_;
   SpikeDetector spikes_;
   int64_t step_ = 0;
-  double data_seconds_ = 0;  // of the step that is computed
 };
 
 }  // namespace fsdp::train

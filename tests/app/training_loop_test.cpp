@@ -257,7 +257,7 @@ TEST_F(Loop, MetricsTellUtilisationAndDataWaits) {
     if (!line.contains("loss")) continue;
     EXPECT_GT(line.at("mfu").get<double>(), 0);
     EXPECT_LT(line.at("mfu").get<double>(), 1) << "more than a matrix multiplication";
-    EXPECT_GT(line.at("data_ms").get<double>(), 0);
+    EXPECT_GE(line.at("data_ms").get<double>(), 0);
     EXPECT_LT(line.at("data_ms").get<double>(), line.at("step_ms").get<double>());
   }
   // 32 wide, 4 layers of 2 heads of 8 for keys and values, MLP 48, 259 words, sequences of 32.

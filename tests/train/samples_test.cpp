@@ -36,13 +36,13 @@ TEST(Samples, OneLineOfJson) {
 
 TEST(Samples, WhenAndWithWhat) {
   SampleConfig config;
-  EXPECT_FALSE(Sampler(config, 1, "other").is_due(0));
+  EXPECT_FALSE(SampleWriter(config, 1, std::nullopt).is_due(0));
   config.every_steps = 5;
-  const Sampler sampler(config, 1, "bytes");
-  EXPECT_FALSE(sampler.is_due(0));
-  EXPECT_FALSE(sampler.is_due(4));
-  EXPECT_TRUE(sampler.is_due(5));
-  EXPECT_THROW(Sampler(config, 1, "other"), Error);
+  const SampleWriter writer(config, 1, tokenizer::Tokenizer::bytes());
+  EXPECT_FALSE(writer.is_due(0));
+  EXPECT_FALSE(writer.is_due(4));
+  EXPECT_TRUE(writer.is_due(5));
+  EXPECT_THROW(SampleWriter(config, 1, std::nullopt), Error);
 }
 
 }  // namespace
