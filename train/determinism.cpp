@@ -1,7 +1,6 @@
 #include "train/determinism.h"
 
 #include <ATen/Context.h>
-#include <ATen/Parallel.h>
 
 #include <cstdlib>
 
@@ -12,7 +11,6 @@ void compute_deterministically() {
   // MKL: the same kernel whatever the alignment of memory. cuBLAS: one workspace per stream.
   setenv("MKL_CBWR", "AUTO", kKeep);
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", kKeep);
-  setenv("OMP_DYNAMIC", "false", kKeep);
   at::Context& context = at::globalContext();
   context.setDeterministicAlgorithms(true, /*warn_only=*/false);
   context.setDeterministicFillUninitializedMemory(false);  // costs a pass over each tensor; nothing reads such memory
