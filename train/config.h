@@ -85,6 +85,17 @@ struct OutputConfig {
   std::string overwrite = "refuse";
 };
 
+struct TuneConfig {
+  std::string method = "full";
+  std::string frozen;
+  std::string trained;
+  int64_t lora_rank = 16;
+  double lora_alpha = 32;
+  std::string lora_targets = "all-linear";
+  double lora_dropout = 0;
+  std::string lora_from;
+};
+
 struct Config {
   ModelConfig model;
   DataConfig data;
@@ -93,6 +104,7 @@ struct Config {
   CheckpointConfig checkpoint;
   CheckConfig check;
   OutputConfig output;
+  TuneConfig tune;
 };
 
 }  // namespace fsdp::train

@@ -19,6 +19,7 @@
 #include "train/format.h"
 #include "train/ledger.h"
 #include "train/line_file.h"
+#include "train/lora_files.h"
 #include "train/metrics.h"
 #include "train/model_choice.h"
 #include "train/output_folder.h"
@@ -29,6 +30,7 @@
 #include "train/straggler_watch.h"
 #include "train/threads.h"
 #include "train/trainer.h"
+#include "train/tuning.h"
 #include "train/weights.h"
 
 namespace fsdp::train {
@@ -90,19 +92,24 @@ void check_ranks_agree(const World& world, const Config& config, const PackedSpl
   }
 }
 
-ShardedModel build_model(const ModelChoice& choice, const Config& config, const World& world) {
+ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const Config& config, const World& world) {
   const bool load = choice.weights.has_value();
+  const auto seed = static_cast<uint64_t>(config.train.seed);
   // Deferred: block by block gets its values when it is sharded, and no rank ever holds the whole model.
   models::Decoder decoder = deferred([&] {
-    models::Decoder whole(choice.config);
-    load ? zero_parameters(*whole) : whole->reset_parameters(static_cast<uint64_t>(config.train.seed));
+    models::Decoder whole(choice.config, at::TensorOptions().dtype(base_type(tuning, config.shard)));
+    load ? zero_parameters(*whole) : whole->reset_parameters(seed);
+    apply_tuning(tuning, whole, seed);
     return whole;
   });
   recompute_blocks(decoder, config.train.recompute_every);
   ShardedModel model =
       parallelize(std::move(decoder), make_mesh(world, config.shard.replicas), shard_options(config.shard));
   if (load) {
-    on_all_ranks(world, [&] { load_weights(model, *choice.weights); });
+    on_all_ranks(world, [&] {
+      load_weights(model, *choice.weights);
+      if (!config.tune.lora_from.empty()) load_adapter(model, *tuning.lora, config.tune.lora_from);
+    });
   }
   return model;
 }
@@ -112,6 +119,7 @@ struct Prepared {
   ThreadPlan threads;
   Splits splits;
   ModelChoice choice;
+  Tuning tuning;
   const StopSignal& stop_signal;
 };
 
@@ -126,12 +134,14 @@ class Run {
         console_(Console::detect(stdout, world.rank)),
         splits_(std::move(prepared.splits)),
         stop_signal_(prepared.stop_signal),
-        model_(build_model(prepared.choice, config, world)),
+        tuning_(std::move(prepared.tuning)),
+        model_(build_model(prepared.choice, tuning_, config, world)),
         batches_(config.train, world, splits_.train),
         trainer_(config.train, world, batches_, model_, config.check),
         state_(config_,
                {identify_data(config, splits_.train), splits_.train.dataset().tokenizer(),
-                models::to_hugging_face(model_.decoder->config()).dump()},
+                models::to_hugging_face(model_.decoder->config()).dump(),
+                tuning_.lora ? adapter_config_text(*tuning_.lora, config.model.path) : ""},
                trainer_, batches_),
         checkpoints_(config_, world_, folder_, console_, model_, trainer_, state_, [this] { sync_records(); }),
         stragglers_(world_, config.check.stragglers_every) {
@@ -184,11 +194,19 @@ class Run {
     console_.line("train: " + std::to_string(trainer_.steps_done()) + " steps in " + clock_text(seconds_since(begin_)));
     if (!report_heldout(config_.train.final_eval_batches)) return stop(agreed_signal());
     checkpoints_.finish();
-    save_model(model_, world_, folder_.model(), splits_.train.dataset().tokenizer());
+    save_result();
     console_.line("train: wrote " + folder_.model().string() + ", " + folder_.metrics().string() + ", " +
                   folder_.config().string());
     checkpoints_.check_last_save();
     return 0;
+  }
+
+  void save_result() {
+    if (tuning_.lora) {
+      save_adapter(model_, world_, folder_.model(), *tuning_.lora, config_.model.path);
+    } else {
+      save_model(model_, world_, folder_.model(), splits_.train.dataset().tokenizer());
+    }
   }
 
   // Of the lowest rank that got one.
@@ -340,9 +358,10 @@ class Run {
                   with_thousands(data.num_sequences()) + " sequences, " + with_thousands(tokens_per_step()) +
                   " tokens per step; held out: " +
                   (splits_.heldout ? with_thousands(splits_.heldout->dataset().num_tokens()) + " tokens" : "nothing"));
+    if (const std::string text = describe(tuning_, model_); !text.empty()) console_.line("train: " + text);
+    const int64_t trained = trainable_size(model_).local_bytes;
     console_.line("train: at rest each rank holds weights " + format_bytes(rest.main_weight + rest.model_weight) +
-                  ", gradients " + format_bytes(rest.main_weight) + ", optimizer " +
-                  format_bytes(2 * rest.main_weight));
+                  ", gradients " + format_bytes(trained) + ", optimizer " + format_bytes(2 * trained));
   }
 
   void report(const StepResult& result, bool done) {
@@ -420,6 +439,7 @@ class Run {
   Console console_;
   Splits splits_;
   const StopSignal& stop_signal_;
+  Tuning tuning_;
   ShardedModel model_;
   PackedBatches batches_;
   Trainer trainer_;
@@ -444,16 +464,18 @@ int run_training(const Config& config, const World& world) {
   const ThreadPlan threads = set_threads(world);
   std::optional<Splits> splits;
   std::optional<ModelChoice> choice;
+  Tuning tuning;
   on_all_ranks(world, [&] {
     splits = open_splits(config.data);
     const io::TokenDataset& data = splits->train.dataset();
     check_batch(config.train, world, splits->train);
     choice = choose_model(config.model, data.vocab_size(), data.eos_id());
+    tuning = choose_tuning(config.tune, *choice);
     verify_data(*splits, config.check.data);
   });
   on_rank0(world, [&] { check_output({config.output.folder}, config); });
   check_ranks_agree(world, config, splits->train);
-  Run run(config, world, {threads, std::move(*splits), std::move(*choice), stop_signal});
+  Run run(config, world, {threads, std::move(*splits), std::move(*choice), std::move(tuning), stop_signal});
   return run.train();
 }
 
