@@ -102,7 +102,7 @@ void expect_trains_like_merged(const TuningPlan& plan, const std::vector<int>& w
       SCOPED_TRACE(c10::str("rank ", world.rank, " of ", ranks, ", ", plan.shard.strategy));
       TuningRun run(world, plan);
       for (const double expected : losses) EXPECT_NEAR(run.step(), expected, 3e-6 * expected);
-      expect_slices(run.model(), reference.expected(), 2e-5);
+      expect_slices(run.model(), reference.expected(), 1e-4);
       expect_slices(run.model(), base_weights(), 0);
     });
   }
@@ -152,7 +152,7 @@ TEST(Lora, HoldsGradientsAndMomentsOfAdaptersOnly) {
       const int64_t adapters = train::trainable_size(run.model()).local_bytes;
       const RestingBytes resting = run.model().root.resting_bytes();
       EXPECT_GE(resting.main_grad, adapters);
-      EXPECT_LE(resting.main_grad, adapters + resting.padding);
+      EXPECT_LE(resting.main_grad, adapters + world.size * resting.padding);
       EXPECT_EQ(run.trainer().optimizer_bytes(), 2 * resting.main_grad);
       EXPECT_LT(adapters, resting.main_weight / 2);
       for (const auto& [name, leaf] : named_parameters(*run.model().decoder)) {
