@@ -72,7 +72,8 @@ at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& grad_TN, 
 
 struct Linear : torch::autograd::Function<Linear> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
-    context->save_for_backward({x, weight});
+    // A frozen weight needs no gradient, so nobody will ask for x.
+    context->save_for_backward({weight.requires_grad() ? x : at::Tensor(), weight});
     const at::AutoDispatchBelowADInplaceOrView below;  // observers have seen this operator's inputs
     return product(x, weight);
   }

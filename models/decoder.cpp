@@ -147,15 +147,33 @@ at::Tensor shift_labels(const at::Tensor& labels_BT) {
   return targets_BT;
 }
 
-void fill_normal(const at::Tensor& parameter, double stddev, uint64_t seed, const std::string& name) {
+namespace {
+
+// Calls `draw(count, generator)` for one piece after the other.
+template <class Draw>
+void fill_random(const at::Tensor& parameter, uint64_t seed, const std::string& name, const Draw& draw) {
   at::NoGradGuard no_grad;
   constexpr int64_t kPiece = int64_t{1} << 20;  // bounds the fp32 scratch space; part of what defines the values
   at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed_of(seed, name));
   at::Tensor flat = parameter.view(-1);
   for (int64_t begin = 0; begin < flat.numel(); begin += kPiece) {
     const int64_t count = std::min(kPiece, flat.numel() - begin);
-    flat.narrow(0, begin, count).copy_(at::normal(0.0, stddev, {count}, generator));
+    flat.narrow(0, begin, count).copy_(draw(count, generator));
   }
+}
+
+}  // namespace
+
+void fill_normal(const at::Tensor& parameter, double stddev, uint64_t seed, const std::string& name) {
+  fill_random(parameter, seed, name, [&](int64_t count, const at::Generator& generator) {
+    return at::normal(0.0, stddev, {count}, generator);
+  });
+}
+
+void fill_uniform(const at::Tensor& parameter, double bound, uint64_t seed, const std::string& name) {
+  fill_random(parameter, seed, name, [&](int64_t count, const at::Generator& generator) {
+    return at::rand({count}, generator).mul_(2 * bound).sub_(bound);
+  });
 }
 
 }  // namespace fsdp::models

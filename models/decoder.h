@@ -104,5 +104,7 @@ at::Tensor shift_labels(const at::Tensor& labels_BT);
 
 // Fills `parameter` with normal(0, stddev) from a generator of its own, seeded by `seed` and `name`.
 void fill_normal(const at::Tensor& parameter, double stddev, uint64_t seed, const std::string& name);
+// The same, uniform in [-bound, bound).
+void fill_uniform(const at::Tensor& parameter, double bound, uint64_t seed, const std::string& name);
 
 }  // namespace fsdp::models

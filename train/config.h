@@ -102,6 +102,17 @@ struct SampleConfig {
   double temperature = 0.8;
 };
 
+struct TuneConfig {
+  std::string method = "full";
+  std::string frozen;
+  std::string trained;
+  int64_t lora_rank = 16;
+  double lora_alpha = 32;
+  std::string lora_targets = "all-linear";
+  double lora_dropout = 0;
+  std::string lora_from;
+};
+
 struct Config {
   ModelConfig model;
   DataConfig data;
@@ -111,6 +122,7 @@ struct Config {
   CheckConfig check;
   OutputConfig output;
   SampleConfig sample;
+  TuneConfig tune;
 };
 
 }  // namespace fsdp::train

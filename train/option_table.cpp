@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
-#include <numeric>
 #include <sstream>
 #include <stdexcept>
 
 #include "fsdp/strategy/strategy.h"
+#include "train/edit_distance.h"
 
 namespace fsdp::train {
 namespace {
@@ -228,22 +228,31 @@ std::vector<Option> sample_options() {
   };
 }
 
-#undef FSDP_SLOT
-
-size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
-    }
-  }
-  return row[b.size()];
+std::vector<Option> tune_options() {
+  return {
+      {"tune.method", FSDP_SLOT(tune.method), one_of({"full", "lora"}),
+       "full: the model's parameters train; lora: they stay, and low-rank adapters on its linear maps train"},
+      {"tune.frozen", FSDP_SLOT(tune.frozen), any(),
+       "full: parameters that stay as they are: patterns of Hugging Face's names with *, ? and [0-3], separated by "
+       "commas, such as \"model.embed_tokens.*,model.layers.[0-3].*\""},
+      {"tune.trained", FSDP_SLOT(tune.trained), any(),
+       "full: train only these, less what tune.frozen says; empty: all"},
+      {"tune.lora_rank", FSDP_SLOT(tune.lora_rank), between(1, 65536), "lora: rank r of an adapter"},
+      {"tune.lora_alpha", FSDP_SLOT(tune.lora_alpha), between(0.001, 1e6),
+       "lora: an adapter adds alpha / r times B A x"},
+      {"tune.lora_targets", FSDP_SLOT(tune.lora_targets), any(),
+       "lora: linear maps that get an adapter, by the last part of their name, such as \"q_proj,v_proj\"; all-linear: "
+       "all in the blocks"},
+      {"tune.lora_dropout", FSDP_SLOT(tune.lora_dropout), between(0, 0.95),
+       "lora: part of an adapter's input that is zeroed in training; above 0 a run depends on how the batch is cut "
+       "into "
+       "microbatches"},
+      {"tune.lora_from", FSDP_SLOT(tune.lora_from), any(),
+       "lora: folder of an adapter to begin with, of this rank, alpha and targets; empty: a new one"},
+  };
 }
+
+#undef FSDP_SLOT
 
 std::string last_part(const std::string& name) { return name.substr(name.rfind('.') + 1); }
 
@@ -306,7 +315,7 @@ const std::vector<Option>& option_table() {
   static const std::vector<Option> table = [] {
     std::vector<Option> all;
     for (auto section : {model_options(), data_options(), train_options(), shard_options(), checkpoint_options(),
-                         check_options(), output_options(), sample_options()}) {
+                         check_options(), output_options(), sample_options(), tune_options()}) {
       std::move(section.begin(), section.end(), std::back_inserter(all));
     }
     return all;

@@ -59,6 +59,7 @@ void RunState::save(checkpoint::StateSink& sink) {
   sink.value("data", identity_.data);
   sink.value("config", config_to_toml(config_));
   sink.value("model_config", identity_.model_config);
+  if (!identity_.adapter_config.empty()) sink.value("adapter_config", identity_.adapter_config);
   if (identity_.tokenizer == byte_tokenizer::kName) {
     sink.value(byte_tokenizer::kMarkerFile, byte_tokenizer::marker_json());
   } else if (const auto files = tokenizer_folder(batches_.data().dataset()); !files.empty()) {

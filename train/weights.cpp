@@ -7,6 +7,7 @@
 #include <memory>
 #include <set>
 
+#include "io/adapter.h"
 #include "io/atomic_file.h"
 #include "io/error.h"
 #include "train/agreement.h"
@@ -33,8 +34,6 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 bool is_tolerated(const std::string& name, bool tied) {
   return (tied && name == "lm_head.weight") || name.find("rotary_emb.inv_freq") != std::string::npos;
 }
-
-using NamedLeaves = std::vector<std::pair<std::string, at::Tensor>>;
 
 void check_names_and_shapes(const NamedLeaves& leaves, const io::ModelFolder& folder, bool tied) {
   std::string wrong;
@@ -133,38 +132,51 @@ void write_gathered_units(const ShardedModel& model, const World& world, ModelWr
   }
 }
 
-// In pieces: a rank that has part of a piece adds it to zeros. The ranges of the ranks do not overlap.
-void write_summed_slices(const World& world, ModelWriter* writer, const NamedLeaves& leaves) {
+// Whether no lower rank holds the same slices. Replicas are the same bits, and one of them is enough.
+bool holds_first_copy(const World& world, const NamedLeaves& leaves) {
+  std::string ranges;
   for (const auto& [name, leaf] : leaves) {
-    int64_t numel = 1;
-    for (const int64_t size : logical_sizes(leaf)) {
-      numel *= size;
-    }
     const LocalRange range = local_range(leaf);
-    const at::Tensor lengths = sum_over_ranks(world, at::full({1}, range.end - range.begin, at::kLong));
-    const bool replicated = lengths.item<int64_t>() > numel;
-    for (int64_t begin = 0; begin < numel; begin += kPiece) {
-      const int64_t end = std::min(numel, begin + kPiece);
-      at::Tensor piece = at::zeros({end - begin}, at::kFloat);
-      const int64_t first = std::max(begin, range.begin);
-      const int64_t last = std::min(end, range.end);
-      if (first < last && (!replicated || world.rank == 0)) {
-        piece.narrow(0, first - begin, last - first).copy_(leaf.detach().narrow(0, first - range.begin, last - first));
-      }
-      piece = sum_over_ranks(world, piece);
-      on_rank0(world, [&] { writer->write(name, begin, piece); });
-    }
+    ranges += std::to_string(range.begin) + "-" + std::to_string(range.end) + " ";
   }
+  const std::vector<std::string> all = gather_strings(world, ranges);
+  return std::find(all.begin(), all.end(), ranges) - all.begin() == world.rank;
+}
+
+NamedLeaves without_adapters(NamedLeaves leaves) {
+  std::erase_if(leaves, [](const auto& leaf) { return io::is_adapter_name(leaf.first); });
+  return leaves;
 }
 
 }  // namespace
 
 void load_weights(const ShardedModel& model, const io::ModelFolder& folder) {
   const at::NoGradGuard no_grad;
-  const NamedLeaves leaves = named_parameters(*model.decoder);
+  const NamedLeaves leaves = without_adapters(named_parameters(*model.decoder));
   check_names_and_shapes(leaves, folder, model.decoder->config().tie_word_embeddings);
   for (const auto& [name, leaf] : leaves) {
     load_slice(name, leaf, folder);
+  }
+}
+
+// A rank that has part of a piece adds it to zeros. The ranges of the ranks that do so do not overlap.
+void collect_main_weights(const World& world, const NamedLeaves& leaves, const TakePiece& take) {
+  const at::NoGradGuard no_grad;
+  const bool contributes = holds_first_copy(world, leaves);
+  for (const auto& [name, leaf] : leaves) {
+    const int64_t numel = c10::multiply_integers(logical_sizes(leaf));
+    const LocalRange range = local_range(leaf);
+    for (int64_t begin = 0; begin < numel; begin += kPiece) {
+      const int64_t end = std::min(numel, begin + kPiece);
+      at::Tensor piece = at::zeros({end - begin}, at::kFloat);
+      const int64_t first = std::max(begin, range.begin);
+      const int64_t last = std::min(end, range.end);
+      if (first < last && contributes) {
+        piece.narrow(0, first - begin, last - first).copy_(leaf.detach().narrow(0, first - range.begin, last - first));
+      }
+      piece = sum_over_ranks(world, piece);
+      on_rank0(world, [&] { take(name, begin, piece); });
+    }
   }
 }
 
@@ -183,7 +195,9 @@ void save_model(const ShardedModel& model, const World& world, const fs::path& f
   if (gathers_main_weights(model, leaves)) {
     write_gathered_units(model, world, writer.get(), leaves);
   } else {
-    write_summed_slices(world, writer.get(), leaves);
+    collect_main_weights(world, leaves, [&](const std::string& name, int64_t first, const at::Tensor& values) {
+      writer->write(name, first, values);
+    });
   }
   on_rank0(world, [&] {
     writer->commit();

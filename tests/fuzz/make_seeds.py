@@ -396,6 +396,37 @@ def conversation_seeds():
     }
 
 
+PEFT = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "lora_dropout": 0.1, "bias": "none", "target_modules": ["q_proj"],
+        "base_model_name_or_path": "base", "use_rslora": False, "use_dora": False, "init_lora_weights": True,
+        "modules_to_save": None, "rank_pattern": {}}
+
+
+def adapter_seeds():
+    def factors(a=("F32", [2, 3]), b=("BF16", [4, 2]), module="x.q_proj", **others):
+        prefix = "base_model.model." + module + "."
+        return safetensors({prefix + "lora_A.weight": a, prefix + "lora_B.weight": b, **others})
+
+    def config(**changes):
+        return json.dumps(dict(PEFT, **changes))
+
+    base = safetensors({"x.q_proj.weight": ("F16", [4, 3]), "norm.weight": ("F32", [3])})
+    return {
+        "valid-adapter": bundle(config(), factors(), base),
+        "valid-rslora": bundle(config(use_rslora=True, target_modules=".*proj"), factors(), base),
+        "valid-empty": bundle(config(), factors(("F32", [2, 0]), ("F32", [0, 2])),
+                              safetensors({"x.q_proj.weight": ("F32", [0, 0])})),
+        "refused-dora": bundle(config(use_dora=True, bias="all", my_key=[1]), factors(), base),
+        "refused-rank": bundle(config(r=2**63), factors(), base),
+        "refused-other-rank": bundle(config(r=3), factors(), base),
+        "refused-twin": bundle(config(), safetensors({"base_model.model.x.lora_A.weight": ("F32", [2, 3])}), base),
+        "refused-shape": bundle(config(), factors(b=("F32", [5, 2])), base),
+        "refused-module": bundle(config(), factors(module="y.q_proj"), base),
+        "refused-integers": bundle(config(), factors(), safetensors({"x.q_proj.weight": ("I32", [4, 3])})),
+        "refused-surplus": bundle(config(), factors(**{"base_model.model.lm_head.weight": ("F32", [1])}), base),
+        "refused-list": bundle("[]", factors(), base),
+    }
+
+
 def main():
     save("safetensors", safetensors_seeds())
     save("safetensors_index", safetensors_index_seeds())
@@ -415,6 +446,7 @@ def main():
     save("parquet", document_seeds.parquet_seeds())
     save("conversation", conversation_seeds())
     save("tokenizer_json", tokenizer_seeds.seeds())
+    save("adapter", adapter_seeds())
     files = [path for path in CORPUS.rglob("*") if path.is_file()]
     print(f"{len(files)} seeds, {sum(path.stat().st_size for path in files)} bytes")
 
