@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "kernels/dispatch.h"
+#include "kernels/few_rows.h"
 #include "kernels/linear_parts.h"
 #include "kernels/pack.h"
 #include "kernels/small_gemm.h"
@@ -96,14 +97,27 @@ at::Tensor differentiable(const at::Tensor& x, const at::Tensor& weight) { retur
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight) {
   static const auto op = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("fsdp::linear");
+  static const auto few_rows = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("fsdp::few_rows_linear");
+  if (!at::GradMode::is_enabled() && fits_few_rows(x, weight)) return few_rows.call(x, weight);
   const auto dtype = weight.scalar_type();
   const bool known = x.is_cpu() && x.scalar_type() == dtype && (dtype == at::kFloat || dtype == at::kBFloat16);
   const bool fits = x.dim() >= 2 && weight.dim() == 2 && x.size(-1) == weight.size(1);  // if not, at::linear tells
   return known && fits && x.numel() > 0 && weight.numel() > 0 ? op.call(x, weight) : at::linear(x, weight);
 }
 
-TORCH_LIBRARY_FRAGMENT(fsdp, library) { library.def("linear(Tensor x, Tensor weight) -> Tensor"); }
-TORCH_LIBRARY_IMPL(fsdp, CPU, library) { library.impl("linear", product); }
-TORCH_LIBRARY_IMPL(fsdp, Autograd, library) { library.impl("linear", differentiable); }
+TORCH_LIBRARY_FRAGMENT(fsdp, library) {
+  library.def("linear(Tensor x, Tensor weight) -> Tensor");
+  library.def("few_rows_linear(Tensor x, Tensor weight) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(fsdp, CPU, library) {
+  library.impl("linear", product);
+  library.impl("few_rows_linear", few_rows_product);
+}
+
+TORCH_LIBRARY_IMPL(fsdp, Autograd, library) {
+  library.impl("linear", differentiable);
+  library.impl("few_rows_linear", torch::CppFunction::makeFallthrough());  // it has no gradient
+}
 
 }  // namespace fsdp::kernels
