@@ -12,7 +12,8 @@ TORCH_VERSION=2.11.0
 CUDA_RUNTIME_VERSION=13.0.96 # libtorch_cpu.so of the wheel is linked to these two; no driver is needed
 CUPTI_VERSION=13.0.85
 PACKAGES="cmake ninja-build g++ ccache mold python3 python3-pip nlohmann-json3-dev libcli11-dev libtomlplusplus-dev
-  libfmt-dev libxxhash-dev libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev"
+  libfmt-dev libxxhash-dev libpcre2-dev libutf8proc-dev zlib1g-dev libzstd-dev libsimdjson-dev libgtest-dev libgmock-dev
+  librapidcheck-dev libbenchmark-dev"
 
 say() { printf '== %s\n' "$*"; }
 
