@@ -27,7 +27,7 @@ struct Block {
   int64_t count, width, group;
 };
 
-// Scores of one query over `count` keys; those after it, up to a multiple of 8, are as good as absent.
+// Scores of one query over the keys.
 template <class T>
 FSDP_ALWAYS_INLINE void score(const Block<T>& block, const float* query, float* scores) {
   int64_t key = 0;
@@ -38,7 +38,7 @@ FSDP_ALWAYS_INLINE void score(const Block<T>& block, const float* query, float* 
 #pragma GCC unroll 8
       for (int j = 0; j < 8; ++j) sums[j] += q * simd::load(block.k + (key + j) * block.width + i);
     }
-    simd::store_first(scores + key, simd::sums(sums), 8);
+    simd::store(scores + key, simd::sums(sums));  // there is room for what follows the eight
   }
   for (; key < block.count; ++key) {
     Float sum = {};

@@ -166,6 +166,8 @@ void multiply(const at::Tensor& x, const at::Tensor& weight, at::Tensor& y) {
   });
 }
 
+}  // namespace
+
 bool fits_few_rows(const at::Tensor& x, const at::Tensor& weight) {
   if (!x.is_cpu() || !weight.is_cpu() || weight.dim() != 2 || x.dim() < 1 || x.size(-1) != weight.size(1)) return false;
   const auto of = x.scalar_type(), with = weight.scalar_type();

@@ -81,11 +81,13 @@ void Generator::add(GenerationRequest request) {
 }
 
 bool Generator::has_work() const {
-  return !waiting_.empty() || std::any_of(rows_.begin(), rows_.end(), [](const auto& row) { return row->request; });
+  return !waiting_.empty() ||
+         std::any_of(rows_.begin(), rows_.end(), [](const auto& row) { return row->request.has_value(); });
 }
 
 void Generator::step() {
-  const bool has_room = std::any_of(rows_.begin(), rows_.end(), [](const auto& row) { return !row->request; });
+  const bool has_room =
+      std::any_of(rows_.begin(), rows_.end(), [](const auto& row) { return !row->request.has_value(); });
   if (!waiting_.empty() && has_room)
     read_prompt();
   else

@@ -41,8 +41,8 @@ enum class Prefixes { kRecompute, kReuse };
 struct GenerationOptions {
   int64_t num_rows = 8;  // that are continued together, at most kernels::kFewRows
   int64_t context = 0;   // most tokens of a row; 0: the model's max_position_embeddings
-  // kReuse saves a conversation the reading of what was said before. Its ids are then computed by other shapes of matrix
-  // products, so that nearly equal logits may be ordered otherwise.
+  // kReuse saves a conversation the reading of what was said before. Its ids are then computed by other shapes of
+  // matrix products, so that nearly equal logits may be ordered otherwise.
   Prefixes prefixes = Prefixes::kRecompute;
 };
 

@@ -19,8 +19,8 @@ constexpr int64_t kSharedFrom = 3'000'000;  // parameters
 
 int64_t round_up(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// Moves the parameters, whose values are lost, into one block of large pages: a forward of one token reads them all, and
-// would otherwise spend a good part of its time on looking up pages.
+// Moves the parameters, whose values are lost, into one block of large pages: a forward of one token reads them all,
+// and would otherwise spend a good part of its time on looking up pages.
 void move_to_large_pages(torch::nn::Module& module) {
   int64_t bytes = 0;
   for (const at::Tensor& parameter : module.parameters()) bytes += round_up(static_cast<int64_t>(parameter.nbytes()));
@@ -66,13 +66,15 @@ InferenceModel::InferenceModel(const std::filesystem::path& path, const std::str
   const Precision types = parse_precision(precision);
   std::optional<models::DecoderConfig> config;
   std::optional<io::ModelFolder> folder;
-  on_all_ranks(world, [&] {
+  const auto open = [&] {
     config = models::read_decoder_config(path);
     folder = io::ModelFolder::open(path);
-  });
+  };
   if (world.size == 1) {
+    open();
     decoder_ = load_whole(*config, *folder, types.param.value_or(at::kFloat));
   } else {
+    on_all_ranks(world, open);
     sharded_ = load_sharded(*config, *folder, types, world);
     decoder_ = sharded_->decoder;
     forward_only_.emplace(sharded_->root);

@@ -69,6 +69,7 @@ void score(models::Decoder& decoder, const std::vector<ScoredText>& texts, const
 
 std::vector<double> log_likelihoods(InferenceModel& model, const std::vector<ScoredText>& texts,
                                     int64_t tokens_at_a_time) {
+  if (texts.empty()) return {};
   for (const ScoredText& text : texts) check(text, model.config().vocab_size);
   const std::vector<Pack> packs = make_packs(texts, tokens_at_a_time);
   at::Tensor sums = at::zeros({static_cast<int64_t>(texts.size())}, at::kDouble);

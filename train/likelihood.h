@@ -17,9 +17,9 @@ struct ScoredText {
 };
 
 // COLLECTIVE; every rank passes the same texts and gets the same results: per text the sum over its targets of
-// log p(token | tokens before), in nats. Texts are packed into forwards of about `tokens_at_a_time` tokens, whatever the
-// number of ranks; the forwards are dealt out. Throws Error(kUsage) for a text without target or with ids outside the
-// model's vocabulary.
+// log p(token | tokens before), in nats. Texts are packed into forwards of about `tokens_at_a_time` tokens, whatever
+// the number of ranks; the forwards are dealt out. Throws Error(kUsage) for a text without target or with ids outside
+// the model's vocabulary.
 std::vector<double> log_likelihoods(InferenceModel& model, const std::vector<ScoredText>& texts,
                                     int64_t tokens_at_a_time);
 

@@ -16,9 +16,10 @@ constexpr size_t kQuestionsAtATime = 256;
 constexpr const char* kSpaces = " \t\n\r";
 
 [[noreturn]] void refuse(const std::string& origin, const std::string& detail) {
-  throw io::Error(io::ErrorKind::kData, "[eval] " + origin + ": " + detail +
-                                            R"(, expected {"question" or "context": text, "choices": [text, text, ...], )"
-                                            R"("answer": index of the right one}.)");
+  throw io::Error(io::ErrorKind::kData,
+                  "[eval] " + origin + ": " + detail +
+                      R"(, expected {"question" or "context": text, "choices": [text, text, ...], )"
+                      R"("answer": index of the right one}.)");
 }
 
 bool is_space(char c) { return std::string_view(kSpaces).find(c) != std::string_view::npos; }
@@ -29,6 +30,15 @@ std::string read_context(const nlohmann::json& json, const std::string& origin) 
   if (!json.contains(key) || !json[key].is_string()) refuse(origin, std::string("got no text \"") + key + "\"");
   const auto& text = json[key].get_ref<const std::string&>();
   return is_question ? "Question: " + text + "\nAnswer:" : text;
+}
+
+// Keeps the last `context` ids; says whether there were more.
+bool cut(ScoredText& text, int64_t context) {
+  const int64_t surplus = static_cast<int64_t>(text.ids.size()) - context;
+  if (surplus <= 0) return false;
+  text.ids.erase(text.ids.begin(), text.ids.begin() + surplus);
+  text.first_target = std::max<int64_t>(1, text.first_target - surplus);
+  return true;
 }
 
 // Index of the largest, the first of equals.
@@ -66,7 +76,8 @@ MultipleChoice parse_multiple_choice(std::string_view line, const std::string& o
   if (!json.contains("choices") || !json["choices"].is_array() || json["choices"].size() < 2)
     refuse(origin, "got no list \"choices\" of two or more");
   for (const auto& choice : json["choices"]) {
-    if (!choice.is_string() || choice.get_ref<const std::string&>().empty()) refuse(origin, "got a choice without text");
+    if (!choice.is_string() || choice.get_ref<const std::string&>().empty())
+      refuse(origin, "got a choice without text");
     question.choices.push_back(choice.get<std::string>());
   }
   if (!json.contains("answer") || !json["answer"].is_number_integer()) refuse(origin, "got no number \"answer\"");
@@ -90,8 +101,7 @@ double standard_error(double mean, int64_t count) {
   return count < 2 ? 0 : std::sqrt(mean * (1 - mean) / static_cast<double>(count - 1));
 }
 
-ScoredText scored_choice(const tokenizer::Tokenizer& tokenizer, const MultipleChoice& question, size_t choice,
-                         int64_t context) {
+ScoredText scored_choice(const tokenizer::Tokenizer& tokenizer, const MultipleChoice& question, size_t choice) {
   const std::string& answer = question.choices.at(choice);
   // White space between the two belongs to the choice: tokenizers merge it with the word that follows.
   const size_t end = question.context.find_last_not_of(kSpaces);
@@ -101,16 +111,12 @@ ScoredText scored_choice(const tokenizer::Tokenizer& tokenizer, const MultipleCh
   const std::vector<int32_t> known = tokenizer.encode(before, tokenizer::SpecialTokens::kAdd);
   ScoredText text;
   text.ids = tokenizer.encode(before + between + answer, tokenizer::SpecialTokens::kAdd);
-  text.first_target = std::mismatch(known.begin(), known.end(), text.ids.begin(), text.ids.end()).second - text.ids.begin();
+  text.first_target =
+      std::mismatch(known.begin(), known.end(), text.ids.begin(), text.ids.end()).second - text.ids.begin();
   text.first_target = std::min(text.first_target, static_cast<int64_t>(text.ids.size()) - 1);
   if (text.first_target < 1) {  // something must stand before the first target
     text.ids.insert(text.ids.begin(), tokenizer.bos().value_or(tokenizer.eos().value_or(0)));
     text.first_target = 1;
-  }
-  const int64_t surplus = static_cast<int64_t>(text.ids.size()) - context;
-  if (surplus > 0) {
-    text.ids.erase(text.ids.begin(), text.ids.begin() + surplus);
-    text.first_target = std::max<int64_t>(1, text.first_target - surplus);
   }
   return text;
 }
@@ -125,8 +131,8 @@ MultipleChoiceResult evaluate(InferenceModel& model, const tokenizer::Tokenizer&
   };
   for (const MultipleChoice& question : questions) {
     for (size_t choice = 0; choice < question.choices.size(); ++choice) {
-      batch.texts.push_back(scored_choice(tokenizer, question, choice, context));
-      result.num_cut += static_cast<int64_t>(batch.texts.back().ids.size()) == context ? 1 : 0;
+      batch.texts.push_back(scored_choice(tokenizer, question, choice));
+      result.num_cut += cut(batch.texts.back(), context) ? 1 : 0;
     }
     batch.questions.push_back(&question);
     if (batch.questions.size() == kQuestionsAtATime) score();

@@ -37,12 +37,11 @@ struct MultipleChoiceResult {
 double standard_error(double mean, int64_t count);
 
 // The text that is scored for a choice: context, a space unless there is white space already, choice. The targets are
-// the tokens after those that the context alone begins with. Ids before the last `context` are dropped.
-ScoredText scored_choice(const tokenizer::Tokenizer& tokenizer, const MultipleChoice& question, size_t choice,
-                         int64_t context);
+// the tokens after those that the context alone begins with.
+ScoredText scored_choice(const tokenizer::Tokenizer& tokenizer, const MultipleChoice& question, size_t choice);
 
-// COLLECTIVE; the same on all ranks. Ties go to the first choice. After: EleutherAI lm-evaluation-harness, acc and
-// acc_norm.
+// COLLECTIVE; the same on all ranks. Texts of more than `context` ids lose their beginning. Ties go to the first
+// choice. After: EleutherAI lm-evaluation-harness, acc and acc_norm.
 MultipleChoiceResult evaluate(InferenceModel& model, const tokenizer::Tokenizer& tokenizer,
                               const std::vector<MultipleChoice>& questions, int64_t context);
 

@@ -13,6 +13,7 @@ namespace {
 
 constexpr size_t kBlock = 256;            // weights that are summed together
 constexpr size_t kFirstCandidates = 128;  // looked at for top-p; most often enough
+constexpr size_t kMostInAHeap = 1024;
 
 void check(const char* name, double value, double lowest, double highest, const char* expected) {
   if (value >= lowest && value <= highest) return;
@@ -48,12 +49,13 @@ int64_t Sampler::draw(std::span<const float> all_logits) {
   const std::span<const float> logits = penalise(all_logits);
   const bool is_greedy = options_.temperature == 0;
   weights_.resize(logits.size());
-  const int64_t best = kernels::softmax_weights(logits.data(), static_cast<int64_t>(logits.size()),
-                                                is_greedy ? 1.0f : static_cast<float>(1 / options_.temperature),
-                                                weights_.data());
+  const int64_t best =
+      kernels::softmax_weights(logits.data(), static_cast<int64_t>(logits.size()),
+                               is_greedy ? 1.0f : static_cast<float>(1 / options_.temperature), weights_.data());
   if (best < 0) {
-    throw Error(ErrorCode::kNonFinite, "[generate] logits: got none above minus infinity. The model's weights are "
-                                       "damaged, or its training diverged.");
+    throw Error(ErrorCode::kNonFinite,
+                "[generate] logits: got none above minus infinity. The model's weights are "
+                "damaged, or its training diverged.");
   }
   if (is_greedy) return best;
   const bool takes_all_k = options_.top_k == 0 || options_.top_k >= static_cast<int64_t>(logits.size());
@@ -67,8 +69,17 @@ std::vector<int64_t> Sampler::likeliest(std::span<const float> logits, size_t co
     const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
     return x > y || (x == y && a < b);
   };
-  std::vector<int64_t> ids;  // a heap, the least likely in front
-  for (size_t i = 0; i < logits.size(); ++i) {
+  std::vector<int64_t> ids;
+  if (count > kMostInAHeap) {
+    for (size_t i = 0; i < logits.size(); ++i)
+      if (logits[i] > -INFINITY) ids.push_back(static_cast<int64_t>(i));
+    const auto middle = ids.begin() + static_cast<std::ptrdiff_t>(std::min(count, ids.size()));
+    if (middle != ids.end()) std::nth_element(ids.begin(), middle, ids.end(), likelier);
+    ids.erase(middle, ids.end());
+    std::sort(ids.begin(), ids.end(), likelier);
+    return ids;
+  }
+  for (size_t i = 0; i < logits.size(); ++i) {  // the least likely is in front
     const auto id = static_cast<int64_t>(i);
     if (!(logits[i] > -INFINITY)) continue;
     if (ids.size() == count) {

@@ -8,8 +8,8 @@
 
 namespace fsdp::train {
 
-// How the next token is drawn. Applied in this order, as in transformers: repetition penalty, temperature, top-k, top-p,
-// min-p.
+// How the next token is drawn. Applied in this order, as in transformers: repetition penalty, temperature, top-k,
+// top-p, min-p.
 struct SamplingOptions {
   double temperature = 1.0;         // logits are divided by it; 0: always the most likely token
   int64_t top_k = 0;                // draw from this many of the most likely tokens; 0: from all

@@ -25,12 +25,17 @@ StopStrings::StopStrings(std::vector<std::string> strings) : strings_(std::move(
 std::string StopStrings::push(std::string_view text) {
   if (found_) return "";
   held_ += text;
-  size_t first = std::string::npos, held = 0;
+  // The one that is complete first, so that pieces of text may be cut anywhere.
+  size_t first = held_.size(), first_end = std::string::npos, held = 0;
   for (const std::string& string : strings_) {
-    first = std::min(first, held_.find(string));
+    const size_t begin = held_.find(string);
     held = std::max(held, overlap(held_, string));
+    if (begin == std::string::npos) continue;
+    const size_t end = begin + string.size();
+    if (end < first_end || (end == first_end && begin < first)) first = begin;
+    first_end = std::min(end, first_end);
   }
-  found_ = first != std::string::npos;
+  found_ = first_end != std::string::npos;
   std::string certain = held_.substr(0, found_ ? first : held_.size() - held);
   held_ = found_ ? "" : held_.substr(certain.size());
   return certain;

@@ -6,7 +6,8 @@
 
 namespace fsdp::train {
 
-// Passes text on up to the first of some strings. What may be the beginning of one is held back until more is known.
+// Passes text on up to the first of some strings: the one that is complete first. What may be the beginning of one is
+// held back until more is known.
 class StopStrings {
  public:
   // Throws Error(kUsage) for an empty string.
