@@ -17,7 +17,7 @@ constexpr int64_t kPairLanes = 2 * kLanes;
 // Bytes of the weight below which a second thread costs more than it saves.
 constexpr int64_t kTaskBytes = int64_t{1} << 15;
 // Ahead of the loads, over the ends of pages and rows, which the processor's own prefetcher stops at.
-constexpr int64_t kPrefetchBytes = 2048;
+constexpr int64_t kPrefetchBytes = 8192;
 
 // 32 neighbours of a weight row as two vectors: halves for fp32; for bf16, which needs no more than a shift and a mask
 // then, even and odd places.
@@ -44,7 +44,7 @@ FSDP_ALWAYS_INLINE void tile(const float* x, const W* weight, int64_t k, Float (
 #pragma GCC unroll 8
     for (int output = 0; output < kOutputs; ++output) {
       const W* from = weight + output * k + i;
-      if (kRows == 1) __builtin_prefetch(reinterpret_cast<const char*>(from) + kPrefetchBytes);
+      __builtin_prefetch(reinterpret_cast<const char*>(from) + kPrefetchBytes);
       load_pair(from, first[output], second[output]);
     }
 #pragma GCC unroll 8

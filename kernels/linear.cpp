@@ -98,7 +98,11 @@ at::Tensor differentiable(const at::Tensor& x, const at::Tensor& weight) { retur
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight) {
   static const auto op = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("fsdp::linear");
   static const auto few_rows = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("fsdp::few_rows_linear");
-  if (!at::GradMode::is_enabled() && fits_few_rows(x, weight)) return few_rows.call(x, weight);
+  if (!at::GradMode::is_enabled()) {
+    if (fits_few_rows(x, weight)) return few_rows.call(x, weight);
+    if (x.scalar_type() == at::kFloat && weight.scalar_type() == at::kBFloat16)
+      return op.call(x, weight.to(at::kFloat));
+  }
   const auto dtype = weight.scalar_type();
   const bool known = x.is_cpu() && x.scalar_type() == dtype && (dtype == at::kFloat || dtype == at::kBFloat16);
   const bool fits = x.dim() >= 2 && weight.dim() == 2 && x.size(-1) == weight.size(1);  // if not, at::linear tells

@@ -60,7 +60,7 @@ DecoderBodyImpl::DecoderBodyImpl(const DecoderConfig& config, const at::TensorOp
 
 at::Tensor DecoderBodyImpl::forward(const at::Tensor& input_ids_BT, const AttentionInputs& inputs,
                                     const BlockRunner& run_block) {
-  at::Tensor x_BTE = kernels::embedding(embed_tokens_->weight, input_ids_BT);
+  at::Tensor x_BTE = kernels::embedding(embed_tokens_->weight, input_ids_BT).to(norm_->weight.scalar_type());
   for (const auto& layer : *layers_) {
     auto* block = layer->as<DecoderLayer>();
     if (!run_block) {
@@ -84,7 +84,7 @@ AttentionInputs DecoderImpl::make_inputs(const at::Tensor& input_ids_BT, const S
   TORCH_CHECK(input_ids_BT.dim() == 2 && input_ids_BT.scalar_type() == at::kLong,
               "[decoder] input_ids [B, T] int64 needed: got ", input_ids_BT.sizes(), " ", input_ids_BT.scalar_type());
   const int64_t rows = input_ids_BT.size(0), length = input_ids_BT.size(1);
-  const at::TensorOptions options = body_->embedding().options().requires_grad(false);
+  const at::TensorOptions options = body_->activation_options();
   AttentionInputs inputs;
   at::Tensor positions = sequence.position_ids_BT;
   if (sequence.cu_seqlens.defined()) {
@@ -155,7 +155,7 @@ at::Tensor DecoderImpl::forward_cached(const at::Tensor& input_ids_BT, KeyValueC
 }
 
 std::pair<at::Tensor, at::Tensor> DecoderImpl::rotary_rows(const std::vector<int64_t>& starts, int64_t length) {
-  const at::TensorOptions options = body_->embedding().options().requires_grad(false);
+  const at::TensorOptions options = body_->activation_options();
   const bool alike = std::all_of(starts.begin(), starts.end(), [&](int64_t start) { return start == starts.front(); });
   if (alike) return rotary_.rows(starts.front(), length, options);
   return rotary_.rows(at::tensor(starts, at::kLong).unsqueeze(1) + at::arange(length, at::kLong), options);

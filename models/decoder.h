@@ -41,6 +41,9 @@ class DecoderBodyImpl : public torch::nn::Module {
 
   // The embedding's weight [V, E].
   const at::Tensor& embedding() const { return embed_tokens_->weight; }
+  // Of the activations: those of the norms. Where no gradients are asked for, matrices may be bf16 when these are fp32:
+  // they are read as they are, and the sums stay fp32.
+  at::TensorOptions activation_options() const { return norm_->weight.options().requires_grad(false); }
   const torch::nn::ModuleList& layers() const { return layers_; }
   at::Tensor forward(const at::Tensor& input_ids_BT, const AttentionInputs& inputs, const BlockRunner& run_block);
 

@@ -20,8 +20,9 @@ constexpr int64_t kSharedFrom = 3'000'000;  // parameters
 int64_t round_up(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 // Moves the parameters, whose values are lost, into one block of large pages: a forward of one token reads them all,
-// and would otherwise spend a good part of its time on looking up pages.
-void move_to_large_pages(torch::nn::Module& module) {
+// and would otherwise spend a good part of its time on looking up pages. Matrices that the file has in bf16 become
+// bf16: as fp32 they would have the same values and cost twice the reading.
+void move_to_large_pages(torch::nn::Module& module, const io::ModelFolder& folder) {
   int64_t bytes = 0;
   for (const at::Tensor& parameter : module.parameters()) bytes += round_up(static_cast<int64_t>(parameter.nbytes()));
   const size_t size = (static_cast<size_t>(bytes) + kLargePage - 1) / kLargePage * kLargePage;
@@ -30,9 +31,13 @@ void move_to_large_pages(torch::nn::Module& module) {
   madvise(memory, size, MADV_HUGEPAGE);  // where the system has none, small ones do as well
   const at::Tensor block = at::from_blob(memory, {static_cast<int64_t>(size)}, std::free, at::kByte);
   int64_t begin = 0;
-  for (at::Tensor parameter : module.parameters()) {
-    const auto count = static_cast<int64_t>(parameter.nbytes());
-    parameter.set_data(block.narrow(0, begin, count).view(parameter.scalar_type()).view(parameter.sizes()));
+  for (const auto& entry : module.named_parameters()) {
+    at::Tensor parameter = entry.value();
+    const auto place = folder.find(entry.key());
+    const bool is_bf16 = parameter.dim() == 2 && place && place->entry->dtype == io::DType::BF16;
+    const at::ScalarType type = is_bf16 ? at::kBFloat16 : parameter.scalar_type();
+    const int64_t count = parameter.numel() * static_cast<int64_t>(c10::elementSize(type));
+    parameter.set_data(block.narrow(0, begin, count).view(type).view(parameter.sizes()));
     begin += round_up(count);
   }
 }
@@ -40,7 +45,7 @@ void move_to_large_pages(torch::nn::Module& module) {
 models::Decoder load_whole(const models::DecoderConfig& config, const io::ModelFolder& folder, at::ScalarType dtype) {
   models::Decoder decoder(config, at::TensorOptions().dtype(dtype));
   for (const at::Tensor& parameter : decoder->parameters()) at::Tensor(parameter).set_requires_grad(false);
-  move_to_large_pages(*decoder);
+  move_to_large_pages(*decoder, folder);
   models::load_weights(*decoder, folder);
   return decoder;
 }
