@@ -7,8 +7,8 @@
 
 namespace fsdp::tokenizer {
 
-// The printable alphabet of GPT-2 for bytes: '!'..'~', U+00A1..U+00AC and U+00AE..U+00FF stand for themselves, the other
-// bytes in order for U+0100, U+0101, ...
+// The printable alphabet of GPT-2 for bytes: '!'..'~', U+00A1..U+00AC and U+00AE..U+00FF stand for themselves, the
+// other bytes in order for U+0100, U+0101, ...
 namespace byte_level {
 
 // The character of each byte, in UTF-8.

@@ -14,7 +14,8 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
   namespace fs = std::filesystem;
   const char* const marker = train::byte_tokenizer::kMarkerFile;
   std::error_code ignored;
-  if (path.filename() == marker || (!fs::exists(path / "tokenizer.json", ignored) && fs::exists(path / marker, ignored))) {
+  if (path.filename() == marker ||
+      (!fs::exists(path / "tokenizer.json", ignored) && fs::exists(path / marker, ignored))) {
     check_byte_marker(path.filename() == marker ? path : path / marker);
     return bytes();
   }

@@ -20,8 +20,9 @@ enum class SpecialTokens { kAdd, kNone };
 // Whether decoding leaves special tokens out.
 enum class SkipSpecial { kYes, kNo };
 
-// Text to token ids and back, as Hugging Face's `tokenizers` does it for the same files. Immutable; a cheap handle (copies
-// share everything); const calls are thread-safe. Which parts of tokenizer.json are supported: docs/tokenizers.md.
+// Text to token ids and back, as Hugging Face's `tokenizers` does it for the same files. Immutable; a cheap handle
+// (copies share everything); const calls are thread-safe. Which parts of tokenizer.json are supported:
+// docs/tokenizers.md.
 class Tokenizer {
  public:
   // A folder with tokenizer.json (and, where they exist, tokenizer_config.json, special_tokens_map.json and
@@ -29,8 +30,8 @@ class Tokenizer {
   // Error(kModel) naming what is wrong or not supported.
   static Tokenizer load(const std::filesystem::path& path);
 
-  // The byte tokenizer of train/byte_tokenizer.h: ids 0..255 are bytes, 256 begin, 257 end, 258 pad. Takes any bytes, also
-  // such that are not UTF-8; its special tokens are never recognised in text; kAdd puts 256 in front.
+  // The byte tokenizer of train/byte_tokenizer.h: ids 0..255 are bytes, 256 begin, 257 end, 258 pad. Takes any bytes,
+  // also such that are not UTF-8; its special tokens are never recognised in text; kAdd puts 256 in front.
   static Tokenizer bytes();
 
   // Appends the ids of `text` (UTF-8, of any length) to `ids`. Special tokens in the text are recognised. Throws
@@ -68,8 +69,8 @@ class Tokenizer {
   std::shared_ptr<const Pipeline> pipeline_;
 };
 
-// Ids one by one to text that never ends inside a UTF-8 sequence. All that push() returned plus finish() is what decode()
-// gives for the same ids. Not thread-safe.
+// Ids one by one to text that never ends inside a UTF-8 sequence. All that push() returned plus finish() is what
+// decode() gives for the same ids. Not thread-safe.
 class StreamDecoder {
  public:
   StreamDecoder(const Tokenizer& tokenizer, SkipSpecial skip);

@@ -2,10 +2,9 @@
 
 #include <array>
 #include <cstdint>
-#include <memory>
-#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "train/tokenizer/utf8.h"
 
@@ -13,12 +12,12 @@ namespace fsdp::tokenizer {
 
 // What the split patterns ask about a character; bits of CharacterClasses.
 enum CharacterClass : uint8_t {
-  kLetter = 1,    // \p{L}
-  kNumber = 2,    // \p{N}
-  kSpace = 4,     // \s: White_Space
-  kNewline = 8,   // \r or \n; they are kSpace too
-  kDigit = 16,    // Digits: Rust's char::is_numeric, of a later Unicode version than \p{N}
-  kWord = 32,     // \w of Rust's regex crate
+  kLetter = 1,   // \p{L}
+  kNumber = 2,   // \p{N}
+  kSpace = 4,    // \s: White_Space
+  kNewline = 8,  // \r or \n; they are kSpace too
+  kDigit = 16,   // Digits: Rust's char::is_numeric, of a later Unicode version than \p{N}
+  kWord = 32,    // \w of Rust's regex crate
 };
 
 // The classes of all code points in a table of two stages. Tables: unicode_ranges.h.
@@ -48,13 +47,12 @@ class CharacterClasses {
   static constexpr char32_t kMask = (1 << kBits) - 1;
 
   std::array<uint16_t, (0x110000 >> kBits)> index_{};
-  std::string storage_;
-  const uint8_t* blocks_ = nullptr;  // block 0 is ASCII
+  std::vector<uint8_t> blocks_;  // block 0 is ASCII
 };
 
-// Normal form C. Appends to `out`; `text` is valid UTF-8.
+// Appends the normal form C of `text`, valid UTF-8.
 void append_nfc(std::string_view text, std::string& out);
-// Is `text` certainly in normal form C? A quick look; false says nothing.
-bool is_surely_nfc(std::string_view text);
+// Certainly in normal form C? A quick look: false says nothing.
+bool is_nfc(std::string_view text);
 
 }  // namespace fsdp::tokenizer

@@ -21,8 +21,9 @@ inline CodePoint decode_at(const char* at) {
   if (lead < 0xF0) {
     return {static_cast<char32_t>((lead & 0x0F) << 12 | (byte(1) & 0x3F) << 6 | (byte(2) & 0x3F)), 3};
   }
-  return {static_cast<char32_t>((lead & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F)),
-          4};
+  return {
+      static_cast<char32_t>((lead & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F)),
+      4};
 }
 
 // Bytes of the character that starts with `lead` in valid UTF-8.
@@ -44,8 +45,8 @@ void append_utf8(char32_t value, std::string& text);
 // Where `text` stops being valid UTF-8 (Unicode standard, table 3-7), if it does.
 std::optional<size_t> find_invalid_utf8(std::string_view text);
 
-// Bytes that arrive in pieces to valid UTF-8: holds an incomplete character back, and replaces each maximal part of what
-// can never become one by U+FFFD, as Rust's from_utf8_lossy does.
+// Bytes that arrive in pieces to valid UTF-8: holds an incomplete character back, and replaces each maximal part of
+// what can never become one by U+FFFD, as Rust's from_utf8_lossy does.
 class Utf8Repair {
  public:
   // Appends what is certain now.
