@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 TORCH_VERSION=2.11.0
 PEER=.deps/peer
 TRANSFORMERS_VERSION=5.23.0
-TARGETS="step_time collectives kernels hook_cost functional checkpoint generation"
+TARGETS="step_time collectives kernels hook_cost functional checkpoint documents generation"
 
 # The LibTorch of scripts/setup.sh is a whole PyTorch for Python 3.11; what it lacks is added. Other Pythons get their own.
 install_peer() {
@@ -55,7 +55,7 @@ import_peer() {
 
 main() {
   if [ -z "${FSDP_BUILD:-}" ]; then
-    FSDP_TARGETS="$TARGETS" scripts/setup.sh
+    FSDP_TARGETS="$TARGETS" scripts/setup.sh --parquet
   else
     cmake --build "$FSDP_BUILD" --target $TARGETS
   fi

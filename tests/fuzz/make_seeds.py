@@ -9,6 +9,7 @@ import pathlib
 import struct
 
 import dcp_seeds
+import document_seeds
 from packages import require
 
 xxhash = require("xxhash")
@@ -362,6 +363,11 @@ def main():
     save("checkpoint_folder", checkpoint_folder_seeds())
     save("dcp_metadata", dcp_seeds.metadata_seeds())
     save("dcp_tensor", dcp_seeds.tensor_seeds())
+    save("json_lines", document_seeds.json_lines_seeds())
+    save("text_documents", document_seeds.text_seeds())
+    save("gzip", document_seeds.gzip_seeds())
+    save("zstd", document_seeds.zstd_seeds())
+    save("parquet", document_seeds.parquet_seeds())
     files = [path for path in CORPUS.rglob("*") if path.is_file()]
     print(f"{len(files)} seeds, {sum(path.stat().st_size for path in files)} bytes")
 
