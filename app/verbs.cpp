@@ -15,6 +15,7 @@ const std::vector<Verb>& verbs() {
       {"import", "turn other checkpoints into a model folder", run_import},
       {"export", "turn a model folder or checkpoint into other formats", run_export},
       {"config", "print all configuration keys with their defaults", run_config},
+      {"tokenizer", "train a tokenizer, or use one", run_tokenizer},
   };
   return all;
 }

@@ -15,11 +15,13 @@ set(FUZZ_TARGETS
   text_documents
   gzip
   zstd
-  parquet)
+  parquet
+  conversation)
 
 # Sources of LibTorch-free parts that live in folders that link LibTorch; relative to the checkout.
 set(FUZZ_SOURCES_config_json models/config_reader.cpp models/decoder_config.cpp models/text_table.cpp)
 set(FUZZ_SOURCES_toml train/config_file.cpp train/option_table.cpp fsdp/strategy/strategy.cpp)
+set(FUZZ_SOURCES_conversation train/chat/message.cpp)
 
 # Libraries beside fsdp_io.
 set(FUZZ_LIBRARIES_json_lines fsdp_documents)

@@ -35,13 +35,13 @@ class Encoder {
   // Text between control tokens is tokenized as one, so that the ids are those of the whole: where others stop and the
   // model begins is where the ids start to differ from those of the others' text alone.
   void flush() {
-    const std::vector<int32_t> whole = tokenizer_.encode(text_, tokenizer::SpecialTokens::kAsText);
+    const std::vector<int32_t> whole = encode_text(text_);
     size_t border = 0;
     if (length_of_others_ == text_.size()) {
       border = whole.size();
     } else if (length_of_others_ > 0) {
       const std::string_view others = std::string_view(text_).substr(0, length_of_others_);
-      const std::vector<int32_t> start = tokenizer_.encode(others, tokenizer::SpecialTokens::kAsText);
+      const std::vector<int32_t> start = encode_text(others);
       border = static_cast<size_t>(std::mismatch(start.begin(), start.end(), whole.begin(), whole.end()).first -
                                    start.begin());
     }
@@ -50,6 +50,13 @@ class Encoder {
     rendered_.is_answer.insert(rendered_.is_answer.end(), whole.size() - border, 1);
     text_.clear();
     length_of_others_ = 0;
+  }
+
+  std::vector<int32_t> encode_text(std::string_view text) const {
+    std::vector<int32_t> ids;
+    const bool is_start = rendered_.ids.empty();
+    tokenizer_.encode_part(text, is_start ? tokenizer::Position::kStart : tokenizer::Position::kInside, ids);
+    return ids;
   }
 
   const tokenizer::Tokenizer& tokenizer_;

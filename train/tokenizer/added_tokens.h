@@ -21,6 +21,9 @@ struct AddedToken {
   bool special = false;
 };
 
+// Which added tokens are looked for; ordinary ones are those that are not special.
+enum class Recognized { kAll, kOrdinary };
+
 // Finds added tokens in text. Immutable; const calls are thread-safe.
 class AddedTokens {
  public:
@@ -32,12 +35,16 @@ class AddedTokens {
 
   // Calls on_token(id) and on_text(first, end) for what `text` consists of, in order; on_text never for nothing.
   template <class OnText, class OnToken>
-  void split(std::string_view text, const OnText& on_text, const OnToken& on_token) const {
+  void split(std::string_view text, Recognized which, const OnText& on_text, const OnToken& on_token) const {
     size_t done = 0;
     size_t from = 0;
     while (const auto match = finder_.find(text, from)) {
       from = match->end;
       const AddedToken& token = tokens_[static_cast<size_t>(match->value)];
+      if (token.special && which == Recognized::kOrdinary) {
+        from = match->first + 1;  // an ordinary one may start inside
+        continue;
+      }
       if (token.single_word && touches_word(text, *match)) continue;
       const size_t first = token.lstrip ? before_spaces(text, done, match->first) : match->first;
       if (first > done) on_text(done, first);

@@ -71,23 +71,32 @@ void BpePipeline::encode(std::string_view text, SpecialTokens special, std::vect
   check_utf8(text);
   const bool adds = special == SpecialTokens::kAdd;
   if (adds) ids.insert(ids.end(), stages_.around.prefix.begin(), stages_.around.prefix.end());
-  Lease lease(*this);
-  encode_text(text, lease.scratch(), ids);
+  encode_text(text, Recognized::kAll, Position::kStart, ids);
   if (adds) ids.insert(ids.end(), stages_.around.suffix.begin(), stages_.around.suffix.end());
 }
 
-void BpePipeline::encode_text(std::string_view text, BpeScratch& scratch, std::vector<int32_t>& ids) const {
+void BpePipeline::encode_part(std::string_view text, Position position, std::vector<int32_t>& ids) const {
+  check_size(text);
+  check_utf8(text);
+  encode_text(text, Recognized::kOrdinary, position, ids);
+}
+
+void BpePipeline::encode_text(std::string_view text, Recognized which, Position position,
+                              std::vector<int32_t>& ids) const {
+  Lease lease(*this);
+  const bool is_start = position == Position::kStart;
   const auto add_token = [&](int32_t id) { ids.push_back(id); };
   std::string storage;
   stages_.raw_tokens.split(
-      text,
+      text, which,
       [&](size_t first, size_t end) {
         const std::string_view normal = stages_.normalizer.normalize(text.substr(first, end - first), storage);
         check_size(normal);
         stages_.normalized_tokens.split(
-            normal,
+            normal, which,
             [&](size_t from, size_t to) {
-              encode_normalized(normal.substr(from, to - from), first == 0 && from == 0, scratch, ids);
+              encode_normalized(normal.substr(from, to - from), is_start && first == 0 && from == 0, lease.scratch(),
+                                ids);
             },
             add_token);
       },

@@ -30,11 +30,12 @@ class BpePipeline : public Pipeline {
       : Pipeline(std::move(tokens), std::move(decoder), std::move(description)), stages_(std::move(stages)) {}
 
   void encode(std::string_view text, SpecialTokens special, std::vector<int32_t>& ids) const override;
+  void encode_part(std::string_view text, Position position, std::vector<int32_t>& ids) const override;
 
  private:
   class Lease;
 
-  void encode_text(std::string_view text, BpeScratch& scratch, std::vector<int32_t>& ids) const;
+  void encode_text(std::string_view text, Recognized which, Position position, std::vector<int32_t>& ids) const;
   void encode_normalized(std::string_view text, bool is_start, BpeScratch& scratch, std::vector<int32_t>& ids) const;
 
   EncoderStages stages_;

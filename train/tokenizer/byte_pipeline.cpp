@@ -18,6 +18,10 @@ class BytePipeline : public Pipeline {
     if (special == SpecialTokens::kAdd) ids.push_back(bytes::kBegin);
     for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
   }
+
+  void encode_part(std::string_view text, Position, std::vector<int32_t>& ids) const override {
+    encode(text, SpecialTokens::kNone, ids);
+  }
 };
 
 TokenTable make_tokens() {

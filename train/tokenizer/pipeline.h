@@ -33,6 +33,8 @@ class Pipeline {
 
   // As Tokenizer::encode.
   virtual void encode(std::string_view text, SpecialTokens special, std::vector<int32_t>& ids) const = 0;
+  // As Tokenizer::encode_part.
+  virtual void encode_part(std::string_view text, Position position, std::vector<int32_t>& ids) const = 0;
 
   const TokenTable& tokens() const { return tokens_; }
   const Decoder& decoder() const { return decoder_; }

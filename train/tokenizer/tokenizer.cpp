@@ -38,6 +38,10 @@ void Tokenizer::encode(std::string_view text, SpecialTokens special, std::vector
   pipeline_->encode(text, special, ids);
 }
 
+void Tokenizer::encode_part(std::string_view text, Position position, std::vector<int32_t>& ids) const {
+  pipeline_->encode_part(text, position, ids);
+}
+
 std::vector<int32_t> Tokenizer::encode(std::string_view text, SpecialTokens special) const {
   std::vector<int32_t> ids;
   encode(text, special, ids);

@@ -17,6 +17,8 @@ class TextStream;
 
 // Whether the template of tokenizer.json (a begin token, ...) is put around the ids.
 enum class SpecialTokens { kAdd, kNone };
+// Where a part of a text stands: some tokenizers put a space in front of a text.
+enum class Position { kStart, kInside };
 // Whether decoding leaves special tokens out.
 enum class SkipSpecial { kYes, kNo };
 
@@ -38,6 +40,10 @@ class Tokenizer {
   // Error(kData) with the offset if the text is not UTF-8.
   void encode(std::string_view text, SpecialTokens special, std::vector<int32_t>& ids) const;
   std::vector<int32_t> encode(std::string_view text, SpecialTokens special = SpecialTokens::kNone) const;
+
+  // The same for a part of a larger text between two special tokens, in which nothing is recognised as a special token:
+  // for content that somebody else wrote. Added tokens that are not special are recognised.
+  void encode_part(std::string_view text, Position position, std::vector<int32_t>& ids) const;
 
   // Valid UTF-8: what is not becomes U+FFFD. Ids that no token has are left out.
   std::string decode(const std::vector<int32_t>& ids, SkipSpecial skip = SkipSpecial::kNo) const;

@@ -7,6 +7,7 @@
 
 #include "io/error.h"
 #include "train/tokenizer/byte_level.h"
+#include "train/tokenizer/utf8.h"
 #include "train/tokenizer_training/pair_queue.h"
 
 namespace fsdp::tokenizer_training {
@@ -112,23 +113,34 @@ std::vector<std::pair<int32_t, int32_t>> without_repetitions(const std::vector<P
   return kept;
 }
 
-void check(const BpeOptions& options, int64_t smallest) {
-  if (options.vocab_size >= smallest && options.vocab_size <= kMaxVocab) {
-    return;
-  }
-  throw io::Error(io::ErrorKind::kUsage, "[tokenizer] vocabulary size: got " + std::to_string(options.vocab_size) +
-                                             ", expected " + std::to_string(smallest) + " (256 bytes and " +
-                                             std::to_string(options.special_tokens.size()) +
-                                             " special tokens) to " + std::to_string(kMaxVocab) + ".");
-}
+[[noreturn]] void refuse(const std::string& detail) { throw io::Error(io::ErrorKind::kUsage, "[tokenizer] " + detail); }
 
 }  // namespace
 
+void check_bpe_options(const BpeOptions& options) {
+  std::set<std::string> seen;
+  for (const std::string& token : options.special_tokens) {
+    if (token.empty() || tokenizer::find_invalid_utf8(token).has_value()) {
+      refuse("special token " + io::in_quotes(token) + ": got " +
+             (token.empty() ? "nothing" : "bytes that are not UTF-8") + ", expected text such as '<|endoftext|>'.");
+    }
+    if (!seen.insert(token).second) {
+      refuse("special token " + io::in_quotes(token) + ": got it twice, expected each once. Remove one.");
+    }
+  }
+  const auto smallest = static_cast<int64_t>(kNumBytes + options.special_tokens.size());
+  if (options.vocab_size < smallest || options.vocab_size > kMaxVocab) {
+    refuse("vocabulary size: got " + std::to_string(options.vocab_size) + ", expected " + std::to_string(smallest) +
+           " (256 bytes and " + std::to_string(options.special_tokens.size()) + " special tokens) to " +
+           std::to_string(kMaxVocab) + ".");
+  }
+}
+
 BpeModel train_bpe(const WordCounts& words, const BpeOptions& options, const std::function<void(int64_t)>& progress) {
+  check_bpe_options(options);
   Vocabulary vocabulary;
   for (const std::string& token : options.special_tokens) vocabulary.add(token);
   const auto byte_ids = add_bytes(vocabulary);
-  check(options, vocabulary.size());
 
   Words corpus(words, byte_ids);
   PairQueue queue;

@@ -24,7 +24,8 @@ class PairQueue {
     std::vector<uint32_t> words;  // where the pair occurs, or did: ascending
   };
 
-  // `count` more (or fewer) of the pair. A word is named where it gained one; words ascend between two calls of publish().
+  // `count` more (or fewer) of the pair. A word is named where it gained one; words ascend between two calls of
+  // publish().
   void change(PairKey key, int64_t count) { pairs_[key].count += count; }
   void gain(PairKey key, int64_t count, uint32_t word) {
     Pair& pair = pairs_[key];
@@ -63,7 +64,9 @@ class PairQueue {
     std::vector<uint32_t> words;  // gained since the last publish()
   };
 
-  static bool is_after(const Entry& a, const Entry& b) { return a.count != b.count ? a.count < b.count : a.key > b.key; }
+  static bool is_after(const Entry& a, const Entry& b) {
+    return a.count != b.count ? a.count < b.count : a.key > b.key;
+  }
   void push(Entry entry) {
     heap_.push_back(std::move(entry));
     std::push_heap(heap_.begin(), heap_.end(), is_after);

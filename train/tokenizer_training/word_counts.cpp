@@ -28,6 +28,10 @@ void WordCounts::add(std::string_view word, uint64_t hash, uint64_t count) {
   }
 }
 
+void WordCounts::add(const WordCounts& other) {
+  other.for_each([&](std::string_view text, const Word& word) { add(text, word.hash, word.count); });
+}
+
 void WordCounts::grow() {
   std::vector<Word> places(places_.empty() ? 1024 : 2 * places_.size());
   const size_t mask = places.size() - 1;

@@ -23,8 +23,8 @@ class WordCounts {
   void add(std::string_view word, uint64_t hash, uint64_t count);
 
   size_t size() const { return size_; }
-  // What the words take in memory.
-  size_t num_bytes() const { return text_.capacity() + places_.capacity() * sizeof(Word); }
+  // About what the words take in memory; the same for the same words in any order.
+  size_t num_bytes() const { return text_.size() + 2 * size_ * sizeof(Word); }
 
   // Calls `visit(text, word)` for each distinct word, in no particular order.
   template <class Visit>
@@ -34,6 +34,8 @@ class WordCounts {
     }
   }
 
+  void add(const WordCounts& other);
+
   // Forgets words that occur less often than `count`. Returns how many.
   size_t drop_below(uint64_t count);
 
@@ -42,8 +44,8 @@ class WordCounts {
  private:
   void grow();
 
-  std::string text_;           // of all words, one after another
-  std::vector<Word> places_;   // open addressing, a power of two of them
+  std::string text_;          // of all words, one after another
+  std::vector<Word> places_;  // open addressing, a power of two of them
   size_t size_ = 0;
 };
 
