@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "kernels/few_rows_amx.h"
 #include "kernels/simd.h"
 
 namespace fsdp::kernels {
@@ -166,6 +167,22 @@ void multiply(const at::Tensor& x, const at::Tensor& weight, at::Tensor& y) {
   });
 }
 
+// The same for bf16, in tiles.
+void multiply_tiles(const at::Tensor& x, const at::Tensor& weight, at::Tensor& y) {
+  const int64_t outputs = weight.size(0), k = weight.size(1), rows = x.numel() / k;
+  const at::Tensor packed = at::empty({amx::packed_size(rows, k)}, x.options().requires_grad(false));
+  amx::pack(x.const_data_ptr<at::BFloat16>(), rows, k, packed.mutable_data_ptr<at::BFloat16>());
+  const auto* from = packed.const_data_ptr<at::BFloat16>();
+  const auto* w = weight.const_data_ptr<at::BFloat16>();
+  auto* to = y.mutable_data_ptr<at::BFloat16>();
+  const int64_t tasks = (outputs + amx::kBlock - 1) / amx::kBlock;
+  const int64_t grain = std::max<int64_t>(1, kTaskBytes / (2 * k * amx::kBlock));
+  at::parallel_for(0, tasks, grain, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * amx::kBlock, last = std::min(end * amx::kBlock, outputs);
+    amx::multiply(from, w + first * k, to + first, rows, k, outputs, last - first);
+  });
+}
+
 }  // namespace
 
 bool fits_few_rows(const at::Tensor& x, const at::Tensor& weight) {
@@ -181,7 +198,9 @@ at::Tensor few_rows_product(const at::Tensor& x, const at::Tensor& weight) {
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = weight.size(0);
   at::Tensor y = at::empty(shape, x.options().requires_grad(false));
-  if (x.scalar_type() == at::kBFloat16)
+  if (x.scalar_type() == at::kBFloat16 && amx::fits(weight.size(0), weight.size(1)) && amx::is_available())
+    multiply_tiles(x, weight, y);
+  else if (x.scalar_type() == at::kBFloat16)
     multiply<at::BFloat16, at::BFloat16>(x, weight, y);
   else if (weight.scalar_type() == at::kBFloat16)
     multiply<at::BFloat16, float>(x, weight, y);

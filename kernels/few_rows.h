@@ -15,8 +15,8 @@ inline constexpr int64_t kFewRows = 32;
 bool fits_few_rows(const at::Tensor& x, const at::Tensor& weight);
 
 // x W^T for tensors that fit: x [..., k], weight [n, k], result [..., n] in x's dtype, without autograd. The weight is
-// read once, from memory in one stream per thread; products are summed in fp32. A row's result depends neither on the
-// rows beside it nor on the number of threads.
+// read once, from memory in one stream per thread; products are summed in fp32, in bf16 by the tile registers of
+// processors that have them (AMX). A row's result depends neither on the rows beside it nor on the number of threads.
 at::Tensor few_rows_product(const at::Tensor& x, const at::Tensor& weight);
 
 }  // namespace fsdp::kernels

@@ -18,9 +18,9 @@ const std::vector<Types> kTypes = {
 TEST(FewRows, EqualsTheProductInDoublePrecision) {
   torch::manual_seed(1);
   for (const Types& types : kTypes) {
-    for (const int64_t rows : {1, 2, 4, 7, 8, 32}) {
+    for (const int64_t rows : {1, 2, 4, 7, 8, 17, 32}) {
       for (const int64_t k : {1, 5, 16, 31, 32, 33, 48, 100, 576}) {
-        for (const int64_t n : {1, 7, 8, 50, 1000}) {
+        for (const int64_t n : {1, 7, 8, 16, 50, 112, 1000}) {
           const at::Tensor x = values({rows, k}, types.x), weight = values({n, k}, types.weight);
           ASSERT_TRUE(fits_few_rows(x, weight));
           const at::Tensor y = few_rows_product(x, weight);
@@ -37,16 +37,19 @@ TEST(FewRows, EqualsTheProductInDoublePrecision) {
 TEST(FewRows, ARowDependsOnNothingBesideIt) {
   torch::manual_seed(2);
   const int threads = at::get_num_threads();
-  for (const Types& types : kTypes) {
-    const at::Tensor x = values({32, 200}, types.x), weight = values({999, 200}, types.weight);
-    const at::Tensor all = few_rows_product(x, weight);
-    at::set_num_threads(3);
-    EXPECT_TRUE(at::equal(few_rows_product(x, weight), all));
-    at::set_num_threads(1);
-    for (const int64_t count : {1, 3, 4, 6, 31})
-      EXPECT_TRUE(
-          at::equal(few_rows_product(x.slice(0, 1, 1 + count).contiguous(), weight), all.slice(0, 1, 1 + count)));
-    at::set_num_threads(threads);
+  for (const auto& [n, k] : std::vector<std::pair<int64_t, int64_t>>{{999, 200}, {1008, 192}}) {
+    for (const Types& types : kTypes) {
+      const at::Tensor x = values({32, k}, types.x), weight = values({n, k}, types.weight);
+      const at::Tensor all = few_rows_product(x, weight);
+      at::set_num_threads(3);
+      EXPECT_TRUE(at::equal(few_rows_product(x, weight), all));
+      at::set_num_threads(1);
+      for (const int64_t count : {1, 3, 4, 6, 16, 17, 31}) {
+        const at::Tensor some = few_rows_product(x.slice(0, 1, 1 + count).contiguous(), weight);
+        EXPECT_TRUE(at::equal(some, all.slice(0, 1, 1 + count))) << types.x << " " << n << " " << count;
+      }
+      at::set_num_threads(threads);
+    }
   }
 }
 
