@@ -1,6 +1,7 @@
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -51,14 +52,17 @@ void add_sampling(CLI::App& parser, Options& options) {
   parser.add_option("--min-p", sampling.min_p, "from those with this share of the likeliest one's; 0: all");
   parser.add_option("--repetition-penalty", sampling.repetition_penalty, "above 1: less of what was there; default 1");
   parser.add_option("--seed", sampling.seed, "of the first prompt; the next one has the next number; default 1");
-  parser.add_option("--stop", options.stop_strings, "end before this text; may be given several times");
-  parser.add_option("--stop-id", options.stop_ids, "end at this token id; may be given several times");
+  parser.add_option("--stop", options.stop_strings, "end before this text; may be given several times")
+      ->allow_extra_args(false);
+  parser.add_option("--stop-id", options.stop_ids, "end at this token id; may be given several times")
+      ->allow_extra_args(false);
 }
 
 Parsed parse_options(const Arguments& arguments, Options& options) {
   CLI::App parser("Prints prompts and what a model makes of them, or chats.", "fsdp generate");
   parser.add_option("MODEL", options.folder, "model folder, such as runs/train/model")->required();
-  parser.add_option("--prompt", options.prompts.texts, "text to continue; default: the start of a document");
+  parser.add_option("--prompt", options.prompts.texts, "text to continue; default: the start of a document")
+      ->allow_extra_args(false);
   parser.add_option("--prompts-file", options.prompts.file,
                     "a prompt a line; .jsonl: {\"prompt\": text} or a conversation a line");
   std::string chat;
@@ -66,7 +70,7 @@ Parsed parse_options(const Arguments& arguments, Options& options) {
                                          "chat in this format: auto (default), plain, chatml, llama2, llama3, mistral, "
                                          "smollm3; without --message or --prompts-file, line by line with you");
   chats->expected(0, 1)->default_str("auto");
-  parser.add_option("--message", options.prompts.messages, "a user's message, to be answered");
+  parser.add_option("--message", options.prompts.messages, "a user's message, to be answered")->allow_extra_args(false);
   parser.add_option("--system", options.prompts.system, "system message of every chat");
   add_sampling(parser, options);
   parser.add_option("--rows", options.generation.num_rows, "prompts that are continued together; default 8");
@@ -74,8 +78,7 @@ Parsed parse_options(const Arguments& arguments, Options& options) {
   parser.add_option("--precision", options.precision, "fp32 (default) or bf16");
   parser.add_flag("--json", options.json, "a line of JSON for each prompt");
   if (parse(parser, arguments) == Parsed::kHelpShown) return Parsed::kHelpShown;
-  if (chats->count() > 0)
-    options.prompts.chat = chat.empty() ? "auto" : chat;
+  if (chats->count() > 0) options.prompts.chat = chat.empty() ? "auto" : chat;
   if (options.prompts.chat && !options.prompts.texts.empty())
     throw Error(ErrorCode::kUsage, "[generate] --prompt: got a text to continue, expected --message with --chat.");
   if (options.is_interactive() && options.json)
@@ -85,13 +88,13 @@ Parsed parse_options(const Arguments& arguments, Options& options) {
 
 // Tokens that end a text: those that the model, its tokenizer and the chat format name.
 std::vector<int64_t> stop_ids_of(const Options& options, const models::DecoderConfig& config,
-                                 const tokenizer::Tokenizer& tokenizer) {
+                                 const tokenizer::Tokenizer& tokenizer, bool has_chats) {
   std::vector<int64_t> ids = options.stop_ids;
   ids.insert(ids.end(), config.eos_token_ids.begin(), config.eos_token_ids.end());
   if (tokenizer.eos()) ids.push_back(*tokenizer.eos());
   if (tokenizer.name() == train::byte_tokenizer::kName)
     ids.insert(ids.end(), {train::byte_tokenizer::kBegin, train::byte_tokenizer::kPad});
-  if (options.prompts.chat || !options.prompts.messages.empty()) {
+  if (has_chats) {
     const auto format = chat_format(tokenizer, options.prompts.chat.value_or("auto"));
     for (const int32_t id : chat::stop_ids(tokenizer, format)) ids.push_back(id);
   }
@@ -128,19 +131,22 @@ class Speed {
 class Batch {
  public:
   Batch(const Options& options, train::InferenceModel& model, const tokenizer::Tokenizer& tokenizer)
-      : options_(options), model_(model), tokenizer_(tokenizer), generator_(model.decoder(), options.generation) {}
+      : options_(options), model_(model), tokenizer_(tokenizer) {}
 
   void run() {
     const World& world = model_.world();
     train::on_all_ranks(world, [&] {
+      generator_.emplace(model_.decoder(), options_.generation);
       prompts_ = read_prompts(options_.prompts, tokenizer_);
-      const std::vector<int64_t> stop_ids = stop_ids_of(options_, model_.config(), tokenizer_);
+      const bool has_chats =
+          std::any_of(prompts_.begin(), prompts_.end(), [](const Prompt& prompt) { return prompt.is_chat; });
+      const std::vector<int64_t> stop_ids = stop_ids_of(options_, model_.config(), tokenizer_, has_chats);
       for (size_t i = 0; i < prompts_.size(); ++i)
         if (i % static_cast<size_t>(world.size) == static_cast<size_t>(world.rank)) add(i, stop_ids);
     });
     while (is_needed(world)) {
-      if (generator_.has_work())
-        generator_.step();
+      if (generator_->has_work())
+        generator_->step();
       else
         model_.idle_forward();
     }
@@ -152,10 +158,10 @@ class Batch {
   bool is_streamed() const { return prompts_.size() == 1 && !options_.json; }
 
   bool is_needed(const World& world) {
-    const bool mine = generator_.has_work();
+    const bool mine = generator_->has_work();
     if (world.size == 1) {
-      num_read_ = generator_.num_prompt_tokens();
-      num_written_ = generator_.num_new_tokens();
+      num_read_ = generator_->num_prompt_tokens();
+      num_written_ = generator_->num_new_tokens();
       return mine;
     }
     return sum_over_ranks(world, at::full({1}, mine ? 1 : 0, at::kLong)).item<int64_t>() > 0;
@@ -185,7 +191,7 @@ class Batch {
                       {"ids", text->ids()}};
       if (model_.world().size == 1) print_done();
     };
-    generator_.add(std::move(request));
+    generator_->add(std::move(request));
     if (is_streamed() && options_.prompts.messages.empty()) print(train::to_valid_utf8(prompts_[index].text));
   }
 
@@ -205,7 +211,7 @@ class Batch {
     const std::vector<std::string> all = gather_strings(world, mine.dump());
     const at::Tensor counts = sum_over_ranks(
         world,
-        at::tensor(std::vector<int64_t>{generator_.num_prompt_tokens(), generator_.num_new_tokens()}, at::kLong));
+        at::tensor(std::vector<int64_t>{generator_->num_prompt_tokens(), generator_->num_new_tokens()}, at::kLong));
     num_read_ = counts[0].item<int64_t>();
     num_written_ = counts[1].item<int64_t>();
     if (world.rank != 0) return;
@@ -217,7 +223,7 @@ class Batch {
   const Options& options_;
   train::InferenceModel& model_;
   const tokenizer::Tokenizer& tokenizer_;
-  train::Generator generator_;
+  std::optional<train::Generator> generator_;
   std::vector<Prompt> prompts_;
   std::map<size_t, Json> done_;
   size_t num_printed_ = 0;
@@ -229,7 +235,7 @@ class Batch {
 // A conversation on the terminal: a line is a message, an empty line or the end of input ends it.
 void chat_on_terminal(const Options& options, train::InferenceModel& model, const tokenizer::Tokenizer& tokenizer) {
   const chat::Format format = chat_format(tokenizer, *options.prompts.chat);
-  const std::vector<int64_t> stop_ids = stop_ids_of(options, model.config(), tokenizer);
+  const std::vector<int64_t> stop_ids = stop_ids_of(options, model.config(), tokenizer, /*has_chats=*/true);
   train::GenerationOptions one_row = options.generation;
   one_row.num_rows = 1;
   one_row.prefixes = train::Prefixes::kReuse;

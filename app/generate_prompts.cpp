@@ -15,7 +15,7 @@ constexpr size_t kMaxLineBytes = size_t{16} << 20;
 std::vector<int64_t> to_ids(const std::vector<int32_t>& ids) { return {ids.begin(), ids.end()}; }
 
 Prompt text_prompt(const tokenizer::Tokenizer& tokenizer, const std::string& text) {
-  Prompt prompt{text, to_ids(tokenizer.encode(text, tokenizer::SpecialTokens::kAdd))};
+  Prompt prompt{text, to_ids(tokenizer.encode(text, tokenizer::SpecialTokens::kAdd)), /*is_chat=*/false};
   if (prompt.ids.empty() && tokenizer.bos()) prompt.ids = {*tokenizer.bos()};
   if (prompt.ids.empty()) {
     throw Error(ErrorCode::kUsage,
@@ -39,7 +39,7 @@ chat::Format chat_format(const tokenizer::Tokenizer& tokenizer, const std::strin
 
 Prompt conversation_prompt(const tokenizer::Tokenizer& tokenizer, chat::Format format,
                            const std::vector<chat::Message>& messages) {
-  return {messages.back().content, to_ids(chat::render_prompt(tokenizer, format, messages))};
+  return {messages.back().content, to_ids(chat::render_prompt(tokenizer, format, messages)), /*is_chat=*/true};
 }
 
 namespace {

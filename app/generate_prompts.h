@@ -22,6 +22,7 @@ struct PromptOptions {
 struct Prompt {
   std::string text;          // as it is shown; of a conversation, the last message
   std::vector<int64_t> ids;  // that the model reads
+  bool is_chat = false;      // the model shall answer
 };
 
 // The conversation format that `name` asks for. Throws Error(kUsage) for an unknown one, naming those that exist.
