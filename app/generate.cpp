@@ -192,7 +192,7 @@ class Batch {
       if (model_.world().size == 1) print_done();
     };
     generator_->add(std::move(request));
-    if (is_streamed() && options_.prompts.messages.empty()) print(train::to_valid_utf8(prompts_[index].text));
+    if (is_streamed() && !prompts_[index].is_chat) print(train::to_valid_utf8(prompts_[index].text));
   }
 
   // Results are printed in the order of the prompts.

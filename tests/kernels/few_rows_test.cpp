@@ -62,6 +62,17 @@ TEST(FewRows, LinearUsesItWithoutGradientsOnly) {
   EXPECT_EQ(linear(x, weight).sizes(), at::IntArrayRef({2, 1, 40}));
 }
 
+TEST(FewRows, NarrowWeightsAndManyRows) {
+  torch::manual_seed(5);
+  const at::NoGradGuard no_grad;
+  const at::Tensor weight = values({3000, 96}, at::kBFloat16);
+  for (const int64_t rows : {3, 128, 129, 300}) {
+    const at::Tensor x = values({1, rows, 96}, at::kFloat);
+    const at::Tensor expected = at::linear(x.to(at::kDouble), weight.to(at::kDouble));
+    EXPECT_LE(relative_difference(linear(x, weight), expected), 2e-6) << rows;
+  }
+}
+
 TEST(FewRows, WhatDoesNotFit) {
   const at::Tensor weight = at::ones({8, 16});
   EXPECT_FALSE(fits_few_rows(at::ones({kFewRows + 1, 16}), weight));
