@@ -188,10 +188,10 @@ void multiply_tiles(const at::Tensor& x, const at::Tensor& weight, at::Tensor& y
 bool fits_few_rows(const at::Tensor& x, const at::Tensor& weight) {
   if (!x.is_cpu() || !weight.is_cpu() || weight.dim() != 2 || x.dim() < 1 || x.size(-1) != weight.size(1)) return false;
   const auto of = x.scalar_type(), with = weight.scalar_type();
-  const bool known = (of == at::kFloat && (with == at::kFloat || with == at::kBFloat16)) ||
-                     (of == at::kBFloat16 && with == at::kBFloat16);
-  return known && x.numel() > 0 && x.numel() <= kFewRows * x.size(-1) && weight.numel() > 0 && x.is_contiguous() &&
-         weight.is_contiguous();
+  const bool is_mixed = of == at::kFloat && with == at::kBFloat16;
+  const bool known = is_mixed || (of == with && (of == at::kFloat || of == at::kBFloat16));
+  return known && x.numel() > 0 && x.numel() <= (is_mixed ? kFewRowsOfMixed : kFewRows) * x.size(-1) &&
+         weight.numel() > 0 && x.is_contiguous() && weight.is_contiguous();
 }
 
 at::Tensor few_rows_product(const at::Tensor& x, const at::Tensor& weight) {

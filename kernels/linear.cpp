@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <vector>
 
 #include "kernels/dispatch.h"
 #include "kernels/few_rows.h"
@@ -95,13 +96,29 @@ at::Tensor differentiable(const at::Tensor& x, const at::Tensor& weight) { retur
 
 }  // namespace
 
+namespace {
+
+// fp32 times bf16, in pieces of the weight that stay in the second-level cache as fp32.
+at::Tensor widened_product(const at::Tensor& x, const at::Tensor& weight) {
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = weight.size(0);
+  const at::Tensor y = at::empty(shape, x.options().requires_grad(false));
+  const int64_t rows = std::max<int64_t>(64, kPieceNumel / std::max<int64_t>(1, weight.size(1)));
+  for (int64_t row = 0; row < weight.size(0); row += rows) {
+    const int64_t count = std::min(rows, weight.size(0) - row);
+    y.narrow(-1, row, count).copy_(product(x, weight.narrow(0, row, count).to(at::kFloat)));
+  }
+  return y;
+}
+
+}  // namespace
+
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight) {
   static const auto op = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("fsdp::linear");
   static const auto few_rows = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("fsdp::few_rows_linear");
   if (!at::GradMode::is_enabled()) {
     if (fits_few_rows(x, weight)) return few_rows.call(x, weight);
-    if (x.scalar_type() == at::kFloat && weight.scalar_type() == at::kBFloat16)
-      return op.call(x, weight.to(at::kFloat));
+    if (x.scalar_type() == at::kFloat && weight.scalar_type() == at::kBFloat16) return widened_product(x, weight);
   }
   const auto dtype = weight.scalar_type();
   const bool known = x.is_cpu() && x.scalar_type() == dtype && (dtype == at::kFloat || dtype == at::kBFloat16);
