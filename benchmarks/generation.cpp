@@ -125,7 +125,7 @@ Round generate(models::Decoder& model, const Options& options) {
 nlohmann::json measure(const Options& options) {
   at::set_num_threads(options.threads);
   const at::NoGradGuard no_grad;
-  train::InferenceModel model(options.model, options.precision, World{});
+  train::InferenceModel model(options.model, options.precision, init());
   nlohmann::json result{{"first_ms", nlohmann::json::array()}, {"token_ms", nlohmann::json::array()}};
   Options brief = options;
   brief.new_tokens = 4;

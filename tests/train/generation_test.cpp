@@ -161,7 +161,7 @@ TEST(Generation, RefusesWhatCannotWork) {
   Generator generator(tiny_model(), {.context = 16});
   EXPECT_THROW(generator.add(request_of({}, {})), Error);
   EXPECT_THROW(generator.add(request_of(prompt_of(16, 0), {})), Error);
-  EXPECT_THROW(generator.add(request_of({300}, {})), Error);
+  EXPECT_THROW(generator.add(request_of({304}, {})), Error);
   EXPECT_THROW(generator.add(request_of({-1}, {})), Error);
   EXPECT_THROW(generator.add(request_of({1}, {.top_p = 0})), Error);
   EXPECT_THROW(generator.add(request_of({1}, {}, 0)), Error);

@@ -110,8 +110,8 @@ TEST(PerplexityMeter, EqualsWindowsOfTheModelsLogits) {
   for (int i = 0; i < 75; ++i) ids.push_back(3 + 29 * i % 250);
   PerplexityMeter meter(model, {.context = 32, .stride = 20});
   meter.add(ids, 100);
-  meter.add({{5, 6}}, 7);
-  meter.add({{5}}, 1);
+  meter.add(std::vector<int32_t>{5, 6}, 7);
+  meter.add(std::vector<int32_t>{5}, 1);
   // The same by the whole forward of each window.
   const at::NoGradGuard no_grad;
   const auto nats = [&](size_t begin, size_t end, size_t first) {
