@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 
 struct Options {
   std::string model;
-  bool write = false;
+  std::string write;  // dtype of the folder to be made
   std::string precision = "fp32";
   int64_t rows = 1, prompt_tokens = 32, new_tokens = 64;
   int threads = 2, rounds = 3;
@@ -49,19 +49,19 @@ models::DecoderConfig smollm2_135m() {
   return config;
 }
 
-void write_model(const fs::path& folder) {
-  models::Decoder model(smollm2_135m(), at::TensorOptions().dtype(at::kBFloat16));
+void write_model(const fs::path& folder, bool is_bf16) {
+  models::Decoder model(smollm2_135m(), at::TensorOptions().dtype(is_bf16 ? at::kBFloat16 : at::kFloat));
   model->reset_parameters(1);
   std::vector<io::TensorDeclaration> tensors;
   for (const auto& entry : model->named_parameters())
-    tensors.push_back({entry.key(), io::DType::BF16, entry.value().sizes().vec()});
+    tensors.push_back({entry.key(), is_bf16 ? io::DType::BF16 : io::DType::F32, entry.value().sizes().vec()});
   fs::create_directories(folder);
   io::SafetensorsWriter writer(folder / "model.safetensors", tensors, {{"format", "pt"}});
   for (const auto& entry : model->named_parameters())
     writer.write(entry.key(), 0, entry.value().numel(), entry.value().const_data_ptr());
   writer.commit();
   nlohmann::json config = models::to_hugging_face(model->config());
-  config["torch_dtype"] = "bfloat16";
+  config["dtype"] = is_bf16 ? "bfloat16" : "float32";
   std::ofstream(folder / "config.json") << config.dump(2) << "\n";
 }
 
@@ -151,7 +151,7 @@ int main(int argc, char** argv) {
   fsdp::benchmarks::Options options;
   CLI::App app("Generation, timed.");
   app.add_option("--model", options.model, "model folder")->required();
-  app.add_flag("--write", options.write, "make the folder");
+  app.add_option("--write", options.write, "make the folder, with weights in fp32 or bf16");
   app.add_option("--precision", options.precision);
   app.add_option("--rows", options.rows);
   app.add_option("--prompt-tokens", options.prompt_tokens);
@@ -159,8 +159,8 @@ int main(int argc, char** argv) {
   app.add_option("--threads", options.threads);
   app.add_option("--rounds", options.rounds);
   fsdp::benchmarks::parse_or_exit(app, argc, argv);
-  if (options.write)
-    fsdp::benchmarks::write_model(options.model);
+  if (!options.write.empty())
+    fsdp::benchmarks::write_model(options.model, options.write == "bf16");
   else
     std::printf("%s\n", fsdp::benchmarks::measure(options).dump().c_str());
 }
