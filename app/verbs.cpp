@@ -4,7 +4,7 @@ namespace fsdp::app {
 
 const std::vector<Verb>& verbs() {
   static const std::vector<Verb> all = {
-      {"prepare", "turn text files into a data set", run_prepare},
+      {"prepare", "turn documents into a data set of tokens", run_prepare},
       {"train", "train a model, alone or as one of many ranks", run_train},
       {"launch", "start a verb as several ranks on this host", run_launch},
       {"generate", "continue a prompt with a trained model", run_generate},
@@ -14,6 +14,7 @@ const std::vector<Verb>& verbs() {
       {"import", "turn other checkpoints into a model folder", run_import},
       {"export", "turn a model folder or checkpoint into other formats", run_export},
       {"config", "print all configuration keys with their defaults", run_config},
+      {"tokenizer", "train a tokenizer, or use one", run_tokenizer},
   };
   return all;
 }

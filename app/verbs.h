@@ -19,6 +19,7 @@ int run_inspect(const Arguments& arguments);
 int run_import(const Arguments& arguments);
 int run_export(const Arguments& arguments);
 int run_config(const Arguments& arguments);
+int run_tokenizer(const Arguments& arguments);
 
 struct Verb {
   const char* name;

@@ -9,14 +9,17 @@
 #include <cstdio>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "io/error.h"
+#include "io/input_file.h"
 
 namespace fsdp::io {
 
 namespace {
 
 constexpr size_t kMaxPiece = size_t{1} << 30;
+constexpr uint64_t kCopyBytes = uint64_t{1} << 20;
 
 std::filesystem::path folder_of(const std::filesystem::path& path) {
   const std::filesystem::path folder = path.parent_path();
@@ -110,6 +113,18 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view t
   AtomicFile file(path);
   file.write(text);
   file.commit();
+}
+
+void copy_file_atomically(const std::filesystem::path& from, const std::filesystem::path& to, ErrorKind kind) {
+  const InputFile input(from, kind);
+  AtomicFile output(to);
+  std::vector<char> piece(std::min<uint64_t>(input.size(), kCopyBytes));
+  for (uint64_t offset = 0; offset < input.size(); offset += piece.size()) {
+    piece.resize(std::min<uint64_t>(piece.size(), input.size() - offset));
+    input.read_at(offset, piece.data(), piece.size());
+    output.write(piece.data(), piece.size());
+  }
+  output.commit();
 }
 
 void sync_folder(const std::filesystem::path& folder) {

@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <string_view>
 
+#include "io/error.h"
+
 namespace fsdp::io {
 
 // A file that appears under its name complete or not at all. Writes go to a temporary file in the same folder
@@ -43,6 +45,9 @@ class AtomicFile {
 
 // Replaces the content of `path` with `text`, atomically and durably.
 void write_file_atomically(const std::filesystem::path& path, std::string_view text);
+
+// Copies a file; unlike std::filesystem's, atomically and durably. A source that cannot be read is Error(kind).
+void copy_file_atomically(const std::filesystem::path& from, const std::filesystem::path& to, ErrorKind kind);
 
 // Flushes a folder's entries to the disk: needed after a rename for it to survive a power failure.
 void sync_folder(const std::filesystem::path& folder);

@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "io/hash.h"
+#include "io/pooled_file.h"
 #include "io/token_shard_header.h"
 #include "io/token_shards.h"
 
@@ -63,10 +63,11 @@ void widen(const char* bytes, uint32_t item_bytes, int64_t n, int32_t* out) {
 
 }  // namespace
 
-// One open shard and its place in the split.
+// One shard and its place in the split.
 struct TokenDataset::Shard {
-  InputFile bin;
-  InputFile idx;
+  PooledFile bin;
+  PooledFile idx;
+  std::optional<PooledFile> mask;
   int64_t first_token;  // of this shard, counted from the start of the split
   int64_t num_tokens;
   int64_t num_documents;
@@ -74,91 +75,156 @@ struct TokenDataset::Shard {
   TokenShardInfo info;
 
   static Shard open(const std::filesystem::path& folder, const TokenShardInfo& info, int64_t first_token);
+  void check_bin();
+  void check_idx() const;
+  void check_mask() const;
   void read(int64_t first, int64_t n, int64_t vocab_size, int32_t* out) const;
-  int64_t first_document_from(int64_t token) const;
+  void read_mask(int64_t first, int64_t n, uint8_t* out) const;
+  int64_t first_document_from(const InputFile& file, int64_t token) const;
   void append_starts(int64_t first, int64_t n, int64_t shift, std::vector<int64_t>* out) const;
-  void read_starts(int64_t first_document, int64_t n, uint64_t* out) const;
+  void read_starts(const InputFile& file, int64_t first_document, int64_t n, uint64_t* out) const;
 };
 
 TokenDataset::Shard TokenDataset::Shard::open(const std::filesystem::path& folder, const TokenShardInfo& info,
                                               int64_t first_token) {
-  Shard shard{.bin = InputFile(folder / (info.name + ".bin"), ErrorKind::kData),
-              .idx = InputFile(folder / (info.name + ".idx"), ErrorKind::kData),
+  Shard shard{.bin = PooledFile(folder / (info.name + ".bin"), ErrorKind::kData),
+              .idx = PooledFile(folder / (info.name + ".idx"), ErrorKind::kData),
+              .mask = {},
               .first_token = first_token,
               .num_tokens = info.num_tokens,
               .num_documents = info.num_documents,
               .bytes_per_token = 0,
               .info = info};
-  TokenShardHeader header = {};
-  check_header(shard.bin, info, kTokensMagic, &header);
-  if (header.item_bytes != 1 && header.item_bytes != 2 && header.item_bytes != 4) {
-    throw shard.bin.error("dataset", "got " + std::to_string(header.item_bytes) +
-                                         " bytes per token at offset 12, expected 1, 2 or 4. The file is damaged.");
-  }
-  shard.bytes_per_token = header.item_bytes;
-  check_size(shard.bin, header.num_tokens, header.item_bytes);
-  check_header(shard.idx, info, kIndexMagic, &header);
-  if (header.item_bytes != kIndexItemBytes) {
-    throw shard.idx.error("dataset", "got " + std::to_string(header.item_bytes) +
-                                         " bytes per offset at offset 12, expected 8. The file is damaged.");
-  }
-  check_size(shard.idx, header.num_documents, kIndexItemBytes);
-  if ((info.num_tokens == 0) != (info.num_documents == 0) || info.num_documents > info.num_tokens) {
-    throw shard.idx.error("dataset", "got " + std::to_string(info.num_documents) + " documents for " +
-                                         std::to_string(info.num_tokens) + " tokens, expected 1 to that many.");
-  }
-  uint64_t first = 0;
-  if (info.num_documents > 0) shard.read_starts(0, 1, &first);
-  if (first != 0) {
-    throw shard.idx.error("dataset", "got the first document at token " + std::to_string(first) +
-                                         ", expected 0 at offset 64. The file is damaged.");
+  shard.check_bin();
+  shard.check_idx();
+  if (!info.mask_hash.empty()) {
+    shard.mask.emplace(folder / (info.name + ".msk"), ErrorKind::kData);
+    shard.check_mask();
   }
   return shard;
 }
 
+void TokenDataset::Shard::check_bin() {
+  const auto file = bin.open();
+  TokenShardHeader header = {};
+  check_header(*file, info, kTokensMagic, &header);
+  if (header.item_bytes != 1 && header.item_bytes != 2 && header.item_bytes != 4) {
+    throw file->error("dataset", "got " + std::to_string(header.item_bytes) +
+                                     " bytes per token at offset 12, expected 1, 2 or 4. The file is damaged.");
+  }
+  bytes_per_token = header.item_bytes;
+  check_size(*file, header.num_tokens, header.item_bytes);
+}
+
+void TokenDataset::Shard::check_idx() const {
+  const auto file = idx.open();
+  TokenShardHeader header = {};
+  check_header(*file, info, kIndexMagic, &header);
+  if (header.item_bytes != kIndexItemBytes) {
+    throw file->error("dataset", "got " + std::to_string(header.item_bytes) +
+                                     " bytes per offset at offset 12, expected 8. The file is damaged.");
+  }
+  check_size(*file, header.num_documents, kIndexItemBytes);
+  if ((num_tokens == 0) != (num_documents == 0) || num_documents > num_tokens) {
+    throw file->error("dataset", "got " + std::to_string(num_documents) + " documents for " +
+                                     std::to_string(num_tokens) + " tokens, expected 1 to that many.");
+  }
+  uint64_t first = 0;
+  if (num_documents > 0) read_starts(*file, 0, 1, &first);
+  if (first != 0) {
+    throw file->error("dataset", "got the first document at token " + std::to_string(first) +
+                                     ", expected 0 at offset 64. The file is damaged.");
+  }
+}
+
+void TokenDataset::Shard::check_mask() const {
+  const auto file = mask->open();
+  TokenShardHeader header = {};
+  check_header(*file, info, kMaskMagic, &header);
+  if (header.item_bytes != kMaskItemBytes) {
+    throw file->error("dataset", "got " + std::to_string(header.item_bytes) +
+                                     " bytes per token at offset 12, expected 1. The file is damaged.");
+  }
+  check_size(*file, header.num_tokens, kMaskItemBytes);
+}
+
 // `first` counts from the start of the shard.
 void TokenDataset::Shard::read(int64_t first, int64_t n, int64_t vocab_size, int32_t* out) const {
+  const auto file = bin.open();
   std::vector<char> piece(static_cast<size_t>(std::min(n, kPieceTokens)) * bytes_per_token);
   for (int64_t done = 0; done < n; done += kPieceTokens) {
     const int64_t count = std::min(n - done, kPieceTokens);
     const uint64_t offset = sizeof(TokenShardHeader) + static_cast<uint64_t>(first + done) * bytes_per_token;
-    bin.read_at(offset, piece.data(), static_cast<size_t>(count) * bytes_per_token);
+    file->read_at(offset, piece.data(), static_cast<size_t>(count) * bytes_per_token);
     int32_t* ids = out + done;
     widen(piece.data(), bytes_per_token, count, ids);
     const int32_t* bad = std::find_if(ids, ids + count, [&](int32_t id) { return id < 0 || id >= vocab_size; });
     if (bad != ids + count) {
-      throw bin.error("dataset", "got token id " + std::to_string(static_cast<uint32_t>(*bad)) + " at offset " +
-                                     std::to_string(offset + static_cast<uint64_t>(bad - ids) * bytes_per_token) +
-                                     ", expected less than vocab_size " + std::to_string(vocab_size) +
-                                     ". The file is damaged or belongs to another tokenizer.");
+      throw file->error("dataset", "got token id " + std::to_string(static_cast<uint32_t>(*bad)) + " at offset " +
+                                       std::to_string(offset + static_cast<uint64_t>(bad - ids) * bytes_per_token) +
+                                       ", expected less than vocab_size " + std::to_string(vocab_size) +
+                                       ". The file is damaged or belongs to another tokenizer.");
     }
   }
 }
 
-void TokenDataset::Shard::read_starts(int64_t first_document, int64_t n, uint64_t* out) const {
-  const uint64_t offset = sizeof(TokenShardHeader) + static_cast<uint64_t>(first_document) * kIndexItemBytes;
-  idx.read_at(offset, out, static_cast<size_t>(n) * kIndexItemBytes);
-  for (int64_t i = 0; i < n; ++i) {
-    if (out[i] < static_cast<uint64_t>(num_tokens) && (i == 0 || out[i] > out[i - 1])) continue;
-    throw idx.error("dataset", "got document start " + std::to_string(out[i]) + " at offset " +
-                                   std::to_string(offset + static_cast<uint64_t>(i) * kIndexItemBytes) +
-                                   ", expected rising numbers below " + std::to_string(num_tokens) +
-                                   ". The file is damaged.");
+// `first` counts from the start of the shard.
+void TokenDataset::Shard::read_mask(int64_t first, int64_t n, uint8_t* out) const {
+  if (!mask) {
+    std::fill_n(out, n, uint8_t{1});
+    return;
+  }
+  const auto file = mask->open();
+  const uint64_t offset = sizeof(TokenShardHeader) + static_cast<uint64_t>(first);
+  file->read_at(offset, out, static_cast<size_t>(n));
+  const uint8_t* bad = std::find_if(out, out + n, [](uint8_t answer) { return answer > 1; });
+  if (bad != out + n) {
+    throw file->error("dataset", "got " + std::to_string(*bad) + " at offset " +
+                                     std::to_string(offset + static_cast<uint64_t>(bad - out)) +
+                                     ", expected 0 or 1. The file is damaged.");
   }
 }
 
-// Index of the first document that starts at `token` or later: a binary search on disk.
-int64_t TokenDataset::Shard::first_document_from(int64_t token) const {
-  int64_t low = 0;
+void TokenDataset::Shard::read_starts(const InputFile& file, int64_t first_document, int64_t n, uint64_t* out) const {
+  const uint64_t offset = sizeof(TokenShardHeader) + static_cast<uint64_t>(first_document) * kIndexItemBytes;
+  file.read_at(offset, out, static_cast<size_t>(n) * kIndexItemBytes);
+  for (int64_t i = 0; i < n; ++i) {
+    if (out[i] < static_cast<uint64_t>(num_tokens) && (i == 0 || out[i] > out[i - 1])) continue;
+    throw file.error("dataset", "got document start " + std::to_string(out[i]) + " at offset " +
+                                    std::to_string(offset + static_cast<uint64_t>(i) * kIndexItemBytes) +
+                                    ", expected rising numbers below " + std::to_string(num_tokens) +
+                                    ". The file is damaged.");
+  }
+}
+
+// Index of the first document that starts at `token` or later. A search on disk that reads a page where the document
+// would be if all were equally long: one page or two where they are not too different. Every third page is the middle
+// one of what is left, which bounds the number of pages whatever the lengths are.
+int64_t TokenDataset::Shard::first_document_from(const InputFile& file, int64_t token) const {
+  const auto wanted = static_cast<uint64_t>(token);
+  std::array<uint64_t, kPieceStarts> starts;
+  int64_t low = 0;  // documents before start before `token`
   int64_t high = num_documents;
-  while (low < high) {
-    const int64_t middle = low + (high - low) / 2;
-    uint64_t start = 0;
-    read_starts(middle, 1, &start);
-    if (start < static_cast<uint64_t>(token)) {
-      low = middle + 1;
+  uint64_t low_start = 0;
+  auto high_start = static_cast<uint64_t>(num_tokens);
+  for (int page = 1; low < high; ++page) {
+    const double share = page % 3 == 0 || wanted <= low_start || high_start <= low_start
+                             ? 0.5
+                             : static_cast<double>(wanted - low_start) / static_cast<double>(high_start - low_start);
+    const auto guess = low + static_cast<int64_t>(std::min(share, 1.0) * static_cast<double>(high - low));
+    const int64_t first = std::clamp(guess - kPieceStarts / 2, low, std::max(low, high - kPieceStarts));
+    const int64_t count = std::min(high - first, kPieceStarts);
+    read_starts(file, first, count, starts.data());
+    uint64_t* const end = starts.data() + count;
+    uint64_t* const found = std::lower_bound(starts.data(), end, wanted);
+    if (found == end) {
+      low = first + count;
+      low_start = end[-1];
+    } else if (found == starts.data()) {
+      high = first;
+      high_start = *found;
     } else {
-      high = middle;
+      return first + (found - starts.data());
     }
   }
   return low;
@@ -166,16 +232,17 @@ int64_t TokenDataset::Shard::first_document_from(int64_t token) const {
 
 // Adds `shift` + the starts inside [first, first + n), relative to `first`.
 void TokenDataset::Shard::append_starts(int64_t first, int64_t n, int64_t shift, std::vector<int64_t>* out) const {
+  const auto file = idx.open();
   std::array<uint64_t, kPieceStarts> starts;
-  for (int64_t document = first_document_from(first); document < num_documents; document += kPieceStarts) {
+  for (int64_t document = first_document_from(*file, first); document < num_documents; document += kPieceStarts) {
     const int64_t count = std::min(num_documents - document, kPieceStarts);
-    read_starts(document, count, starts.data());
+    read_starts(*file, document, count, starts.data());
     for (int64_t i = 0; i < count; ++i) {
-      const auto start = static_cast<int64_t>(starts[i]);
+      const auto start = static_cast<int64_t>(starts[static_cast<size_t>(i)]);
       if (start >= first + n) return;
       if (start < first) {
-        throw idx.error("dataset", "got document start " + std::to_string(start) + " after one from " +
-                                       std::to_string(first) + ", expected rising numbers. The file is damaged.");
+        throw file->error("dataset", "got document start " + std::to_string(start) + " after one from " +
+                                         std::to_string(first) + ", expected rising numbers. The file is damaged.");
       }
       out->push_back(shift + start - first);
     }
@@ -196,13 +263,17 @@ TokenDataset TokenDataset::open(const std::filesystem::path& folder, std::string
                                       ", expected one of: " + known + ".");
   }
   TokenDataset dataset;
+  dataset.folder_ = folder;
   dataset.tokenizer_ = manifest.tokenizer;
+  dataset.tokenizer_hash_ = manifest.tokenizer_hash;
   dataset.vocab_size_ = manifest.vocab_size;
   dataset.eos_id_ = manifest.eos_id;
   for (const TokenShardInfo& info : found->second) {
     Shard shard = Shard::open(folder, info, dataset.num_tokens_);
     dataset.num_tokens_ += info.num_tokens;  // cannot overflow: each was compared with the size of its file
     dataset.num_documents_ += info.num_documents;
+    dataset.num_answers_ += info.mask_hash.empty() ? info.num_tokens : info.num_answers;
+    dataset.has_mask_ = dataset.has_mask_ || !info.mask_hash.empty();
     if (info.num_tokens > 0) dataset.shards_.push_back(std::move(shard));
   }
   return dataset;
@@ -234,6 +305,19 @@ void TokenDataset::read(int64_t first_token, int64_t n, int32_t* out) const {
   }
 }
 
+void TokenDataset::read_mask(int64_t first_token, int64_t n, uint8_t* out) const {
+  check_range("read_mask", first_token, n);
+  while (n > 0) {
+    const Shard& shard = shards_[shard_at(first_token)];
+    const int64_t first = first_token - shard.first_token;
+    const int64_t count = std::min(n, shard.num_tokens - first);
+    shard.read_mask(first, count, out);
+    first_token += count;
+    out += count;
+    n -= count;
+  }
+}
+
 std::vector<int64_t> TokenDataset::document_starts(int64_t first_token, int64_t n) const {
   check_range("document_starts", first_token, n);
   std::vector<int64_t> starts;
@@ -249,14 +333,16 @@ std::vector<int64_t> TokenDataset::document_starts(int64_t first_token, int64_t 
 }
 
 void TokenDataset::verify_hashes() const {
+  const auto verify = [](const PooledFile& file, const std::string& expected) {
+    const std::string got = hash_text(hash_file(file.path()));
+    if (got == expected) return;
+    throw file.open()->error("dataset", "got XXH3-64 " + got + ", expected " + in_quotes(expected) +
+                                            " as in dataset.json. The file is damaged; prepare the data again.");
+  };
   for (const Shard& shard : shards_) {
-    for (const auto& [file, expected] :
-         {std::pair(&shard.bin, &shard.info.bin_hash), {&shard.idx, &shard.info.idx_hash}}) {
-      const std::string got = hash_text(hash_file(file->path()));
-      if (got == *expected) continue;
-      throw file->error("dataset", "got XXH3-64 " + got + ", expected " + in_quotes(*expected) +
-                                       " as in dataset.json. The file is damaged; prepare the data again.");
-    }
+    verify(shard.bin, shard.info.bin_hash);
+    verify(shard.idx, shard.info.idx_hash);
+    if (shard.mask) verify(*shard.mask, shard.info.mask_hash);
   }
 }
 

@@ -15,6 +15,7 @@ namespace {
 
 constexpr const char* kManifestName = "dataset.json";
 constexpr int kManifestVersion = 1;
+constexpr int kMaskedManifestVersion = 2;  // a reader that knows no masks would learn what it must not
 constexpr size_t kFlushBytes = size_t{1} << 20;
 
 std::filesystem::path with_suffix(std::filesystem::path stem, const char* suffix) { return stem += suffix; }
@@ -62,6 +63,14 @@ class ManifestReader {
                         .num_documents = number(value, "num_documents", 0),
                         .bin_hash = text(value, "bin_xxh3"),
                         .idx_hash = text(value, "idx_xxh3")};
+    if (value.contains("mask_xxh3")) {
+      info.mask_hash = text(value, "mask_xxh3");
+      info.num_answers = number(value, "num_answers", 0);
+      if (info.mask_hash.empty() || info.num_answers > info.num_tokens) {
+        fail("got " + std::to_string(info.num_answers) + " answers and the mask hash " + in_quotes(info.mask_hash) +
+             " for " + std::to_string(info.num_tokens) + " tokens, expected at most that many and a hash");
+      }
+    }
     if (!is_plain_file_name(info.name))
       fail("got the shard name " + in_quotes(info.name) + ", expected a plain file name");
     return info;
@@ -71,6 +80,19 @@ class ManifestReader {
   std::filesystem::path path_;
 };
 
+nlohmann::ordered_json shard_json(const TokenShardInfo& shard) {
+  nlohmann::ordered_json json = {{"name", shard.name},
+                                 {"num_tokens", shard.num_tokens},
+                                 {"num_documents", shard.num_documents},
+                                 {"bin_xxh3", shard.bin_hash},
+                                 {"idx_xxh3", shard.idx_hash}};
+  if (!shard.mask_hash.empty()) {
+    json["mask_xxh3"] = shard.mask_hash;
+    json["num_answers"] = shard.num_answers;
+  }
+  return json;
+}
+
 }  // namespace
 
 void write_dataset_manifest(const std::filesystem::path& folder, const DatasetManifest& manifest) {
@@ -79,6 +101,7 @@ void write_dataset_manifest(const std::filesystem::path& folder, const DatasetMa
     throw usage_error(path, "got vocab_size " + std::to_string(manifest.vocab_size) + " and eos_id " +
                                 std::to_string(manifest.eos_id) + ", expected -1 <= eos_id < vocab_size.");
   }
+  int version = kManifestVersion;
   nlohmann::ordered_json splits = nlohmann::ordered_json::object();
   for (const auto& [split, shards] : manifest.splits) {
     auto& list = splits[split] = nlohmann::ordered_json::array();
@@ -86,19 +109,17 @@ void write_dataset_manifest(const std::filesystem::path& folder, const DatasetMa
       if (!is_plain_file_name(shard.name)) {
         throw usage_error(path, "got the shard name " + in_quotes(shard.name) + ", expected a plain file name.");
       }
-      list.push_back({{"name", shard.name},
-                      {"num_tokens", shard.num_tokens},
-                      {"num_documents", shard.num_documents},
-                      {"bin_xxh3", shard.bin_hash},
-                      {"idx_xxh3", shard.idx_hash}});
+      if (!shard.mask_hash.empty()) version = kMaskedManifestVersion;
+      list.push_back(shard_json(shard));
     }
   }
   json_string(manifest.tokenizer);  // refuses what is not UTF-8, before dump() would
-  const nlohmann::ordered_json json = {{"version", kManifestVersion},
-                                       {"tokenizer", manifest.tokenizer},
-                                       {"vocab_size", manifest.vocab_size},
-                                       {"eos_id", manifest.eos_id},
-                                       {"splits", splits}};
+  nlohmann::ordered_json json = {{"version", version},
+                                 {"tokenizer", manifest.tokenizer},
+                                 {"vocab_size", manifest.vocab_size},
+                                 {"eos_id", manifest.eos_id}};
+  if (!manifest.tokenizer_hash.empty()) json["tokenizer_xxh3"] = manifest.tokenizer_hash;
+  json["splits"] = std::move(splits);
   write_file_atomically(path, json.dump(2) + "\n");
 }
 
@@ -106,8 +127,8 @@ DatasetManifest read_dataset_manifest(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / kManifestName;
   const nlohmann::json json = read_json_file(path);
   const ManifestReader reader(path);
-  if (const int64_t version = reader.number(json, "version", 1); version != kManifestVersion) {
-    reader.fail("got version " + std::to_string(version) + ", expected 1");
+  if (const int64_t version = reader.number(json, "version", 1); version > kMaskedManifestVersion) {
+    reader.fail("got version " + std::to_string(version) + ", expected 1 or 2");
   }
   DatasetManifest manifest{.tokenizer = reader.text(json, "tokenizer"),
                            .vocab_size = reader.number(json, "vocab_size", 1),
@@ -115,6 +136,7 @@ DatasetManifest read_dataset_manifest(const std::filesystem::path& folder) {
                            .splits = {}};
   if (manifest.eos_id >= manifest.vocab_size)
     reader.fail("got an eos_id outside of the vocabulary, expected one inside");
+  if (json.contains("tokenizer_xxh3")) manifest.tokenizer_hash = reader.text(json, "tokenizer_xxh3");
   const nlohmann::json& splits = reader.member(json, "splits");
   if (!splits.is_object()) reader.fail("got no object as \"splits\", expected lists of shards by name");
   for (const auto& [split, shards] : splits.items()) {
@@ -125,19 +147,26 @@ DatasetManifest read_dataset_manifest(const std::filesystem::path& folder) {
   return manifest;
 }
 
-TokenShardWriter::TokenShardWriter(const std::filesystem::path& path_stem, int bytes_per_token)
+TokenShardWriter::TokenShardWriter(const std::filesystem::path& path_stem, int bytes_per_token, AnswerMask mask)
     : bytes_per_token_(bytes_per_token), bin_(with_suffix(path_stem, ".bin")), idx_(with_suffix(path_stem, ".idx")) {
   if (bytes_per_token != 1 && bytes_per_token != 2 && bytes_per_token != 4) {
     throw usage_error(path_stem, "got " + std::to_string(bytes_per_token) + " bytes per token, expected 1, 2 or 4.");
   }
+  if (mask == AnswerMask::kPerToken) mask_.emplace(with_suffix(path_stem, ".msk"));
   const TokenShardHeader placeholder = {};  // counts are known at commit
   bin_.write(&placeholder, sizeof(placeholder));
   idx_.write(&placeholder, sizeof(placeholder));
+  if (mask_) mask_->write(&placeholder, sizeof(placeholder));
 }
 
-void TokenShardWriter::add_document(std::span<const int32_t> tokens) {
+void TokenShardWriter::check_document(std::span<const int32_t> tokens, std::span<const uint8_t> is_answer) const {
   if (tokens.empty()) {
     throw usage_error(bin_.target(), "got an empty document, expected at least one token. Leave it out.");
+  }
+  if (is_answer.size() != (mask_ ? tokens.size() : 0)) {
+    throw usage_error(bin_.target(), "got a mask of " + std::to_string(is_answer.size()) + " entries for " +
+                                         std::to_string(tokens.size()) + " tokens, expected " +
+                                         (mask_ ? "as many." : "none."));
   }
   const int64_t limit = bytes_per_token_ == 4 ? std::numeric_limits<int32_t>::max() : (1 << 8 * bytes_per_token_) - 1;
   const auto bad = std::find_if(tokens.begin(), tokens.end(), [&](int32_t id) { return id < 0 || id > limit; });
@@ -146,20 +175,26 @@ void TokenShardWriter::add_document(std::span<const int32_t> tokens) {
                                       std::to_string(*bad) + ", expected 0 to " + std::to_string(limit) + " in " +
                                       std::to_string(bytes_per_token_) + " bytes. Use more bytes per token.");
   }
+}
+
+void TokenShardWriter::add_document(std::span<const int32_t> tokens, std::span<const uint8_t> is_answer) {
+  check_document(tokens, is_answer);
   starts_.push_back(static_cast<uint64_t>(num_tokens_));
   for (int32_t id : tokens) {
     const auto* bytes = reinterpret_cast<const char*>(&id);
     token_bytes_.insert(token_bytes_.end(), bytes, bytes + bytes_per_token_);
-    if (token_bytes_.size() >= kFlushBytes) flush_tokens();
+  }
+  for (uint8_t answer : is_answer) {
+    answers_.push_back(answer != 0 ? 1 : 0);
+    num_answers_ += answers_.back();
   }
   num_tokens_ += static_cast<int64_t>(tokens.size());
   ++num_documents_;
-  if (starts_.size() * sizeof(uint64_t) >= kFlushBytes) flush_starts();
+  if (token_bytes_.size() + starts_.size() * sizeof(uint64_t) >= kFlushBytes) flush();
 }
 
 TokenShardInfo TokenShardWriter::commit() {
-  flush_tokens();
-  flush_starts();
+  flush();
   TokenShardHeader header{.magic = kTokensMagic,
                           .version = kTokenShardVersion,
                           .item_bytes = static_cast<uint32_t>(bytes_per_token_),
@@ -170,24 +205,29 @@ TokenShardInfo TokenShardWriter::commit() {
   header.magic = kIndexMagic;
   header.item_bytes = kIndexItemBytes;
   idx_.write_at(0, &header, sizeof(header));
+  header.magic = kMaskMagic;
+  header.item_bytes = kMaskItemBytes;
+  if (mask_) mask_->write_at(0, &header, sizeof(header));
   TokenShardInfo info{.name = bin_.target().stem().native(),
                       .num_tokens = num_tokens_,
                       .num_documents = num_documents_,
                       .bin_hash = hash_text(hash_file(bin_.temporary())),
-                      .idx_hash = hash_text(hash_file(idx_.temporary()))};
+                      .idx_hash = hash_text(hash_file(idx_.temporary())),
+                      .mask_hash = mask_ ? hash_text(hash_file(mask_->temporary())) : "",
+                      .num_answers = num_answers_};
   idx_.commit();
+  if (mask_) mask_->commit();
   bin_.commit();
   return info;
 }
 
-void TokenShardWriter::flush_tokens() {
+void TokenShardWriter::flush() {
   bin_.write(token_bytes_.data(), token_bytes_.size());
-  token_bytes_.clear();
-}
-
-void TokenShardWriter::flush_starts() {
   idx_.write(starts_.data(), starts_.size() * sizeof(uint64_t));
+  if (mask_) mask_->write(answers_.data(), answers_.size());
+  token_bytes_.clear();
   starts_.clear();
+  answers_.clear();
 }
 
 }  // namespace fsdp::io

@@ -15,8 +15,6 @@ namespace fsdp::io {
 
 namespace {
 
-constexpr uint64_t kCopyBytes = uint64_t{1} << 20;
-
 Error usage_error(const WeightSource& source, const std::string& detail) {
   return Error(ErrorKind::kUsage, "[copy] " + in_quotes(source.path().native()) + ": " + detail);
 }
@@ -74,19 +72,6 @@ void check_not_source(const WeightSource& source, const OutputFolder& output) {
   }
 }
 
-// Unlike std::filesystem's, durable.
-void copy_companion(const std::filesystem::path& from, const std::filesystem::path& to) {
-  const InputFile input(from, ErrorKind::kModel);
-  AtomicFile output(to);
-  std::vector<char> piece(std::min(input.size(), kCopyBytes));
-  for (uint64_t offset = 0; offset < input.size(); offset += piece.size()) {
-    piece.resize(std::min<uint64_t>(piece.size(), input.size() - offset));
-    input.read_at(offset, piece.data(), piece.size());
-    output.write(piece.data(), piece.size());
-  }
-  output.commit();
-}
-
 const char* config_name(DType dtype) { return dtype == DType::BF16 ? "bfloat16" : "float32"; }
 
 }  // namespace
@@ -124,7 +109,7 @@ void write_model_folder(const WeightSource& source, const CopyPlan& plan, const 
   }
   for (const auto& [name, text] : source.companion_texts()) write_file_atomically(staging.path() / name, text);
   for (const std::filesystem::path& companion : source.companions()) {
-    copy_companion(companion, staging.path() / companion.filename());
+    copy_file_atomically(companion, staging.path() / companion.filename(), ErrorKind::kModel);
   }
   staging.publish();
 }

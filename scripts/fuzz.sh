@@ -13,7 +13,8 @@ cd "$(dirname "$0")/.."
 
 BUILD=build/fuzz
 CLANG=${FSDP_CLANG:-clang++}
-PACKAGES="clang libclang-rt-dev nlohmann-json3-dev libtomlplusplus-dev libxxhash-dev"
+PACKAGES="clang libclang-rt-dev nlohmann-json3-dev libtomlplusplus-dev libxxhash-dev libpcre2-dev libutf8proc-dev zlib1g-dev
+  libzstd-dev libsimdjson-dev"
 # What reading may cost is checked by tests/fuzz/cost_gate.h; these are for what never gets there.
 LIMITS="-timeout=60 -malloc_limit_mb=65 -rss_limit_mb=1024 -max_len=16384"
 export ASAN_OPTIONS=quarantine_size_mb=16:detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "fsdp/mesh/mesh.h"
 #include "train/batch.h"
@@ -26,11 +27,27 @@ class BatchSource {
   virtual int64_t position(int64_t step, int64_t micro) const = 0;
 };
 
+// What one rank works on in one step.
+struct StepBatches {
+  int64_t num_targets = 1;  // of the global batch, as BatchSource::num_targets()
+  std::vector<Batch> microbatches;
+};
+
+// A source whose steps can be read ahead, on any thread.
+class StepSource : public BatchSource {
+ public:
+  // The data cursor: sequences consumed before `step`.
+  virtual int64_t consumed(int64_t step) const = 0;
+  // All batches of the step that starts there. Thread-safe; not touched by what moves the cursor.
+  virtual StepBatches read_step(int64_t consumed) const = 0;
+};
+
 // Can every rank have an equal part of each batch, and is there one? Throws Error(kUsage | kData) that names the fix.
 void check_batch(const TrainConfig& config, const World& world, const PackedSplit& data);
 
-// The shuffled sequences of a split: rank r has the r-th contiguous part of each global batch.
-class PackedBatches : public BatchSource {
+// The shuffled sequences of a split, mixed by the weights of its sources: rank r has the r-th contiguous part of each
+// global batch.
+class PackedBatches : public StepSource {
  public:
   // `data` must outlive this. Throws as check_batch().
   PackedBatches(const TrainConfig& config, const World& world, const PackedSplit& data);
@@ -40,12 +57,16 @@ class PackedBatches : public BatchSource {
   Batch microbatch(int64_t step, int64_t micro) const override;
   int64_t position(int64_t step, int64_t micro) const override;
 
-  // The data cursor: sequences consumed before `step`.
-  int64_t consumed(int64_t step) const;
+  int64_t consumed(int64_t step) const override;
+  StepBatches read_step(int64_t consumed) const override;
   // From `step` on, go on after the first `consumed` sequences.
   void continue_at(int64_t step, int64_t consumed);
 
+  const DataOrder& order() const { return order_; }
+
  private:
+  Batch read_microbatch(int64_t consumed, int64_t micro) const;
+
   const PackedSplit& data_;
   int64_t batch_sequences_;
   int64_t first_step_ = 0;

@@ -67,6 +67,17 @@ bool offers_booleans(const Option& option) {
   return std::find(choices.begin(), choices.end(), "true") != choices.end();
 }
 
+// A mixture may be written as a list: ["web:0.7", "books:0.3"].
+bool assign_list(const toml::node& node, const Option& option, std::string& text) {
+  const toml::array* list = node.as_array();
+  if (option.name != "data.path" || list == nullptr || list->empty() || !list->is_homogeneous<std::string>()) {
+    return false;
+  }
+  text.clear();
+  for (const toml::node& item : *list) text += (text.empty() ? "" : ",") + item.as_string()->get();
+  return true;
+}
+
 bool assign_node(const toml::node& node, const Option& option, Config& config) {
   const Slot slot = option.slot(config);
   if (const auto* boolean = std::get_if<bool*>(&slot)) {
@@ -83,6 +94,7 @@ bool assign_node(const toml::node& node, const Option& option, Config& config) {
     text = node.as_boolean()->get() ? "true" : "false";
     return true;
   }
+  if (node.is_array()) return assign_list(node, option, text);
   return node.is_string() && (text = node.as_string()->get(), true);
 }
 

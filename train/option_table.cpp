@@ -85,7 +85,9 @@ std::vector<Option> model_options() {
 
 std::vector<Option> data_options() {
   return {
-      {"data.path", FSDP_SLOT(data.path), any(), "data set folder, made by `fsdp prepare`"},
+      {"data.path", FSDP_SLOT(data.path), any(),
+       "data set folder, made by `fsdp prepare`; or a mixture of several with weights: `web:0.7,books:0.3`, as text or "
+       "as a list"},
       {"data.sequence_length", FSDP_SLOT(data.sequence_length), at_least(2),
        "tokens per sequence; documents are packed into sequences, attention stays inside a document"},
       {"data.train_split", FSDP_SLOT(data.train_split), any(), "split that is trained on"},

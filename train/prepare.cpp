@@ -1,236 +1,212 @@
 #include "train/prepare.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cmath>
-#include <condition_variable>
-#include <exception>
-#include <fstream>
-#include <mutex>
+#include <limits>
+#include <queue>
 #include <thread>
+#include <utility>
 
 #include "fsdp/base/error.h"
 #include "fsdp/base/units.h"
-#include "io/token_shards.h"
+#include "io/atomic_file.h"
+#include "io/hash.h"
+#include "io/worker_threads.h"
 #include "train/byte_tokenizer.h"
-#include "train/corpus.h"
 #include "train/format.h"
+#include "train/prepare_pool.h"
 
 namespace fsdp::train {
 namespace {
 
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
+using Files = std::vector<io::InputPart>;
 
-// A run of files that becomes one shard; one thread writes it.
-struct ShardPlan {
-  std::string split;
-  std::string name;
-  size_t first_file = 0;
-  size_t last_file = 0;  // one past
-  io::TokenShardInfo info;
+struct Corpus {
+  Files files;
+  int64_t num_bytes = 0;
+  int64_t num_empty = 0;  // files of no bytes, left out
 };
 
-// Cuts [first, last) of the corpus into shards of about 1/64 of the corpus, but not below 1 MiB nor above 1 GiB.
-void plan_split(const Corpus& corpus, const std::string& split, size_t first, size_t last,
-                std::vector<ShardPlan>& plans) {
-  const int64_t target = std::clamp(corpus.num_bytes / 64, kMiB, kGiB);
-  int number = 0;
-  while (first < last) {
-    ShardPlan plan{split, format_text("%s-%05d", split.c_str(), number++), first, first, {}};
-    for (int64_t bytes = 0; plan.last_file < last && bytes < target; ++plan.last_file) {
-      bytes += corpus.files[plan.last_file].num_bytes;
-    }
-    first = plan.last_file;
-    plans.push_back(std::move(plan));
+Corpus find_corpus(const PrepareOptions& options) {
+  Corpus corpus{io::find_inputs(options.inputs, options.extensions), 0, 0};
+  corpus.num_empty =
+      static_cast<int64_t>(std::erase_if(corpus.files, [](const io::InputPart& file) { return file.num_bytes == 0; }));
+  for (const io::InputPart& file : corpus.files) corpus.num_bytes += static_cast<int64_t>(file.num_bytes);
+  if (corpus.files.empty()) {
+    throw Error(ErrorCode::kData, "[prepare] empty corpus: got " + std::to_string(corpus.num_empty) +
+                                      " empty files and no others, expected text. Check the paths" +
+                                      (options.extensions.empty() ? "." : " and --include."));
   }
+  return corpus;
 }
 
-size_t heldout_files(size_t num_files, double share) {
-  const auto count = static_cast<size_t>(std::lround(share * static_cast<double>(num_files)));
-  return share > 0 ? std::clamp<size_t>(count, 1, num_files) : 0;
+// Neighbours together until they are enough for a shard. Depends on the files alone.
+std::vector<Files> group_files(const Files& files, int64_t shard_bytes) {
+  std::vector<Files> groups;
+  uint64_t group_bytes = 0;
+  for (const io::InputPart& file : files) {
+    if (groups.empty() || group_bytes >= static_cast<uint64_t>(shard_bytes)) {
+      groups.emplace_back();
+      group_bytes = 0;
+    }
+    groups.back().push_back(file);
+    group_bytes += file.num_bytes;
+  }
+  return groups;
 }
 
-std::string read_whole(const CorpusFile& file) {
-  std::ifstream stream(file.path, std::ios::binary);
-  std::string bytes(static_cast<size_t>(file.num_bytes), '\0');
-  stream.read(bytes.data(), file.num_bytes);
-  if (!stream.is_open() || stream.gcount() != file.num_bytes) {
-    throw Error(ErrorCode::kFileSystem,
-                "[prepare] " + file.path.string() +
-                    (stream.is_open() ? ": became shorter while it was read. Run again."
-                                      : ": cannot be read. Make it readable, or leave it out."));
-  }
-  return bytes;
+int num_threads(const PrepareOptions& options) {
+  return options.threads > 0 ? options.threads : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
 }
 
-// The folder under its temporary name; gone unless published.
-class StagingFolder {
- public:
-  StagingFolder(fs::path target, bool overwrite) : target_(fs::absolute(target).lexically_normal()) {
-    if (!target_.has_filename()) {
-      target_ = target_.parent_path();
-    }
-    if (fs::exists(target_) && !overwrite) {
-      throw Error(ErrorCode::kUsage, "[prepare] " + target.string() +
-                                         ": exists already. Pass --overwrite to replace it, or another --output.");
-    }
-    std::error_code error;
-    fs::create_directories(target_.parent_path(), error);
-    staging_ = target_.parent_path() / ("." + target_.filename().string() + ".tmp-" + std::to_string(getpid()));
-    if (error || !fs::create_directory(staging_, error)) {
-      throw Error(ErrorCode::kFileSystem, "[prepare] " + target.string() + ": cannot be created: " + error.message() +
-                                              ". Choose an --output in a folder you may write to.");
-    }
-  }
-  ~StagingFolder() {
-    std::error_code ignored;
-    fs::remove_all(staging_, ignored);
-  }
-  StagingFolder(const StagingFolder&) = delete;
-  StagingFolder& operator=(const StagingFolder&) = delete;
-
-  const fs::path& path() const { return staging_; }
-
-  void publish() {
-    const fs::path old = staging_.string() + "-old";
-    if (fs::exists(target_)) {
-      fs::rename(target_, old);
-    }
-    fs::rename(staging_, target_);
-    fs::remove_all(old);
-  }
-
- private:
-  fs::path target_;
-  fs::path staging_;
-};
-
-// Threads that take shard after shard; the caller's thread shows how far they are.
-class Workers {
- public:
-  Workers(const Corpus& corpus, std::vector<ShardPlan>& plans, const PrepareOptions& options, fs::path folder)
-      : corpus_(corpus), plans_(plans), max_document_bytes_(options.max_document_bytes), folder_(std::move(folder)) {
-    const unsigned wanted =
-        options.threads > 0 ? static_cast<unsigned>(options.threads) : std::thread::hardware_concurrency();
-    running_ = static_cast<int>(std::clamp<size_t>(wanted, 1, plans_.size()));
-    for (int thread = running_; thread > 0; --thread) {
-      threads_.emplace_back([this] { work(); });
-    }
-  }
-
-  void wait(Console& console) {
-    const auto begin = Clock::now();
-    std::unique_lock lock(mutex_);
-    const auto period = console.updates_in_place() ? std::chrono::milliseconds(200) : std::chrono::milliseconds(5000);
-    while (!idle_.wait_for(lock, period, [this] { return running_ == 0; })) {
-      console.status(progress(std::chrono::duration<double>(Clock::now() - begin).count()));
-    }
-    if (failure_) {
-      std::rethrow_exception(failure_);
-    }
-  }
-
-  int64_t num_tokens() const { return num_tokens_; }
-
- private:
-  void work() {
-    try {
-      for (size_t shard = next_++; shard < plans_.size() && !stop_; shard = next_++) {
-        write_shard(plans_[shard]);
+// The bound that `count` documents of all are below.
+uint64_t bound_of_lowest(const std::vector<Files>& groups, const ReadOptions& reading, int64_t count, int threads) {
+  std::mutex mutex;
+  std::priority_queue<uint64_t> lowest;  // of all threads: the `count` lowest hashes, the highest of them on top
+  int64_t num_documents = 0;
+  io::run_workers(groups.size(), threads, [&](io::WorkQueue& queue) {
+    while (const auto group = queue.next()) {
+      DocumentStream stream(groups[*group], reading);
+      for (io::Document document; stream.next(document);) {
+        if (document.text.empty()) continue;
+        const uint64_t hash = io::hash_bytes(document.text);
+        const std::lock_guard lock(mutex);
+        ++num_documents;
+        lowest.push(hash);
+        if (static_cast<int64_t>(lowest.size()) > count) lowest.pop();
       }
-    } catch (...) {
-      const std::lock_guard lock(mutex_);
-      failure_ = failure_ ? failure_ : std::current_exception();
-      stop_ = true;
     }
-    const std::lock_guard lock(mutex_);
-    --running_;
-    idle_.notify_all();
+  });
+  if (num_documents <= count) {
+    throw Error(ErrorCode::kData, "[prepare] --holdout: got " + std::to_string(count) + " of " +
+                                      std::to_string(num_documents) +
+                                      " documents, which leave nothing to train on. Hold out fewer.");
   }
+  return lowest.top() == std::numeric_limits<uint64_t>::max() ? lowest.top() : lowest.top() + 1;
+}
 
-  void write_shard(ShardPlan& plan) {
-    io::TokenShardWriter writer(folder_ / plan.name, 2);
-    std::vector<int32_t> tokens;
-    for (size_t file = plan.first_file; file < plan.last_file && !stop_; ++file) {
-      const std::string bytes = read_whole(corpus_.files[file]);
-      for (size_t begin = 0; begin < bytes.size(); begin += static_cast<size_t>(max_document_bytes_)) {
-        const size_t end = std::min(bytes.size(), begin + static_cast<size_t>(max_document_bytes_));
-        tokens.assign(1, byte_tokenizer::kBegin);
-        for (size_t i = begin; i < end; ++i) {
-          tokens.push_back(static_cast<unsigned char>(bytes[i]));
-        }
-        tokens.push_back(byte_tokenizer::kEnd);
-        writer.add_document(tokens);
+uint64_t bound_of_share(double share) {
+  return share <= 0 ? 0 : static_cast<uint64_t>(std::min(std::ldexp(share, 64), std::ldexp(1.0, 64) - 2048));
+}
+
+PreparePlan make_plan(const PrepareOptions& options, int64_t num_bytes) {
+  PreparePlan plan{{options.documents, Bytes::kText}, make_encoder(options.tokenizer, options.chat), 0, 0, 4};
+  const tokenizer::Tokenizer& tokenizer = plan.encoder.tokenizer();
+  if (plan.encoder.has_answers()) {
+    plan.reading.documents.whole_lines = true;
+  } else if (tokenizer.name() == byte_tokenizer::kName) {
+    plan.reading.bytes = Bytes::kAny;
+  }
+  plan.shard_bytes = options.shard_bytes > 0 ? options.shard_bytes : std::clamp(num_bytes / 64, kMiB, kGiB);
+  plan.bytes_per_token = tokenizer.vocab_size() <= (1 << 16) ? 2 : 4;
+  return plan;
+}
+
+std::string progress_line(const PrepareProgress& progress, int64_t num_bytes, double seconds) {
+  const auto done = static_cast<double>(progress.file_bytes);
+  const auto total = static_cast<double>(num_bytes);
+  const double share = std::min(1.0, done / total);
+  const double rate = std::max(1.0, (done - static_cast<double>(progress.reused_bytes)) / std::max(seconds, 1e-9));
+  std::string bar(20, '.');
+  std::fill_n(bar.begin(), static_cast<size_t>(20 * share), '#');
+  return format_text("prepare [%s] %3.0f%% | %.1f of %.1f MB | %.1f MB/s of text | %s tokens | eta %s", bar.c_str(),
+                     100 * share, done / 1e6, total / 1e6,
+                     static_cast<double>(progress.text_bytes) / 1e6 / std::max(seconds, 1e-9),
+                     with_thousands(progress.tokens).c_str(), clock_text(std::max(0.0, total - done) / rate).c_str());
+}
+
+void copy_tokenizer(const std::string& tokenizer, const fs::path& folder) {
+  constexpr const char* kFiles[] = {"tokenizer.json",    "tokenizer_config.json", "special_tokens_map.json",
+                                    "added_tokens.json", "chat_template.jinja",   byte_tokenizer::kMarkerFile};
+  fs::create_directories(folder);
+  if (tokenizer == byte_tokenizer::kName) {
+    io::write_file_atomically(folder / byte_tokenizer::kMarkerFile, byte_tokenizer::marker_json());
+    return;
+  }
+  const fs::path from = fs::is_directory(tokenizer) ? fs::path(tokenizer) : fs::path(tokenizer).parent_path();
+  for (const char* name : kFiles) {
+    if (fs::is_regular_file(from / name)) io::copy_file_atomically(from / name, folder / name, io::ErrorKind::kModel);
+  }
+}
+
+// Adds up what came of the pieces, in their order.
+io::DatasetManifest collect(const PreparePool::Tasks& tasks, PrepareResult& result) {
+  io::DatasetManifest manifest;
+  Skipped skipped;
+  for (const auto& task : tasks) {
+    result.num_reused_shards += task->num_reused();
+    for (const PreparedPiece& piece : task->pieces()) {
+      result.num_text_bytes += piece.num_text_bytes;
+      result.num_empty_documents += piece.num_empty_documents;
+      skipped.add(piece.skipped);
+      for (const auto& [split, shard] : piece.shards) {
+        PreparedSplit& sum = split == "train" ? result.train : result.heldout;
+        sum.num_documents += shard.num_documents;
+        sum.num_tokens += shard.num_tokens;
+        sum.num_answers += shard.mask_hash.empty() ? shard.num_tokens : shard.num_answers;
+        manifest.splits[split].push_back(shard);
       }
-      done_bytes_ += static_cast<int64_t>(bytes.size());
     }
-    num_tokens_ += writer.num_tokens();
-    plan.info = writer.commit();
   }
+  result.num_skipped = skipped.count;
+  result.skipped_because = skipped.reasons;
+  return manifest;
+}
 
-  std::string progress(double seconds) const {
-    const auto done = static_cast<double>(done_bytes_);
-    const auto total = static_cast<double>(corpus_.num_bytes);
-    const double rate = done / std::max(seconds, 1e-9);
-    std::string bar(20, '.');
-    std::fill_n(bar.begin(), static_cast<size_t>(20 * done / total), '#');
-    return format_text("prepare [%s] %3.0f%% | %.1f of %.1f MB | %.1f MB/s | eta %s", bar.c_str(), 100 * done / total,
-                       done / 1e6, total / 1e6, rate / 1e6, clock_text((total - done) / std::max(rate, 1.0)).c_str());
+void check_result(const PrepareResult& result, const PrepareOptions& options, PrepareFolder& folder) {
+  if (result.train.num_documents > 0) return;
+  folder.discard();
+  if (result.heldout.num_documents > 0) {
+    throw Error(ErrorCode::kData, "[prepare] " + std::to_string(result.heldout.num_documents) +
+                                      " document(s) and a holdout of " + format_text("%g%%", 100 * options.holdout) +
+                                      " leave nothing to train on. Pass more documents, or --holdout 0.");
   }
-
-  const Corpus& corpus_;
-  std::vector<ShardPlan>& plans_;
-  int64_t max_document_bytes_;
-  fs::path folder_;
-  std::atomic<size_t> next_{0};
-  std::atomic<int64_t> done_bytes_{0};
-  std::atomic<int64_t> num_tokens_{0};
-  std::atomic<bool> stop_{false};
-  std::mutex mutex_;
-  std::condition_variable idle_;
-  int running_ = 0;
-  std::exception_ptr failure_;
-  std::vector<std::jthread> threads_;  // last: joined before the rest goes
-};
+  throw Error(ErrorCode::kData, "[prepare] empty corpus: got " + std::to_string(result.num_skipped) + " bad records, " +
+                                    std::to_string(result.num_empty_documents) +
+                                    " empty documents and no others, expected text." +
+                                    (result.skipped_because.empty() ? "" : " The first: " + result.skipped_because[0]));
+}
 
 }  // namespace
 
 PrepareResult prepare(const PrepareOptions& options, Console& console) {
   const auto begin = Clock::now();
-  const Corpus corpus = find_corpus(options.inputs, options.extensions);
-  const size_t num_files = corpus.files.size();
-  const size_t num_heldout = heldout_files(num_files, options.holdout);
-  if (num_heldout == num_files) {
-    throw Error(ErrorCode::kData, "[prepare] " + std::to_string(num_files) + " file(s) and a holdout of " +
-                                      format_text("%g%%", 100 * options.holdout) +
-                                      " leave nothing to train on. Pass more files, or --holdout 0.");
-  }
-  std::vector<ShardPlan> plans;
-  plan_split(corpus, "train", 0, num_files - num_heldout, plans);
-  plan_split(corpus, "heldout", num_files - num_heldout, num_files, plans);
-
-  StagingFolder staging(options.output, options.overwrite);
-  Workers workers(corpus, plans, options, staging.path());
-  workers.wait(console);
-
-  io::DatasetManifest manifest{byte_tokenizer::kName, byte_tokenizer::kVocabSize, byte_tokenizer::kEnd, {}};
-  for (const ShardPlan& plan : plans) {
-    manifest.splits[plan.split].push_back(plan.info);
-  }
-  io::write_dataset_manifest(staging.path(), manifest);
-  staging.publish();
-
+  const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
+  const Corpus corpus = find_corpus(options);
+  PreparePlan plan = make_plan(options, corpus.num_bytes);
+  const std::vector<Files> groups = group_files(corpus.files, plan.shard_bytes);
   PrepareResult result;
-  result.num_files = static_cast<int64_t>(num_files);
-  result.num_heldout_files = static_cast<int64_t>(num_heldout);
+  result.threads = num_threads(options);
+  result.num_files = static_cast<int64_t>(corpus.files.size());
   result.num_empty_files = corpus.num_empty;
-  result.num_bytes = corpus.num_bytes;
-  result.num_tokens = workers.num_tokens();
-  result.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+
+  PrepareFolder folder(options.output, options.overwrite);
+  plan.heldout_below = options.holdout_documents > 0
+                           ? bound_of_lowest(groups, plan.reading, options.holdout_documents, result.threads)
+                           : bound_of_share(options.holdout);
+  PrepareProgress progress;
+  PreparePool::Tasks tasks;
+  for (const Files& files : groups) {
+    tasks.push_back(std::make_unique<PrepareTask>(static_cast<int64_t>(tasks.size()), files, plan, folder, progress));
+  }
+  {
+    PreparePool pool(tasks, plan, result.threads);
+    pool.wait(std::chrono::milliseconds(console.updates_in_place() ? 200 : 5000),
+              [&] { console.status(progress_line(progress, corpus.num_bytes, seconds())); });
+  }
+  io::DatasetManifest manifest = collect(tasks, result);
+  check_result(result, options, folder);
+  const tokenizer::Tokenizer& tokenizer = plan.encoder.tokenizer();
+  manifest.tokenizer = tokenizer.name();
+  manifest.vocab_size = tokenizer.vocab_size();
+  manifest.eos_id = tokenizer.eos().value_or(-1);
+  manifest.tokenizer_hash = io::hash_text(tokenizer.hash());
+  copy_tokenizer(options.tokenizer, folder.path() / io::kTokenizerFolder);
+  folder.publish(manifest);
+  result.seconds = seconds();
   return result;
 }
 

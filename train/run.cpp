@@ -15,6 +15,7 @@
 #include "train/checkpoints.h"
 #include "train/config_file.h"
 #include "train/console.h"
+#include "train/data_splits.h"
 #include "train/evaluation.h"
 #include "train/format.h"
 #include "train/ledger.h"
@@ -23,6 +24,7 @@
 #include "train/metrics.h"
 #include "train/model_choice.h"
 #include "train/output_folder.h"
+#include "train/prefetch.h"
 #include "train/process_memory.h"
 #include "train/replica_check.h"
 #include "train/run_state.h"
@@ -41,35 +43,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int kStoppedAndResumable = 75;  // EX_TEMPFAIL
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
-// The splits of the data set, opened.
-struct Splits {
-  PackedSplit train;
-  std::optional<PackedSplit> heldout;
-};
-
-Splits open_splits(const DataConfig& config) {
-  if (config.path.empty()) {
-    throw Error(ErrorCode::kUsage,
-                "[train] data.path is not set. Make a data set with `fsdp prepare`, and name its folder.");
-  }
-  Splits splits{PackedSplit(io::TokenDataset::open(config.path, config.train_split), config.sequence_length), {}};
-  if (!config.heldout_split.empty()) {
-    const auto manifest = io::read_dataset_manifest(config.path);
-    if (manifest.splits.count(config.heldout_split) != 0) {
-      splits.heldout.emplace(io::TokenDataset::open(config.path, config.heldout_split), config.sequence_length);
-    }
-  }
-  return splits;
-}
-
-void verify_data(const Splits& splits, const std::string& choice) {
-  constexpr int64_t kQuickTokens = int64_t{500} << 20;
-  for (const PackedSplit* split : {&splits.train, splits.heldout ? &*splits.heldout : nullptr}) {
-    if (split == nullptr || choice == "never") continue;
-    if (choice == "always" || split->dataset().num_tokens() <= kQuickTokens) split->dataset().verify_hashes();
-  }
-}
 
 // Ranks that were started with different settings, or that see different data, would wait for each other or train on
 // something nobody asked for.
@@ -137,7 +110,8 @@ class Run {
         tuning_(std::move(prepared.tuning)),
         model_(build_model(prepared.choice, tuning_, config, world)),
         batches_(config.train, world, splits_.train),
-        trainer_(config.train, world, batches_, model_, config.check),
+        prefetch_(batches_),
+        trainer_(config.train, world, prefetch_, model_, config.check),
         state_(config_,
                {identify_data(config, splits_.train), splits_.train.dataset().tokenizer(),
                 models::to_hugging_face(model_.decoder->config()).dump(),
@@ -205,7 +179,8 @@ class Run {
     if (tuning_.lora) {
       save_adapter(model_, world_, folder_.model(), *tuning_.lora, config_.model.path);
     } else {
-      save_model(model_, world_, folder_.model(), splits_.train.dataset().tokenizer());
+      const io::TokenDataset& data = splits_.train.dataset();
+      save_model(model_, world_, folder_.model(), data.tokenizer(), tokenizer_folder(data));
     }
   }
 
@@ -347,17 +322,13 @@ class Run {
 
   void print_banner() {
     const RestingBytes rest = model_.root.resting_bytes();
-    const auto& data = splits_.train;
     console_.line("train: " + model_.decoder->config().model_type + " with " +
                   format_count(model_.root.num_parameters()) + " parameters in " +
                   std::to_string(model_.root.num_units()) + " units; " + std::to_string(world_.size) + " rank(s) (" +
                   launcher_name() + "); " + config_.shard.strategy + ", " + config_.shard.precision + ", " +
                   transport_text());
     console_.line("train: " + describe(threads_));
-    console_.line("train: " + with_thousands(data.dataset().num_tokens()) + " tokens in " +
-                  with_thousands(data.num_sequences()) + " sequences, " + with_thousands(tokens_per_step()) +
-                  " tokens per step; held out: " +
-                  (splits_.heldout ? with_thousands(splits_.heldout->dataset().num_tokens()) + " tokens" : "nothing"));
+    console_.line("train: " + with_thousands(tokens_per_step()) + " tokens per step of " + describe_splits(splits_));
     if (const std::string text = describe(tuning_, model_); !text.empty()) console_.line("train: " + text);
     const int64_t trained = trainable_size(model_).local_bytes;
     console_.line("train: at rest each rank holds weights " + format_bytes(rest.main_weight + rest.model_weight) +
@@ -442,6 +413,7 @@ class Run {
   Tuning tuning_;
   ShardedModel model_;
   PackedBatches batches_;
+  Prefetch prefetch_;
   Trainer trainer_;
   RunState state_;
   Checkpoints checkpoints_;
@@ -470,8 +442,9 @@ int run_training(const Config& config, const World& world) {
     const io::TokenDataset& data = splits->train.dataset();
     check_batch(config.train, world, splits->train);
     choice = choose_model(config.model, data.vocab_size(), data.eos_id());
+    fit_model(choice->config, config, splits->train);
     tuning = choose_tuning(config.tune, *choice);
-    verify_data(*splits, config.check.data);
+    verify_splits(*splits, config.check.data);
   });
   on_rank0(world, [&] { check_output({config.output.folder}, config); });
   check_ranks_agree(world, config, splits->train);

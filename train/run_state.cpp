@@ -5,6 +5,7 @@
 #include "io/hash.h"
 #include "train/byte_tokenizer.h"
 #include "train/config_file.h"
+#include "train/format.h"
 #include "train/option_table.h"
 
 namespace fsdp::train {
@@ -81,9 +82,14 @@ void RunState::loaded() {
 }
 
 std::string describe_content(const Config& config, const PackedSplit& split) {
-  const std::filesystem::path manifest = std::filesystem::path(config.data.path) / "dataset.json";
-  return "split " + config.data.train_split + " of " + std::to_string(split.dataset().num_tokens()) + " tokens (" +
-         io::hash_text(io::hash_file(manifest)) + ")";
+  std::string text = "split " + config.data.train_split + " of ";
+  for (const PackedSplit::Source& source : split.sources()) {
+    const bool is_first = &source == &split.sources().front();
+    text += (is_first ? "" : " and ") + std::to_string(source.dataset.num_tokens()) + " tokens (" +
+            io::hash_text(io::hash_file(source.dataset.folder() / "dataset.json")) + ")";
+    if (split.sources().size() > 1) text += format_text(" x %.6g", source.weight);
+  }
+  return text;
 }
 
 std::string identify_data(const Config& config, const PackedSplit& split) {

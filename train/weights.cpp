@@ -180,7 +180,8 @@ void collect_main_weights(const World& world, const NamedLeaves& leaves, const T
   }
 }
 
-void save_model(const ShardedModel& model, const World& world, const fs::path& folder, const std::string& tokenizer) {
+void save_model(const ShardedModel& model, const World& world, const fs::path& folder, const std::string& tokenizer,
+                const fs::path& tokenizer_files) {
   const at::NoGradGuard no_grad;
   const NamedLeaves leaves = named_parameters(*model.decoder);
   const fs::path staging =
@@ -201,7 +202,11 @@ void save_model(const ShardedModel& model, const World& world, const fs::path& f
   on_rank0(world, [&] {
     writer->commit();
     io::write_file_atomically(staging / "config.json", models::to_hugging_face(model.decoder->config()).dump(2) + "\n");
-    if (tokenizer == byte_tokenizer::kName) {
+    if (!tokenizer_files.empty()) {
+      for (const auto& entry : fs::directory_iterator(tokenizer_files)) {
+        io::copy_file_atomically(entry.path(), staging / entry.path().filename(), io::ErrorKind::kData);
+      }
+    } else if (tokenizer == byte_tokenizer::kName) {
       io::write_file_atomically(staging / byte_tokenizer::kMarkerFile, byte_tokenizer::marker_json());
     }
     fs::remove_all(folder);

@@ -25,10 +25,11 @@ void load_weights(const ShardedModel& model, const io::ModelFolder& folder);
 using TakePiece = std::function<void(const std::string& name, int64_t first, const at::Tensor& values)>;
 void collect_main_weights(const World& world, const NamedLeaves& leaves, const TakePiece& take);
 
-// COLLECTIVE. Writes `folder` in Hugging Face's layout: config.json, model.safetensors in fp32 and, for
-// `tokenizer` == "bytes", the marker that `fsdp generate` looks for. Rank 0 writes, unit by unit. The folder appears
-// complete or not at all and replaces an older one.
+// COLLECTIVE. Writes `folder` in Hugging Face's layout: config.json, model.safetensors in fp32 and the tokenizer:
+// copies of the files in `tokenizer_files`, or, without such a folder and for `tokenizer` == "bytes", the marker that
+// `fsdp generate` looks for. Rank 0 writes, unit by unit. The folder appears complete or not at all and replaces an
+// older one.
 void save_model(const ShardedModel& model, const World& world, const std::filesystem::path& folder,
-                const std::string& tokenizer);
+                const std::string& tokenizer, const std::filesystem::path& tokenizer_files = {});
 
 }  // namespace fsdp::train

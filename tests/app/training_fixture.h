@@ -22,7 +22,7 @@ class TrainingFixture : public testing::Test {
         stream << "line " << line * (file + 3) % 17 << " of file " << file << ";\n";
       }
     }
-    const CommandResult result = run_fsdp("prepare " + path("text") + " -o " + path("data") + " --holdout 20%");
+    const CommandResult result = run_fsdp("prepare " + path("text") + " -o " + path("data") + " --holdout 2");
     ASSERT_EQ(result.exit_code, 0) << result.err;
     std::ofstream(folder_ / "run.toml")
         << "[model]\nhidden_size = 32\nlayers = 4\nheads = 4\nkv_heads = 2\nffn_size = 48\n"

@@ -119,6 +119,76 @@ TEST(TokenShards, NothingAppearsWithoutCommit) {
   EXPECT_EQ(folder.num_files(), 0u);
 }
 
+// Two shards, of which the second knows answers from the rest.
+void write_masked_dataset(const std::filesystem::path& folder) {
+  TokenShardWriter plain(folder / "train-0", 2);
+  plain.add_document(Tokens{1, 2, 3});
+  TokenShardWriter masked(folder / "train-1", 2, AnswerMask::kPerToken);
+  masked.add_document(Tokens{4, 5}, std::vector<uint8_t>{0, 1});
+  masked.add_document(Tokens{6, 7, 8}, std::vector<uint8_t>{0, 0, 1});
+  DatasetManifest manifest{.tokenizer = "test", .vocab_size = kVocab, .eos_id = 0, .splits = {}};
+  manifest.splits["train"] = {plain.commit(), masked.commit()};
+  manifest.tokenizer_hash = "0123456789abcdef";
+  write_dataset_manifest(folder, manifest);
+}
+
+TEST(TokenShards, MasksTellAnswersFromTheRest) {
+  const TemporaryFolder folder;
+  write_masked_dataset(folder.path());
+  const TokenDataset dataset = TokenDataset::open(folder.path(), "train");
+  EXPECT_TRUE(dataset.has_mask());
+  EXPECT_EQ(dataset.num_answers(), 5);
+  EXPECT_EQ(dataset.tokenizer_hash(), "0123456789abcdef");
+  std::vector<uint8_t> mask(8);
+  dataset.read_mask(0, 8, mask.data());
+  EXPECT_EQ(mask, (std::vector<uint8_t>{1, 1, 1, 0, 1, 0, 0, 1}));
+  dataset.read_mask(4, 3, mask.data());
+  EXPECT_EQ(std::vector<uint8_t>(mask.begin(), mask.begin() + 3), (std::vector<uint8_t>{1, 0, 0}));
+  dataset.verify_hashes();
+  // A reader that knows no masks must not take it for text.
+  EXPECT_NE(read_text(folder / "dataset.json").find("\"version\": 2"), std::string::npos);
+  std::string header("FSDPTMSK\1\0\0\0\1\0\0\0\5\0\0\0\0\0\0\0\2\0\0\0\0\0\0\0", 32);
+  header.append(32, '\0');
+  EXPECT_EQ(read_text(folder / "train-1.msk"), header + std::string("\0\1\0\0\1", 5));
+}
+
+TEST(TokenShards, DamagedMasksAreRefused) {
+  const TemporaryFolder folder;
+  write_masked_dataset(folder.path());
+  const std::string good = read_text(folder / "train-1.msk");
+  std::vector<uint8_t> mask(8);
+  const auto read_it = [&] { TokenDataset::open(folder.path(), "train").read_mask(0, 8, mask.data()); };
+  const auto damage = [&](size_t offset, char value) {
+    std::string bad = good;
+    bad[offset] = value;
+    write_text(folder / "train-1.msk", bad);
+    const Caught error = catch_error(read_it);
+    EXPECT_TRUE(error.kind == ErrorKind::kData && error.says("train-1.msk") && error.is_one_line()) << error.text;
+    EXPECT_TRUE(catch_error([&] { TokenDataset::open(folder.path(), "train").verify_hashes(); }).says("train-1.msk"));
+  };
+  damage(0, 'X');
+  damage(12, 2);
+  damage(16, 4);
+  damage(66, 2);
+  write_text(folder / "train-1.msk", good.substr(0, good.size() - 1));
+  EXPECT_TRUE(catch_error(read_it).says("train-1.msk': got 68 bytes"));
+  std::filesystem::remove(folder / "train-1.msk");
+  EXPECT_TRUE(catch_error(read_it).says("train-1.msk': got no such file"));
+  const std::string manifest = read_text(folder / "dataset.json");
+  std::string bad = manifest;
+  bad.replace(bad.find("\"num_answers\": 2"), 16, "\"num_answers\": 6");
+  write_text(folder / "dataset.json", bad);
+  EXPECT_TRUE(catch_error(read_it).says("got 6 answers"));
+}
+
+TEST(TokenShards, MaskAndTokensGoTogether) {
+  const TemporaryFolder folder;
+  TokenShardWriter masked(folder / "a", 1, AnswerMask::kPerToken);
+  EXPECT_TRUE(catch_error([&] { masked.add_document(Tokens{1, 2}); }).says("a mask of 0 entries for 2 tokens"));
+  TokenShardWriter plain(folder / "b", 1);
+  EXPECT_TRUE(catch_error([&] { plain.add_document(Tokens{1}, std::vector<uint8_t>{1}); }).says("expected none"));
+}
+
 TEST(TokenShards, BadManifestsAreRefused) {
   const TemporaryFolder folder;
   write_dataset(folder.path(), {{{1, 2, 3}}}, 1);
@@ -128,7 +198,7 @@ TEST(TokenShards, BadManifestsAreRefused) {
     const char* to;
     const char* says;
   } cases[] = {
-      {"\"version\": 1", "\"version\": 2", "got version 2"},
+      {"\"version\": 1", "\"version\": 3", "got version 3"},
       {"\"vocab_size\": 256", "\"vocab_size\": 0", "as \"vocab_size\""},
       {"\"vocab_size\": 256", "\"vocab_size\": 1.5", "as \"vocab_size\""},
       {"\"eos_id\": 0", "\"eos_id\": 256", "eos_id outside"},

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "tests/io/temporary_folder.h"
 
 namespace fsdp::train {
@@ -58,6 +60,49 @@ TEST(PackedSplit, SegmentsStartWithDocuments) {
 TEST(PackedSplit, TooLittleDataHasNoSequences) {
   const io::TemporaryFolder folder;
   EXPECT_EQ(PackedSplit(make_dataset(folder, {1}), 4).num_sequences(), 0);
+}
+
+// One folder per data set; each counts its tokens from 100, 200, ...
+PackedSplit make_mixture(const io::TemporaryFolder& folder, const std::vector<int>& lengths, int64_t length) {
+  std::vector<PackedSplit::Source> sources;
+  for (const int tokens : lengths) {
+    const auto place = folder / ("set" + std::to_string(sources.size()));
+    std::filesystem::create_directory(place);
+    io::TokenShardWriter writer(place / "train-00000", 2);
+    std::vector<int32_t> document(static_cast<size_t>(tokens));
+    std::iota(document.begin(), document.end(), static_cast<int32_t>(100 * (sources.size() + 1)));
+    writer.add_document(document);
+    io::write_dataset_manifest(place, {"test", 1000, -1, {{"train", {writer.commit()}}}});
+    sources.push_back({io::TokenDataset::open(place, "train"), 1});
+  }
+  return PackedSplit(std::move(sources), length);
+}
+
+TEST(PackedSplit, SourcesFollowEachOtherAndNeverMix) {
+  const io::TemporaryFolder folder;
+  const PackedSplit split = make_mixture(folder, {9, 1, 6}, 4);  // 2, 0 and 2 sequences
+  ASSERT_EQ(split.num_sequences(), 4);
+  EXPECT_EQ(split.num_sequences(1), 0);
+  EXPECT_EQ(split.num_tokens(), 16);
+  EXPECT_EQ(split.read(1).inputs, (std::vector<int32_t>{104, 105, 106, 107}));
+  EXPECT_EQ(split.read(2).inputs, (std::vector<int32_t>{300, 301, 302, 303}));
+  EXPECT_EQ(split.read(3).targets, (std::vector<int64_t>{305, kNoTarget, kNoTarget, kNoTarget}));
+  EXPECT_EQ(split.num_targets(std::vector<int64_t>{0, 1, 2, 3}), 13);
+  EXPECT_DOUBLE_EQ(split.fill_rate(), 13.0 / 16);
+  EXPECT_DOUBLE_EQ(split.target_rate(), 13.0 / 16);
+}
+
+TEST(PackedSplit, OnlyAnswersArePredicted) {
+  const io::TemporaryFolder folder;
+  io::TokenShardWriter writer(folder / "train-00000", 2, io::AnswerMask::kPerToken);
+  writer.add_document(std::vector<int32_t>{1, 2, 3, 4}, std::vector<uint8_t>{0, 0, 1, 1});
+  writer.add_document(std::vector<int32_t>{5, 6, 7}, std::vector<uint8_t>{1, 0, 1});  // 5 starts a document
+  io::write_dataset_manifest(folder.path(), {"test", 1000, -1, {{"train", {writer.commit()}}}});
+  const PackedSplit split(io::TokenDataset::open(folder.path(), "train"), 6);
+  ASSERT_EQ(split.num_sequences(), 1);
+  EXPECT_EQ(split.read(0).inputs, (std::vector<int32_t>{1, 2, 3, 4, 5, 6}));
+  EXPECT_EQ(split.read(0).targets, (std::vector<int64_t>{kNoTarget, 3, 4, kNoTarget, kNoTarget, 7}));
+  EXPECT_EQ(split.num_targets(0), 3);
 }
 
 TEST(PackedSplit, ExactFitHasNoPadding) {

@@ -76,7 +76,7 @@ def other_data(change, scene):
     path = text / "3.txt"
     path.write_text(change(path.read_text()))
     places = [scene.workload.folder, scene.folder]
-    job = Job([scene.workload.binary, "prepare", str(text), "-o", str(scene.folder / "data"), "--holdout", "20%"],
+    job = Job([scene.workload.binary, "prepare", str(text), "-o", str(scene.folder / "data"), "--holdout", "2"],
               scene.folder / "log")
     job.wait()
     job.must_end(0)

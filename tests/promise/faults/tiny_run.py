@@ -164,7 +164,7 @@ class Workload:
         for file in range(10):
             lines = [f"line {line * (file + 3) % 17} of file {file};\n" for line in range(40 + 3 * file)]
             (text / f"{file}.txt").write_text("".join(lines))
-        job = Job([self.binary, "prepare", str(text), "-o", str(self.data), "--holdout", "20%"], self.folder / "log")
+        job = Job([self.binary, "prepare", str(text), "-o", str(self.data), "--holdout", "2"], self.folder / "log")
         job.wait()
         job.must_end(0)
 

@@ -1,0 +1,83 @@
+#include <zstd.h>
+#include <zstd_errors.h>
+
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "io/documents/byte_stream.h"
+#include "io/documents/file_window.h"
+
+namespace fsdp::io {
+
+namespace {
+
+struct FreeContext {
+  void operator()(ZSTD_DCtx* context) const { ::ZSTD_freeDCtx(context); }
+};
+
+class ZstdStream : public ByteStream {
+ public:
+  ZstdStream(InputFile file, int max_window_log)
+      : window_(std::move(file)), context_(::ZSTD_createDCtx()), max_window_log_(max_window_log) {
+    if (context_ == nullptr) throw std::bad_alloc();
+    if (::ZSTD_isError(::ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, max_window_log)) != 0) {
+      throw Error(ErrorKind::kUsage, "[read] zstd: got a window limit of 2^" + std::to_string(max_window_log) +
+                                         " bytes, expected one that libzstd knows.");
+    }
+  }
+
+  size_t read(char* out, size_t num_bytes) override {
+    ZSTD_outBuffer output = {out, num_bytes, 0};
+    while (output.pos == 0) {
+      // An output that was filled to the brim may have more behind it; only without that is new input due.
+      if (input_.pos == input_.size && !has_more_output_ && !refill()) return 0;
+      pending_ = ::ZSTD_decompressStream(context_.get(), &output, &input_);
+      if (::ZSTD_isError(pending_) != 0) throw broken(::ZSTD_getErrorCode(pending_));
+      has_more_output_ = output.pos == output.size && pending_ != 0;
+    }
+    return output.pos;
+  }
+  uint64_t bytes_consumed() const override { return window_.end() - (input_.size - input_.pos); }
+
+ private:
+  bool refill() {
+    const bool more = window_.refill();
+    input_ = {window_.data(), window_.size(), 0};
+    if (!more && pending_ != 0) {
+      throw window_.error(
+          "at byte " + std::to_string(bytes_consumed()) +
+          " got the end of the file inside of a zstd frame, expected more. The file is cut off: fetch it "
+          "again.");
+    }
+    return more;
+  }
+
+  // libzstd says where the piece starts that it can not make sense of, not where the damage is.
+  Error broken(ZSTD_ErrorCode code) const {
+    const std::string where = "after byte " + std::to_string(bytes_consumed());
+    const std::string log = std::to_string(max_window_log_);
+    if (code == ZSTD_error_frameParameter_windowTooLarge) {
+      return window_.error(where + " got a zstd frame with a larger window than 2^" + log +
+                           " bytes, expected at most that. Compress it again with --long=" + log + " or less.");
+    }
+    return window_.error(where + " got broken zstd data (" + ::ZSTD_getErrorString(code) +
+                         "), expected zstd. Nothing behind it can be read: fetch the file again.");
+  }
+
+  FileWindow window_;
+  std::unique_ptr<ZSTD_DCtx, FreeContext> context_;
+  int max_window_log_;
+  ZSTD_inBuffer input_ = {nullptr, 0, 0};
+  size_t pending_ = 0;  // 0: between two frames
+  bool has_more_output_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<ByteStream> make_zstd_stream(InputFile file, int max_window_log) {
+  return std::make_unique<ZstdStream>(std::move(file), max_window_log);
+}
+
+}  // namespace fsdp::io

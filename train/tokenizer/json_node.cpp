@@ -1,0 +1,67 @@
+#include "train/tokenizer/json_node.h"
+
+#include "io/error.h"
+
+namespace fsdp::tokenizer {
+
+std::string JsonNode::place() const { return io::in_quotes(file_) + ": " + (path_.empty() ? "the file" : path_); }
+
+void JsonNode::fail(const std::string& got, const std::string& expected) const {
+  throw io::Error(io::ErrorKind::kModel,
+                  "[tokenizer] " + place() + ": got " + got + ", expected " + expected + ". See docs/tokenizers.md.");
+}
+
+std::string JsonNode::text() const {
+  if (!value_->is_string()) fail(value_->type_name(), "a string");
+  return value_->get<std::string>();
+}
+
+bool JsonNode::flag() const {
+  if (!value_->is_boolean()) fail(value_->type_name(), "true or false");
+  return value_->get<bool>();
+}
+
+int64_t JsonNode::integer() const {
+  if (!value_->is_number_unsigned() || value_->get<uint64_t>() > INT32_MAX) {
+    fail(value_->is_number() ? value_->dump() : value_->type_name(), "a whole number from 0 to 2^31 - 1");
+  }
+  return static_cast<int64_t>(value_->get<uint64_t>());
+}
+
+std::vector<JsonNode> JsonNode::items() const {
+  if (!value_->is_array()) fail(value_->type_name(), "an array");
+  std::vector<JsonNode> result;
+  result.reserve(value_->size());
+  for (size_t i = 0; i < value_->size(); ++i) {
+    result.emplace_back((*value_)[i], file_, path_ + "[" + std::to_string(i) + "]");
+  }
+  return result;
+}
+
+void JsonNode::require_object() const {
+  if (!value_->is_object()) fail(value_->type_name(), "an object");
+}
+
+JsonNode JsonNode::at(std::string_view key) const {
+  if (const auto node = find(key)) return *node;
+  fail("no " + io::in_quotes(key), "this key");
+}
+
+std::optional<JsonNode> JsonNode::find(std::string_view key) const {
+  require_object();
+  const auto found = value_->find(key);
+  if (found == value_->end() || found->is_null()) return std::nullopt;
+  return JsonNode(*found, file_, path_.empty() ? std::string(key) : path_ + "." + std::string(key));
+}
+
+bool JsonNode::flag_or(std::string_view key, bool otherwise) const {
+  const auto node = find(key);
+  return node ? node->flag() : otherwise;
+}
+
+int64_t JsonNode::integer_or(std::string_view key, int64_t otherwise) const {
+  const auto node = find(key);
+  return node ? node->integer() : otherwise;
+}
+
+}  // namespace fsdp::tokenizer
