@@ -1,6 +1,7 @@
 #include "train/checkpoints.h"
 
 #include <cstdio>
+#include <system_error>
 
 #include "fsdp/base/units.h"
 #include "io/checkpoint_folder.h"
@@ -115,6 +116,12 @@ bool Checkpoints::is_due_by_clock() const {
   return minutes > 0 && std::chrono::duration<double>(Clock::now() - last_start_).count() >= 60 * minutes;
 }
 
+bool Checkpoints::is_asked_for() const {
+  std::error_code ignored;
+  const bool is_answered = saver_.in_flight() && answers_request_;
+  return !is_answered && fs::exists(folder_.save_request(), ignored);
+}
+
 bool Checkpoints::is_due(const StepResult& result, bool is_last) const {
   const int64_t every = config_.checkpoint.every_steps;
   return result.save || (every > 0 && trainer_.steps_done() % every == 0) ||
@@ -147,6 +154,7 @@ void Checkpoints::attempt(const std::function<void()>& save) {
 
 void Checkpoints::start() {
   last_start_ = Clock::now();
+  answers_request_ = world_.rank == 0 && is_asked_for();  // before the save, which is not in flight yet
   attempt([&] { saver_.start(trainer_.steps_done(), state()); });
   if (!config_.checkpoint.async) finish();
 }
@@ -161,6 +169,9 @@ void Checkpoints::finish() {
     console_.line(format_text("checkpoint: committed step %lld (%s) in %.3f s, training stalled %.3f s",
                               static_cast<long long>(report.step), format_bytes(report.bytes).c_str(), report.seconds,
                               report.stalled_seconds));
+    std::error_code ignored;  // it would only be obeyed again
+    if (answers_request_ && fs::remove(folder_.save_request(), ignored))
+      console_.line("checkpoint: removed the file SAVE");
     if (!report.cleanup_failure.empty()) console_.line("checkpoint: cannot clean up: " + report.cleanup_failure);
   });
 }

@@ -34,6 +34,8 @@ class Checkpoints {
   // Local. For RankNews.
   bool written() const { return saver_.written(); }
   bool is_due_by_clock() const;
+  // Does somebody ask for a checkpoint by the file SAVE? The file goes once one that was started later counts.
+  bool is_asked_for() const;
 
   // Starts a save if one is due after this step, finishes one that all ranks have written. A save that fails is told,
   // and training goes on.
@@ -64,6 +66,7 @@ class Checkpoints {
   std::chrono::steady_clock::time_point last_start_;
   std::optional<int64_t> saved_step_;  // newest that is durable
   std::string last_failure_;
+  bool answers_request_ = false;  // the save in flight started after the file SAVE was made; rank 0
 };
 
 }  // namespace fsdp::train

@@ -53,6 +53,16 @@ struct TrainConfig {
   int64_t eval_every = 0;
   int64_t eval_batches = 0;
   int64_t final_eval_batches = 0;
+  std::string schedule = "cosine";
+  std::string decay = "1-sqrt";
+  int64_t decay_steps = 0;
+  int64_t warmup_tokens = 0;
+  int64_t max_tokens = 0;
+  std::string on_spike = "warn";
+  int64_t spike_window = 128;
+  double spike_threshold = 10;
+  bool deterministic = false;
+  double peak_tflops = 0;
 };
 
 struct ShardConfig {
@@ -85,6 +95,13 @@ struct OutputConfig {
   std::string overwrite = "refuse";
 };
 
+struct SampleConfig {
+  int64_t every_steps = 0;
+  std::string prompts;
+  int64_t max_tokens = 64;
+  double temperature = 0.8;
+};
+
 struct TuneConfig {
   std::string method = "full";
   std::string frozen;
@@ -104,6 +121,7 @@ struct Config {
   CheckpointConfig checkpoint;
   CheckConfig check;
   OutputConfig output;
+  SampleConfig sample;
   TuneConfig tune;
 };
 

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "fsdp/base/error.h"
+#include "train/lr_schedule.h"
 #include "train/option_table.h"
 
 namespace fsdp::train {
@@ -104,6 +105,16 @@ std::string describe_node(const toml::node& node) {
   return "a value of type " + text.str();
 }
 
+std::string section_names() {
+  std::string names, last;
+  for (const Option& option : option_table()) {
+    if (option.section() == last) continue;
+    last = option.section();
+    names += (names.empty() ? "" : ", ") + last;
+  }
+  return names;
+}
+
 void apply_table(const std::string& path, const std::string& prefix, const toml::table& table, Config& config) {
   for (const auto& [key, node] : table) {
     const std::string name = prefix + std::string(key.str());
@@ -117,8 +128,7 @@ void apply_table(const std::string& path, const std::string& prefix, const toml:
                        name + "." + std::string(inner->begin()->first.str()));
       }
       if (!is_section) {
-        refuse(where + "unknown section [" + name +
-               "]; sections are model, data, train, shard, checkpoint, check, output");
+        refuse(where + "unknown section [" + name + "]; sections are " + section_names());
       }
       apply_table(path, name + ".", *inner, config);
       continue;
@@ -178,6 +188,30 @@ void apply_override(const std::string& argument, Config& config) {
   check_value("--", *option, config);
 }
 
+// The training options.
+void check_training(const Config& config) {
+  if (config.train.steps == 0 && config.train.max_tokens == 0) {
+    refuse("train.steps: got 0 without train.max_tokens, expected a limit; set one of them");
+  }
+  const TrainConfig train = resolve_tokens(config);
+  if (train.warmup_steps > train.steps) {
+    const std::string origin = config.train.steps == train.steps ? "" : " (of train.max_tokens)";
+    refuse("train.warmup_steps: got " + std::to_string(train.warmup_steps) + ", expected at most train.steps " +
+           std::to_string(train.steps) + origin);
+  }
+  const CheckpointConfig& checkpoint = config.checkpoint;
+  const bool saves = checkpoint.every_steps > 0 || checkpoint.every_minutes > 0;
+  for (const auto& [key, policy] :
+       {std::pair{"train.on_nonfinite", train.on_nonfinite}, {"train.on_spike", train.on_spike}}) {
+    if (policy == "rollback" && !saves) {
+      refuse(std::string(key) + ": got \"rollback\" without checkpoints to go back to; set checkpoint.every_steps");
+    }
+  }
+  if (train.fit_minutes > 0 && train.warmup_steps < 10) {
+    refuse("train.fit_minutes needs train.warmup_steps of at least 10: speed is measured during the warm-up");
+  }
+}
+
 // What no single key can tell.
 void check_combinations(const Config& config) {
   const ModelConfig& model = config.model;
@@ -194,18 +228,7 @@ void check_combinations(const Config& config) {
       refuse("model.weights: got \"load\" without model.path; set model.path to a folder with weights");
     }
   }
-  const TrainConfig& train = config.train;
-  if (train.warmup_steps > train.steps) {
-    refuse("train.warmup_steps: got " + std::to_string(train.warmup_steps) + ", expected at most train.steps " +
-           std::to_string(train.steps));
-  }
-  const CheckpointConfig& checkpoint = config.checkpoint;
-  if (train.on_nonfinite == "rollback" && checkpoint.every_steps == 0 && checkpoint.every_minutes == 0) {
-    refuse("train.on_nonfinite: got \"rollback\" without checkpoints to go back to; set checkpoint.every_steps");
-  }
-  if (train.fit_minutes > 0 && train.warmup_steps < 10) {
-    refuse("train.fit_minutes needs train.warmup_steps of at least 10: speed is measured during the warm-up");
-  }
+  check_training(config);
 }
 
 toml::table parse_text(const std::string& origin, const std::string& text) {

@@ -1,5 +1,6 @@
 #include "train/console.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -10,6 +11,12 @@ namespace {
 constexpr const char* kEraseLine = "\r\x1b[K";
 
 }  // namespace
+
+std::string fit_to_terminal(const std::string& line, std::FILE* stream) {
+  winsize size = {};
+  if (ioctl(fileno(stream), TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return line;
+  return line.substr(0, size.ws_col - 1u);
+}
 
 Console::Sink Console::detect(std::FILE* stream, int rank) {
   if (rank != 0) {
@@ -49,7 +56,7 @@ void Console::status(const std::string& text) {
   const std::lock_guard lock(mutex_);
   status_ = text;
   if (sink_ == Sink::kTerminal) {
-    std::fprintf(stream_, "%s%s", kEraseLine, text.c_str());
+    std::fprintf(stream_, "%s%s", kEraseLine, fit_to_terminal(text, stream_).c_str());
   } else {
     std::fprintf(stream_, "%s\r", text.c_str());
   }

@@ -6,6 +6,10 @@
 
 namespace fsdp::train {
 
+// As much of one line of ASCII as fits the width of the terminal behind `stream`, all of it where there is none: a line
+// that wraps cannot be erased.
+std::string fit_to_terminal(const std::string& line, std::FILE* stream);
+
 // Where a person reads what happens: lines that stay, and one status line that is replaced. On a terminal the status
 // line is updated in place; elsewhere every status is a plain line. Below `fsdp launch` (which sets FSDP_STATUS_LINE)
 // a status line ends with '\r', and the launcher draws it. Silent on all ranks but 0. Thread-safe.

@@ -6,23 +6,11 @@
 #include <numeric>
 
 #include "train/batch.h"
-#include "train/byte_tokenizer.h"
+#include "train/data_tokenizer.h"
 
 namespace fsdp::train {
 
 namespace {
-
-// No dropout while it lives.
-class Evaluating {
- public:
-  explicit Evaluating(models::Decoder& decoder) : decoder_(decoder) { decoder_->eval(); }
-  ~Evaluating() { decoder_->train(); }
-  Evaluating(const Evaluating&) = delete;
-  Evaluating& operator=(const Evaluating&) = delete;
-
- private:
-  models::Decoder& decoder_;
-};
 
 bool any_rank(const World& world, bool flag) {
   return sum_over_ranks(world, at::full({1}, flag ? 1 : 0, at::kLong)).item<int64_t>() > 0;
@@ -32,9 +20,8 @@ bool any_rank(const World& world, bool flag) {
 
 std::optional<HeldoutLoss> evaluate(ShardedModel& model, const World& world, const PackedSplit& split,
                                     int64_t batch_sequences, int64_t num_batches,
-                                    const std::function<bool()>& stop_asked) {
+                                    const std::function<bool()>& stop_asked, const tokenizer::Tokenizer* tokenizer) {
   const ForwardOnly scope(model.root);
-  const Evaluating without_dropout(model.decoder);
   const int64_t limit = num_batches > 0 ? num_batches * batch_sequences : split.num_sequences();
   const int64_t num_sequences = std::min(limit, split.num_sequences());
   at::Tensor sums = at::zeros({3}, at::kDouble);
@@ -49,7 +36,10 @@ std::optional<HeldoutLoss> evaluate(ShardedModel& model, const World& world, con
     sum[0] += summed_loss(model.decoder, batch).item<double>();
     const at::Tensor& targets = batch.targets_N;
     sum[1] += targets.ne(kNoTarget).sum().item<double>();
-    sum[2] += at::logical_and(targets.ge(0), targets.lt(byte_tokenizer::kBegin)).sum().item<double>();
+    if (tokenizer != nullptr) {
+      const at::Tensor targets_BT = targets.view({-1, split.sequence_length()});
+      sum[2] += static_cast<double>(count_text_bytes(*tokenizer, targets_BT));
+    }
   }
   sums = sum_over_ranks(world, sums);
   const double* total = sums.const_data_ptr<double>();

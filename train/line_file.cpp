@@ -14,12 +14,13 @@
 namespace fsdp::train {
 namespace {
 
-// An evaluation comes after its step and is done again by a run that goes on from there.
+// Evaluations and samples come after their step and are done again by a run that goes on from there.
 bool is_kept(const std::string& line, int64_t last_step) {
   const nlohmann::json object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!object.is_object() || !object.contains("step") || !object["step"].is_number_integer()) return false;
   const int64_t step = object["step"].get<int64_t>();
-  return step >= 0 && (object.contains("heldout") ? step < last_step : step <= last_step);
+  const bool is_after_step = object.contains("heldout") || object.contains("prompt");
+  return step >= 0 && (is_after_step ? step < last_step : step <= last_step);
 }
 
 void keep_lines(const std::filesystem::path& path, int64_t last_step) {

@@ -10,8 +10,8 @@ namespace fsdp::train {
 // meets a part of one.
 class LineFile {
  public:
-  // Keeps what an earlier run wrote up to and including `last_step` (-1: nothing), but for an evaluation of that step.
-  // A last line that was torn goes too. Throws Error(kFileSystem).
+  // Keeps what an earlier run wrote up to and including `last_step` (-1: nothing), but for evaluations and samples
+  // of that step. A last line that was torn goes too. Throws Error(kFileSystem).
   LineFile(const std::filesystem::path& path, int64_t last_step);
   ~LineFile();
   LineFile(const LineFile&) = delete;

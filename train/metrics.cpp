@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <numbers>
 
@@ -34,15 +35,29 @@ nlohmann::ordered_json number(double value) {
 
 }  // namespace
 
-double HeldoutLoss::nats_per_byte() const { return nats / static_cast<double>(std::max<int64_t>(1, bytes)); }
+double HeldoutLoss::loss() const { return nats / static_cast<double>(std::max<int64_t>(1, targets)); }
+
+double HeldoutLoss::perplexity() const { return std::exp(loss()); }
+
+double HeldoutLoss::nats_per_byte() const {
+  return bytes > 0 ? nats / static_cast<double>(bytes) : std::numeric_limits<double>::quiet_NaN();
+}
 
 double HeldoutLoss::bits_per_byte() const { return nats_per_byte() / std::numbers::ln2; }
 
 std::string progress_line(const StepMetrics& m) {
-  return format_text("step %lld/%lld loss %.3f gnorm %.2f lr %s | %s tok/s | mem %s | eta %s",
+  const double data_share = m.step_ms > 0 ? 100 * m.data_ms / m.step_ms : 0;
+  return format_text("step %lld/%lld loss %.3f gnorm %.2f lr %s | %s tok/s %.1f%% mfu | eta %s | mem %s | data %.1f%%",
                      static_cast<long long>(m.step), static_cast<long long>(m.steps), m.loss, m.grad_norm,
-                     short_scientific(m.lr).c_str(), with_thousands(std::llround(m.tokens_per_s)).c_str(),
-                     format_bytes(m.memory.resident).c_str(), clock_text(m.eta_s).c_str());
+                     short_scientific(m.lr).c_str(), with_thousands(std::llround(m.tokens_per_s)).c_str(), 100 * m.mfu,
+                     clock_text(m.eta_s).c_str(), format_bytes(m.memory.resident).c_str(), data_share);
+}
+
+std::string describe(const HeldoutLoss& loss) {
+  const std::string text = format_text("loss %.4f, perplexity %.5g", loss.loss(), loss.perplexity());
+  if (loss.bytes == 0) return text;
+  return text +
+         format_text(", %.4f bits per byte (%s bytes)", loss.bits_per_byte(), with_thousands(loss.bytes).c_str());
 }
 
 std::string to_json(const StepMetrics& m) {
@@ -53,9 +68,10 @@ std::string to_json(const StepMetrics& m) {
   json["grad_norm"] = number(m.grad_norm);
   json["lr"] = m.lr;
   json["step_ms"] = m.step_ms;
+  json["data_ms"] = m.data_ms;
   json["tokens_per_s"] = m.tokens_per_s;
   json["tokens_per_s_per_rank"] = m.tokens_per_s / m.num_ranks;
-  json["mfu"] = nullptr;  // the peak of a CPU is not known
+  json["mfu"] = number(m.mfu);
   json["memory"] = {{"resident_bytes", m.memory.resident},
                     {"peak_bytes", m.memory.peak},
                     {"params", m.memory.params},
@@ -73,7 +89,9 @@ std::string to_json(const StepMetrics& m) {
 std::string to_json(int64_t step, const HeldoutLoss& loss) {
   nlohmann::ordered_json json;
   json["step"] = step;
-  json["heldout"] = {{"nats_per_byte", number(loss.nats_per_byte())},
+  json["heldout"] = {{"loss", number(loss.loss())},
+                     {"perplexity", number(loss.perplexity())},
+                     {"nats_per_byte", number(loss.nats_per_byte())},
                      {"bits_per_byte", number(loss.bits_per_byte())},
                      {"bytes", loss.bytes},
                      {"targets", loss.targets}};

@@ -31,7 +31,9 @@ struct StepMetrics {
   double grad_norm = 0;
   double lr = 0;
   double step_ms = 0;  // mean since the line before
+  double data_ms = 0;  // of that, waited for batches
   double tokens_per_s = 0;
+  double mfu = 0;  // model FLOPs utilisation: what the model's arithmetic needs / the peak of all ranks
   int num_ranks = 1;
   double eta_s = 0;
   MemoryBytes memory;
@@ -42,16 +44,22 @@ struct StepMetrics {
 struct HeldoutLoss {
   double nats = 0;  // summed over all targets
   int64_t targets = 0;
-  int64_t bytes = 0;  // targets that are bytes of text: what "per byte" divides by
+  int64_t bytes = 0;  // of text that the targets stand for: what "per byte" divides by; 0: not known
 
-  double nats_per_byte() const;
+  double loss() const;  // nats per target
+  double perplexity() const;
+  double nats_per_byte() const;  // NaN where bytes are not known
   double bits_per_byte() const;
 };
 
-// "step 120/2000 loss 2.314 gnorm 0.82 lr 3.0e-4 | 41,210 tok/s | mem 812 MiB | eta 00:41:10".
+// "step 120/2000 loss 2.314 gnorm 0.82 lr 3.0e-4 | 41,210 tok/s 38.1% mfu | eta 00:41:10 | mem 812 MiB | data 0.4%".
+// What matters least comes last, where a narrow terminal cuts.
 std::string progress_line(const StepMetrics& metrics);
 
-// One line of metrics.jsonl, without the newline. The fields are those of docs/config.md.
+// "loss 1.1234, perplexity 3.08, 1.6207 bits per byte (1,234 bytes)"
+std::string describe(const HeldoutLoss& loss);
+
+// One line of metrics.jsonl, without the newline. The fields are those of docs/training.md.
 std::string to_json(const StepMetrics& metrics);
 std::string to_json(int64_t step, const HeldoutLoss& loss);
 

@@ -97,8 +97,8 @@ std::vector<Option> data_options() {
 
 std::vector<Option> train_options() {
   return {
-      {"train.steps", FSDP_SLOT(train.steps), at_least(1),
-       "optimizer steps; the learning rate decays over all of them"},
+      {"train.steps", FSDP_SLOT(train.steps), at_least(0),
+       "optimizer steps; the learning rate is laid out over all of them; 0: as many as train.max_tokens needs"},
       {"train.fit_minutes", FSDP_SLOT(train.fit_minutes), at_least(0),
        "once, at the end of the warm-up, lower train.steps so that training takes this long; 0: never. The steps "
        "chosen "
@@ -114,7 +114,7 @@ std::vector<Option> train_options() {
       {"train.seed", FSDP_SLOT(train.seed), at_least(0), "of random initial weights and of the order of the data"},
       {"train.lr", FSDP_SLOT(train.lr), at_least(0), "learning rate at the end of the warm-up"},
       {"train.min_lr_ratio", FSDP_SLOT(train.min_lr_ratio), between(0, 1), "the last step's learning rate / lr"},
-      {"train.warmup_steps", FSDP_SLOT(train.warmup_steps), at_least(0), "steps of linear warm-up; a cosine follows"},
+      {"train.warmup_steps", FSDP_SLOT(train.warmup_steps), at_least(0), "steps of linear warm-up"},
       {"train.clip", FSDP_SLOT(train.clip), at_least(0), "largest 2-norm of all gradients; 0: no clipping"},
       {"train.beta1", FSDP_SLOT(train.beta1), between(0, 1), "AdamW: decay of the first moment"},
       {"train.beta2", FSDP_SLOT(train.beta2), between(0, 1), "AdamW: decay of the second moment"},
@@ -132,6 +132,29 @@ std::vector<Option> train_options() {
        "batches of batch_sequences per evaluation during training; 0: the whole split"},
       {"train.final_eval_batches", FSDP_SLOT(train.final_eval_batches), at_least(0),
        "the same for the evaluation at the end; 0: the whole split"},
+      {"train.schedule", FSDP_SLOT(train.schedule), one_of({"cosine", "wsd", "linear", "constant"}),
+       "learning rate after the warm-up: half a cosine or a line down to min_lr_ratio in the last step; wsd: constant, "
+       "then down in the last decay_steps; or constant"},
+      {"train.decay", FSDP_SLOT(train.decay), one_of({"1-sqrt", "linear"}), "way down of the schedule wsd"},
+      {"train.decay_steps", FSDP_SLOT(train.decay_steps), at_least(0), "of the schedule wsd; 0: a tenth of all steps"},
+      {"train.warmup_tokens", FSDP_SLOT(train.warmup_tokens), at_least(0),
+       "the warm-up in tokens, rounded up to whole steps; 0: train.warmup_steps counts"},
+      {"train.max_tokens", FSDP_SLOT(train.max_tokens), at_least(0),
+       "tokens to read, rounded up to whole steps; the lower of this and train.steps is the end; 0: no limit"},
+      {"train.on_spike", FSDP_SLOT(train.on_spike), one_of({"off", "warn", "skip", "rollback"}),
+       "when loss or gradient norm is far above those of the last steps: nothing; say so; skip the update of this "
+       "step; or "
+       "go back to the last checkpoint and on with the data after this step"},
+      {"train.spike_window", FSDP_SLOT(train.spike_window), between(4, 1000),
+       "so many last steps are compared with; none is a spike before there are as many"},
+      {"train.spike_threshold", FSDP_SLOT(train.spike_threshold), at_least(1),
+       "far above: more than the median of the window plus this many median absolute deviations"},
+      {"train.deterministic", FSDP_SLOT(train.deterministic), any(),
+       "the same bits again on the same machine and number of threads, whatever operators and libraries would like to "
+       "do"},
+      {"train.peak_tflops", FSDP_SLOT(train.peak_tflops), at_least(0),
+       "of one rank, in 10^12 floating point operations per second: what mfu is measured against; 0: what a matrix "
+       "multiplication reaches, tried for 0.2 s at the start"},
   };
 }
 
@@ -191,6 +214,17 @@ std::vector<Option> output_options() {
       {"output.folder", FSDP_SLOT(output.folder), any(), "folder of config.toml, metrics.jsonl and model/"},
       {"output.overwrite", FSDP_SLOT(output.overwrite), one_of({"refuse", "replace"}),
        "what to do with the files of an earlier run in output.folder"},
+  };
+}
+
+std::vector<Option> sample_options() {
+  return {
+      {"sample.every_steps", FSDP_SLOT(sample.every_steps), at_least(0),
+       "steps between two texts that the model writes during training; 0: never"},
+      {"sample.prompts", FSDP_SLOT(sample.prompts), any(),
+       "texts to continue, with a vertical bar between two; an empty one is the start of a document"},
+      {"sample.max_tokens", FSDP_SLOT(sample.max_tokens), between(1, 1024), "tokens written after each prompt"},
+      {"sample.temperature", FSDP_SLOT(sample.temperature), between(0, 100), "0: always the most likely token"},
   };
 }
 
@@ -281,7 +315,7 @@ const std::vector<Option>& option_table() {
   static const std::vector<Option> table = [] {
     std::vector<Option> all;
     for (auto section : {model_options(), data_options(), train_options(), shard_options(), checkpoint_options(),
-                         check_options(), output_options(), tune_options()}) {
+                         check_options(), output_options(), sample_options(), tune_options()}) {
       std::move(section.begin(), section.end(), std::back_inserter(all));
     }
     return all;

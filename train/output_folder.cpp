@@ -67,6 +67,7 @@ void start_output(const OutputFolder& folder, const Config& config, OutputUse us
   fs::remove_all(folder.checkpoints());
   fs::remove(folder.metrics());
   fs::remove(folder.ledger());
+  fs::remove(folder.samples());
   fs::remove_all(folder.model());
 }
 

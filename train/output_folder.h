@@ -14,6 +14,10 @@ struct OutputFolder {
   std::filesystem::path metrics() const { return root / "metrics.jsonl"; }
   std::filesystem::path ledger() const { return root / "ledger.jsonl"; }
   std::filesystem::path checkpoints() const { return root / "checkpoints"; }
+  std::filesystem::path samples() const { return root / "samples.jsonl"; }
+  // Made by whoever wants it: save and stop, or save and go on.
+  std::filesystem::path stop_request() const { return root / "STOP"; }
+  std::filesystem::path save_request() const { return root / "SAVE"; }
   std::filesystem::path model() const { return root / "model"; }
 };
 

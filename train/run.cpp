@@ -1,10 +1,9 @@
 #include "train/run.h"
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <memory>
 #include <optional>
+#include <system_error>
 #include <vector>
 
 #include "fsdp/base/fault_point.h"
@@ -16,18 +15,23 @@
 #include "train/config_file.h"
 #include "train/console.h"
 #include "train/data_splits.h"
+#include "train/data_tokenizer.h"
+#include "train/determinism.h"
 #include "train/evaluation.h"
 #include "train/format.h"
 #include "train/ledger.h"
-#include "train/line_file.h"
 #include "train/lora_files.h"
+#include "train/matmul_peak.h"
 #include "train/metrics.h"
 #include "train/model_choice.h"
 #include "train/output_folder.h"
+#include "train/pace.h"
 #include "train/prefetch.h"
 #include "train/process_memory.h"
+#include "train/records.h"
 #include "train/replica_check.h"
 #include "train/run_state.h"
+#include "train/samples.h"
 #include "train/stop_signal.h"
 #include "train/straggler_watch.h"
 #include "train/threads.h"
@@ -38,11 +42,9 @@
 namespace fsdp::train {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Clock = Pace::Clock;
 
 constexpr int kStoppedAndResumable = 75;  // EX_TEMPFAIL
-
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 // Ranks that were started with different settings, or that see different data, would wait for each other or train on
 // something nobody asked for.
@@ -93,6 +95,7 @@ struct Prepared {
   Splits splits;
   ModelChoice choice;
   Tuning tuning;
+  std::optional<tokenizer::Tokenizer> tokenizer;  // of the data
   const StopSignal& stop_signal;
 };
 
@@ -107,17 +110,21 @@ class Run {
         console_(Console::detect(stdout, world.rank)),
         splits_(std::move(prepared.splits)),
         stop_signal_(prepared.stop_signal),
+        tokenizer_(std::move(prepared.tokenizer)),
+        writer_(config.sample, config.train.seed, tokenizer_),
+        peak_flops_(peak_of_a_rank(world, config.train.peak_tflops,
+                                   config.shard.precision == "bf16" ? at::kBFloat16 : at::kFloat)),
         tuning_(std::move(prepared.tuning)),
         model_(build_model(prepared.choice, tuning_, config, world)),
         batches_(config.train, world, splits_.train),
         prefetch_(batches_),
-        trainer_(config.train, world, prefetch_, model_, config.check),
+        trainer_(resolve_tokens(config), world, prefetch_, model_, config.check),
         state_(config_,
                {identify_data(config, splits_.train), splits_.train.dataset().tokenizer(),
                 models::to_hugging_face(model_.decoder->config()).dump(),
                 tuning_.lora ? adapter_config_text(*tuning_.lora, config.model.path) : ""},
                trainer_, batches_),
-        checkpoints_(config_, world_, folder_, console_, model_, trainer_, state_, [this] { sync_records(); }),
+        checkpoints_(config_, world_, folder_, console_, model_, trainer_, state_, [this] { records_->sync(); }),
         stragglers_(world_, config.check.stragglers_every) {
     fault_point("model.built");
     on_rank0(world_, [&] {
@@ -132,41 +139,44 @@ class Run {
   int train() {
     print_banner();
     const int64_t first_step = checkpoints_.resume();
-    open_records(first_step);
+    on_rank0(world_, [&] { records_ = std::make_unique<Records>(folder_, config_.sample, first_step); });
     model_.root.reset_counters();
-    begin_ = Clock::now();
-    mark_ = begin_;
-    marked_step_ = first_step;
-    if (first_step > 0 && !evaluate_if_due()) return stop(agreed_signal());
+    pace_.start(first_step);
+    if (!rest()) return stop(agreed_reason());
     while (trainer_.steps_done() < trainer_.schedule().steps) {
       const StepResult result = take_step();
       if (result.outcome == StepResult::Outcome::kRollBack) {
-        roll_back(result);
-        if (!evaluate_if_due()) return stop(agreed_signal());
+        if (!rest()) return stop(agreed_reason());
         continue;
       }
       const bool is_last = result.stop || trainer_.steps_done() >= trainer_.schedule().steps;
       report(result, is_last);
-      if (result.signal != 0) return stop(result.signal);
+      if (result.signal != 0 || result.stop_file) {
+        return stop(result.signal != 0 ? signal_name(result.signal) : kStopFile);
+      }
       checkpoints_.after_step(result, is_last);
       if (is_last) break;
-      if (!evaluate_if_due()) return stop(agreed_signal());
+      if (!rest()) return stop(agreed_reason());
     }
     return end();
   }
 
  private:
-  // False if a signal came in the meantime.
-  bool evaluate_if_due() {
+  static constexpr const char* kStopFile = "the file STOP";
+
+  // Between two steps: samples and evaluations that are due. False if somebody asks for a stop in the meantime.
+  bool rest() {
     const int64_t every = config_.train.eval_every;
     const int64_t step = trainer_.steps_done();
-    const bool is_due = every > 0 && step % every == 0 && step < trainer_.schedule().steps;
-    return !is_due || report_heldout(config_.train.eval_batches);
+    if (step == 0 || step >= trainer_.schedule().steps) return true;  // end() does the last ones
+    write_samples();
+    return every == 0 || step % every != 0 || report_heldout(config_.train.eval_batches);
   }
 
   int end() {
-    console_.line("train: " + std::to_string(trainer_.steps_done()) + " steps in " + clock_text(seconds_since(begin_)));
-    if (!report_heldout(config_.train.final_eval_batches)) return stop(agreed_signal());
+    console_.line("train: " + std::to_string(trainer_.steps_done()) + " steps in " + clock_text(pace_.elapsed()));
+    write_samples();
+    if (!report_heldout(config_.train.final_eval_batches)) return stop(agreed_reason());
     checkpoints_.finish();
     save_result();
     console_.line("train: wrote " + folder_.model().string() + ", " + folder_.metrics().string() + ", " +
@@ -184,37 +194,60 @@ class Run {
     }
   }
 
-  // Of the lowest rank that got one.
-  int agreed_signal() const {
-    for (const std::string& text : gather_strings(world_, std::to_string(stop_signal_.received().value_or(0)))) {
-      if (text != "0") return std::stoi(text);
-    }
-    return 0;
+  // Local. Is there a file STOP? Rank 0 looks for all.
+  bool stop_file_is_there() const {
+    std::error_code ignored;
+    return world_.rank == 0 && std::filesystem::exists(folder_.stop_request(), ignored);
   }
 
-  int stop(int signal) {
+  // Who asks for a stop: the lowest rank's signal, else the file. COLLECTIVE.
+  std::string agreed_reason() const {
+    for (const std::string& text : gather_strings(world_, std::to_string(stop_signal_.received().value_or(0)))) {
+      if (text != "0") return signal_name(std::stoi(text));
+    }
+    return kStopFile;
+  }
+
+  int stop(const std::string& reason) {
     checkpoints_.save_now();
     checkpoints_.check_last_save();
-    console_.line("train: asked to stop by " + signal_name(signal) + "; saved step " +
-                  std::to_string(trainer_.steps_done()) + "; start again with --resume=auto");
+    // A request is used up by being obeyed: the run that goes on shall not find it again.
+    std::error_code ignored;
+    if (stop_file_is_there()) std::filesystem::remove(folder_.stop_request(), ignored);
+    console_.line("train: asked to stop by " + reason + "; saved step " + std::to_string(trainer_.steps_done()) +
+                  "; start again with --resume=auto");
     return kStoppedAndResumable;
+  }
+
+  bool is_logged(int64_t step) const { return step == 1 || step % config_.train.log_every == 0; }
+
+  RankNews news() const {
+    const bool looks = world_.rank == 0 && is_logged(trainer_.steps_done() + 1);
+    return {.wants_stop = out_of_time(),
+            .wants_save = checkpoints_.is_due_by_clock() || (looks && checkpoints_.is_asked_for()),
+            .signal = stop_signal_.received().value_or(0),
+            .save_written = checkpoints_.written(),
+            .stop_file = looks && stop_file_is_there()};
   }
 
   StepResult take_step() {
     const auto step_begin = Clock::now();
     const int64_t step = trainer_.steps_done();
     stragglers_.begin_step();
-    const StepResult result = trainer_.step(
-        {out_of_time(), checkpoints_.is_due_by_clock(), stop_signal_.received().value_or(0), checkpoints_.written()});
+    StepResult result = trainer_.step(news());
     stragglers_.end_step();
-    step_seconds_.push_back(seconds_since(step_begin));
+    pace_.add_step(seconds_since(step_begin), 1e-3 * prefetch_.take_wait_ms());
     fit_steps();
     for (const std::string& change : stragglers_.compare()) console_.line(change);
-    if (result.outcome == StepResult::Outcome::kRollBack) return result;
+    if (result.outcome == StepResult::Outcome::kRollBack) {
+      if (roll_back(result)) return result;
+      trainer_.skip(result);
+      result.outcome = StepResult::Outcome::kSkipped;
+    }
     if (world_.rank == 0) {
-      ledger_->append(to_json(LedgerEntry{step + 1, batches_.consumed(step), config_.train.batch_sequences,
-                                          result.batch_hash, result.loss, result.grad_norm, result.lr,
-                                          result.outcome == StepResult::Outcome::kSkipped}));
+      records_->ledger.append(to_json(LedgerEntry{step + 1, batches_.consumed(step), config_.train.batch_sequences,
+                                                  result.batch_hash, result.loss, result.grad_norm, result.lr,
+                                                  result.outcome == StepResult::Outcome::kSkipped}));
     }
     tell_irregularities(result);
     const int64_t every = config_.check.compare_replicas_every;
@@ -228,14 +261,20 @@ class Run {
       console_.line("train: step " + step +
                     " was computed wrongly once and then rightly: a passing error of a machine");
     }
-    if (result.outcome == StepResult::Outcome::kSkipped) {
+    const bool skipped = result.outcome == StepResult::Outcome::kSkipped;
+    if (result.spike) {
+      console_.line(format_text("train: step %s is a spike%s: loss %.4f (limit %.4f), gradient norm %.4f (limit %.4f)",
+                                step.c_str(), skipped ? " and skipped" : "", result.loss, result.spike->loss_limit,
+                                result.grad_norm, result.spike->grad_norm_limit));
+    } else if (skipped) {
       console_.line(format_text("train: step %s skipped: loss %f, gradient norm %f, computed twice", step.c_str(),
                                 result.loss, result.grad_norm));
     }
   }
 
-  // Back to the last checkpoint, and on with the data after the step that went wrong.
-  void roll_back(const StepResult& result) {
+  // Back to the last checkpoint, and on with the data after the step that went wrong. False if a spike is all that is
+  // wrong and there is no way back, or going back has not helped: then it is better to go on.
+  bool roll_back(const StepResult& result) {
     const int64_t bad_step = trainer_.steps_done() + 1;
     const int64_t consumed = batches_.consumed(bad_step);
     num_rollbacks_ = bad_step > last_bad_step_ ? 1 : num_rollbacks_ + 1;
@@ -243,6 +282,7 @@ class Run {
     checkpoints_.finish();
     constexpr int kMostRollbacks = 3;
     if (num_rollbacks_ > kMostRollbacks || !checkpoints_.go_back()) {
+      if (result.spike) return false;
       throw AgreedError(
           ErrorCode::kNonFinite,
           format_text("[train] step %lld: loss %f, gradient norm %f: not finite, and %s. Lower train.lr, or "
@@ -253,56 +293,30 @@ class Run {
           /*told_elsewhere=*/world_.rank != 0);
     }
     batches_.continue_at(trainer_.steps_done(), consumed);
-    marked_step_ = std::min(marked_step_, trainer_.steps_done());
-    on_rank0(world_, [&] {
-      metrics_->go_back_to(trainer_.steps_done());
-      ledger_->go_back_to(trainer_.steps_done());
-    });
-    console_.line(
-        format_text("train: step %lld was not finite (loss %f); back to step %lld, without the data in between",
-                    static_cast<long long>(bad_step), result.loss, static_cast<long long>(trainer_.steps_done())));
-  }
-
-  void open_records(int64_t first_step) {
-    on_rank0(world_, [&] {
-      metrics_ = std::make_unique<LineFile>(folder_.metrics(), first_step == 0 ? -1 : first_step);
-      ledger_ = std::make_unique<LineFile>(folder_.ledger(), first_step == 0 ? -1 : first_step);
-    });
-  }
-
-  void sync_records() {
-    metrics_->sync();
-    ledger_->sync();
-  }
-
-  int64_t tokens_per_step() const { return config_.train.batch_sequences * config_.data.sequence_length; }
-
-  double mean_step_seconds() const {
-    const auto window = static_cast<std::ptrdiff_t>(std::min<size_t>(20, step_seconds_.size()));
-    double sum = 0;
-    std::for_each(step_seconds_.end() - window, step_seconds_.end(), [&](double seconds) { sum += seconds; });
-    return window > 0 ? sum / static_cast<double>(window) : 0;
+    pace_.go_back_to(trainer_.steps_done());
+    on_rank0(world_, [&] { records_->go_back_to(trainer_.steps_done()); });
+    console_.line(format_text("train: step %lld was %s (loss %f); back to step %lld, without the data in between",
+                              static_cast<long long>(bad_step), result.spike ? "a spike" : "not finite", result.loss,
+                              static_cast<long long>(trainer_.steps_done())));
+    return true;
   }
 
   bool out_of_time() const {
     const double limit = 60 * config_.train.max_minutes;
-    return limit > 0 && seconds_since(begin_) + mean_step_seconds() >= limit;
+    return limit > 0 && pace_.elapsed() + pace_.mean_step_seconds() >= limit;
   }
 
   // At the end of the warm-up, rank 0 knows how long a step takes.
   void fit_steps() {
-    const TrainConfig& train = config_.train;
-    if (train.fit_minutes == 0 || trainer_.steps_done() != train.warmup_steps) {
+    const LrSchedule& schedule = trainer_.schedule();
+    if (config_.train.fit_minutes == 0 || trainer_.steps_done() != schedule.warmup_steps) {
       return;
     }
-    const std::ptrdiff_t first = step_seconds_.size() > 3 ? 3 : 0;  // the first ones find their memory
-    std::vector<double> seconds(step_seconds_.begin() + first, step_seconds_.end());
-    std::nth_element(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2), seconds.end());
-    const double left = 60 * train.fit_minutes - seconds_since(begin_);
-    const double fitting = std::max(0.0, left) / seconds[seconds.size() / 2];
-    const auto wanted = train.warmup_steps + static_cast<int64_t>(std::min(fitting, 1e15));
-    const int64_t steps = std::stoll(broadcast_string(world_, std::to_string(std::min(wanted, train.steps))));
-    if (steps < trainer_.schedule().steps) {
+    const double left = 60 * config_.train.fit_minutes - pace_.elapsed();
+    const double fitting = std::max(0.0, left) / pace_.median_step_seconds();
+    const auto wanted = schedule.warmup_steps + static_cast<int64_t>(std::min(fitting, 1e15));
+    const int64_t steps = std::stoll(broadcast_string(world_, std::to_string(std::min(wanted, schedule.steps))));
+    if (steps < schedule.steps) {
       trainer_.set_num_steps(steps);
       config_.train.steps = steps;
       config_.train.fit_minutes = 0;  // the stored configuration repeats this run
@@ -327,8 +341,11 @@ class Run {
                   std::to_string(model_.root.num_units()) + " units; " + std::to_string(world_.size) + " rank(s) (" +
                   launcher_name() + "); " + config_.shard.strategy + ", " + config_.shard.precision + ", " +
                   transport_text());
-    console_.line("train: " + describe(threads_));
-    console_.line("train: " + with_thousands(tokens_per_step()) + " tokens per step of " + describe_splits(splits_));
+    console_.line("train: " + describe(threads_) + format_text("; %.3g TFLOP/s each", 1e-12 * peak_flops_) +
+                  (config_.train.deterministic ? "; deterministic" : ""));
+    console_.line("train: " + describe(trainer_.schedule()));
+    console_.line("train: " + with_thousands(tokens_per_step(config_)) + " tokens per step of " +
+                  describe_splits(splits_));
     if (const std::string text = describe(tuning_, model_); !text.empty()) console_.line("train: " + text);
     const int64_t trained = trainable_size(model_).local_bytes;
     console_.line("train: at rest each rank holds weights " + format_bytes(rest.main_weight + rest.model_weight) +
@@ -337,35 +354,39 @@ class Run {
 
   void report(const StepResult& result, bool done) {
     const int64_t step = trainer_.steps_done();
-    const bool logged = done || step == 1 || step % config_.train.log_every == 0;
+    const bool logged = done || is_logged(step);
     if (world_.rank != 0 || (!logged && !console_.updates_in_place())) {
       return;
     }
     const StepMetrics metrics = collect(result);
     if (logged) {
-      metrics_->append(to_json(metrics));
+      records_->metrics.append(to_json(metrics));
       model_.root.reset_counters();
-      mark_ = Clock::now();
-      marked_step_ = step;
+      pace_.mark(step);
     }
     console_.status(progress_line(metrics));
   }
 
   StepMetrics collect(const StepResult& result) const {
     const int64_t step = trainer_.steps_done();
-    const auto since = static_cast<double>(step - marked_step_);
+    const auto tokens = static_cast<double>(tokens_per_step(config_));
+    const Pace::Window window = pace_.since_mark(step);
     const ProcessMemory process = process_memory();
     const RestingBytes rest = model_.root.resting_bytes();
     const Counters counters = model_.root.counters();
     StepMetrics metrics;
     metrics.step = step;
     metrics.steps = trainer_.schedule().steps;
-    metrics.tokens = step * tokens_per_step();
+    metrics.tokens = step * tokens_per_step(config_);
     metrics.loss = result.loss;
     metrics.grad_norm = result.grad_norm;
     metrics.lr = result.lr;
-    metrics.step_ms = 1e3 * seconds_since(mark_) / since;
-    metrics.tokens_per_s = since * static_cast<double>(tokens_per_step()) / seconds_since(mark_);
+    metrics.step_ms = 1e3 * window.seconds / window.steps;
+    metrics.data_ms = 1e3 * window.data_seconds / window.steps;
+    metrics.tokens_per_s = window.steps * tokens / window.seconds;
+    metrics.mfu = metrics.tokens_per_s *
+                  models::flops_per_token(model_.decoder->config(), config_.data.sequence_length) /
+                  (peak_flops_ * world_.size);
     metrics.num_ranks = world_.size;
     metrics.eta_s = remaining_seconds();
     metrics.memory = {
@@ -378,28 +399,38 @@ class Run {
 
   double remaining_seconds() const {
     const auto steps = static_cast<double>(trainer_.schedule().steps - trainer_.steps_done());
-    const double by_steps = steps * mean_step_seconds();
+    const double by_steps = steps * pace_.mean_step_seconds();
     const double limit = 60 * config_.train.max_minutes;
-    return limit > 0 ? std::min(by_steps, std::max(0.0, limit - seconds_since(begin_))) : by_steps;
+    return limit > 0 ? std::min(by_steps, std::max(0.0, limit - pace_.elapsed())) : by_steps;
   }
 
-  // COLLECTIVE. False if a signal came in the meantime: then nothing is reported.
+  // COLLECTIVE.
+  void write_samples() {
+    const int64_t step = trainer_.steps_done();
+    if (!writer_.is_due(step)) return;
+    const auto begin = Clock::now();
+    for (const Sample& sample : writer_.write(model_)) {
+      if (world_.rank == 0) records_->samples->append(to_json(step, sample));
+      console_.line("sample: after step " + std::to_string(step) + ": " + printable(sample.prompt + sample.text));
+    }
+    pace_.pause(Clock::now() - begin);
+  }
+
+  // COLLECTIVE. False if somebody asked for a stop in the meantime: then nothing is reported.
   bool report_heldout(int64_t num_batches) {
     if (!splits_.heldout) return true;
     fault_point("eval.begin");
-    const auto eval_begin = Clock::now();
-    const auto evaluated = evaluate(model_, world_, *splits_.heldout, config_.train.batch_sequences, num_batches,
-                                    [&] { return stop_signal_.received().has_value(); });
-    if (!evaluated) return false;
-    const HeldoutLoss& loss = *evaluated;
+    const auto begin = Clock::now();
+    const auto loss = evaluate(
+        model_, world_, *splits_.heldout, config_.train.batch_sequences, num_batches,
+        [&] { return stop_signal_.received().has_value() || stop_file_is_there(); },
+        tokenizer_ ? &*tokenizer_ : nullptr);
+    if (!loss) return false;
     fault_point("eval.end");
-    mark_ += Clock::now() - eval_begin;  // not part of the training speed
-    if (world_.rank == 0) {
-      metrics_->append(to_json(trainer_.steps_done(), loss));
-    }
-    console_.line(format_text("train: held out after step %lld: %.4f nats per byte, %.4f bits per byte (%s bytes)",
-                              static_cast<long long>(trainer_.steps_done()), loss.nats_per_byte(), loss.bits_per_byte(),
-                              with_thousands(loss.bytes).c_str()));
+    pace_.pause(Clock::now() - begin);
+    const int64_t step = trainer_.steps_done();
+    if (world_.rank == 0) records_->metrics.append(to_json(step, *loss));
+    console_.line("train: held out after step " + std::to_string(step) + ": " + describe(*loss));
     return true;
   }
 
@@ -410,6 +441,9 @@ class Run {
   Console console_;
   Splits splits_;
   const StopSignal& stop_signal_;
+  std::optional<tokenizer::Tokenizer> tokenizer_;
+  SampleWriter writer_;
+  double peak_flops_;  // of one rank
   Tuning tuning_;
   ShardedModel model_;
   PackedBatches batches_;
@@ -418,13 +452,9 @@ class Run {
   RunState state_;
   Checkpoints checkpoints_;
   StragglerWatch stragglers_;
+  Pace pace_;
   std::optional<io::FolderLock> lock_;  // rank 0
-  std::unique_ptr<LineFile> metrics_;   // rank 0
-  std::unique_ptr<LineFile> ledger_;    // rank 0
-  Clock::time_point begin_;             // of the first step
-  Clock::time_point mark_;              // of the last logged step, moved by what is not training
-  int64_t marked_step_ = 0;
-  std::vector<double> step_seconds_;
+  std::unique_ptr<Records> records_;    // rank 0
   int64_t last_bad_step_ = 0;
   int num_rollbacks_ = 0;  // in a row, without a good step after last_bad_step_
 };
@@ -432,11 +462,13 @@ class Run {
 }  // namespace
 
 int run_training(const Config& config, const World& world) {
-  const StopSignal stop_signal;
+  const StopSignal stop_signal(world.size == 1 ? StopSignal::Answer::kTell : StopSignal::Answer::kNothing);
+  if (config.train.deterministic) compute_deterministically();
   const ThreadPlan threads = set_threads(world);
   std::optional<Splits> splits;
   std::optional<ModelChoice> choice;
   Tuning tuning;
+  std::optional<tokenizer::Tokenizer> tokenizer;
   on_all_ranks(world, [&] {
     splits = open_splits(config.data);
     const io::TokenDataset& data = splits->train.dataset();
@@ -444,11 +476,14 @@ int run_training(const Config& config, const World& world) {
     choice = choose_model(config.model, data.vocab_size(), data.eos_id());
     fit_model(choice->config, config, splits->train);
     tuning = choose_tuning(config.tune, *choice);
+    tokenizer = tokenizer_of(data);
+    SampleWriter(config.sample, config.train.seed, tokenizer);  // can it be made?
     verify_splits(*splits, config.check.data);
   });
   on_rank0(world, [&] { check_output({config.output.folder}, config); });
   check_ranks_agree(world, config, splits->train);
-  Run run(config, world, {threads, std::move(*splits), std::move(*choice), std::move(tuning), stop_signal});
+  Run run(config, world,
+          {threads, std::move(*splits), std::move(*choice), std::move(tuning), std::move(tokenizer), stop_signal});
   return run.train();
 }
 

@@ -1,5 +1,7 @@
 #include "train/run_state.h"
 
+#include <ATen/Parallel.h>
+
 #include <cstdlib>
 
 #include "io/hash.h"
@@ -14,7 +16,7 @@ namespace {
 // These may differ between a run and its continuation, and say nothing about what it computes.
 bool is_incidental(const std::string& name) {
   return name.rfind("checkpoint.", 0) == 0 || name.rfind("check.", 0) == 0 || name.rfind("output.", 0) == 0 ||
-         name == "train.log_every";
+         name.rfind("sample.", 0) == 0 || name == "train.log_every" || name == "train.peak_tflops";
 }
 
 int64_t integer(checkpoint::StateSource& source, const std::string& key) {
@@ -41,12 +43,18 @@ std::vector<std::string> differences(const Config& before, const Config& now) {
 }  // namespace
 
 RunState::RunState(const Config& config, Identity identity, Trainer& trainer, PackedBatches& batches)
-    : config_(config), identity_(std::move(identity)), trainer_(trainer), batches_(batches) {}
+    : config_(config),
+      identity_(std::move(identity)),
+      trainer_(trainer),
+      batches_(batches),
+      spikes_(trainer.spikes()) {}
 
 void RunState::save(checkpoint::StateSink& sink) {
   sink.value("step", std::to_string(trainer_.steps_done()));
   sink.value("consumed_sequences", std::to_string(batches_.consumed(trainer_.steps_done())));
   sink.value("schedule_steps", std::to_string(trainer_.schedule().steps));
+  sink.value("last_steps", trainer_.spikes().to_json());
+  sink.value("threads", std::to_string(at::get_num_threads()));
   sink.value("data", identity_.data);
   sink.value("config", config_to_toml(config_));
   sink.value("model_config", identity_.model_config);
@@ -60,6 +68,7 @@ void RunState::load(checkpoint::StateSource& source) {
   step_ = integer(source, "step");
   consumed_ = integer(source, "consumed_sequences");
   schedule_steps_ = integer(source, "schedule_steps");
+  spikes_.restore(source.value("last_steps").value_or(""));
   const std::string data = source.value("data").value_or("");
   if (data != identity_.data) {
     throw Error(ErrorCode::kData, "[checkpoint] data: got " + identity_.data + ", expected that of the checkpoint, " +
@@ -72,13 +81,20 @@ void RunState::load(checkpoint::StateSource& source) {
   } catch (const Error&) {
     changed_keys_ = {"the configuration was of another version of fsdp"};
   }
+  const std::string threads = std::to_string(at::get_num_threads());
+  const std::string threads_before = source.value("threads").value_or(threads);
+  if (config_.train.deterministic && threads_before != threads) {
+    changed_keys_.push_back("threads were " + threads_before + ", are " + threads + ": the last bits will differ");
+  }
 }
 
 void RunState::loaded() {
   trainer_.continue_at(step_);
   batches_.continue_at(step_, consumed_);
+  trainer_.spikes() = spikes_;
   // What fit_minutes has decided stays.
-  if (config_.train.fit_minutes > 0 && step_ >= config_.train.warmup_steps) trainer_.restore_num_steps(schedule_steps_);
+  if (config_.train.fit_minutes > 0 && step_ >= trainer_.schedule().warmup_steps)
+    trainer_.restore_num_steps(schedule_steps_);
 }
 
 std::string describe_content(const Config& config, const PackedSplit& split) {

@@ -12,7 +12,7 @@
 namespace fsdp::train {
 
 // What a checkpoint knows of a run besides weights and optimizer: steps done, the data cursor, the schedule, the
-// resolved configuration, and which data it was.
+// numbers that spikes are seen against, the resolved configuration, and which data it was.
 class RunState : public checkpoint::Stateful {
  public:
   // What it says about itself to those who do not know this program.
@@ -41,6 +41,7 @@ class RunState : public checkpoint::Stateful {
   int64_t step_ = 0;
   int64_t consumed_ = 0;
   int64_t schedule_steps_ = 0;
+  SpikeDetector spikes_;  // as the checkpoint has them
   std::vector<std::string> changed_keys_;
 };
 

@@ -3,9 +3,11 @@
 #include <signal.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 
 namespace fsdp::train {
@@ -13,7 +15,10 @@ namespace {
 
 constexpr std::array<int, 3> kSignals = {SIGTERM, SIGUSR1, SIGINT};
 
+constexpr char kAnswer[] = "\nfsdp: asked to stop: saving after this step; ask again after a second to end at once\n";
+
 std::atomic<int> first{0};
+std::atomic<bool> answers{false};
 std::array<struct sigaction, kSignals.size()> before;
 
 std::atomic<int64_t> first_demand_ns{0};  // when the first SIGTERM or SIGINT came
@@ -29,7 +34,11 @@ int64_t now_ns() {
 void handle(int number) {
   constexpr int64_t kOneRequest = 1'000'000'000;
   int none = 0;
-  first.compare_exchange_strong(none, number);
+  if (first.compare_exchange_strong(none, number) && answers) {
+    const int kept_error = errno;
+    [[maybe_unused]] const ssize_t ignored = write(STDERR_FILENO, kAnswer, sizeof(kAnswer) - 1);
+    errno = kept_error;
+  }
   if (number == SIGUSR1) return;
   int64_t never = 0;
   if (first_demand_ns.compare_exchange_strong(never, now_ns()) || now_ns() - never < kOneRequest) return;
@@ -39,7 +48,8 @@ void handle(int number) {
 
 }  // namespace
 
-StopSignal::StopSignal() {
+StopSignal::StopSignal(Answer answer) {
+  answers = answer == Answer::kTell;
   first = 0;
   first_demand_ns = 0;
   struct sigaction action = {};

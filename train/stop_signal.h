@@ -7,10 +7,13 @@ namespace fsdp::train {
 
 // Requests to stop, as the system brings them: SIGTERM, SIGUSR1 (Slurm's warning) and SIGINT. The handler sets a flag
 // and nothing else; the training loop asks for it between steps, and all ranks agree. A SIGTERM or SIGINT that
-// comes a second after the first, or later, ends the process at once. One per process.
+// comes a second after the first, or later, ends the process at once, as if nobody had handled it. One per process.
 class StopSignal {
  public:
-  StopSignal();
+  // What the first request is answered with: nothing, where a launcher does, or a line on the standard error.
+  enum class Answer { kNothing, kTell };
+
+  explicit StopSignal(Answer answer = Answer::kNothing);
   // Puts back what was there before.
   ~StopSignal();
   StopSignal(const StopSignal&) = delete;

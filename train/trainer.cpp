@@ -22,6 +22,15 @@ AdamWOptions adamw_options(const TrainConfig& config) {
   return {config.lr, config.beta1, config.beta2, config.eps, config.weight_decay};
 }
 
+// Whether finding spikes has a purpose, and what it needs.
+int64_t spike_window(const TrainConfig& config) { return config.on_spike == "off" ? 0 : config.spike_window; }
+
+// Other words than those that follow, drawn by no generator: a batch that teaches nonsense.
+void scramble(Batch& batch, int64_t vocab_size) {
+  const at::Tensor counts = at::arange(batch.targets_N.numel(), at::kLong) * 7919 + 13;
+  batch.targets_N = at::where(batch.targets_N.eq(kNoTarget), batch.targets_N, counts.remainder(vocab_size));
+}
+
 bool is_finite(const StepResult& result) { return std::isfinite(result.loss) && std::isfinite(result.grad_norm); }
 
 bool same_bits(double a, double b) { return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b); }
@@ -38,6 +47,18 @@ std::string numbers_text(const StepResult& result) {
   return "loss " + std::to_string(result.loss) + ", gradient norm " + std::to_string(result.grad_norm);
 }
 
+// Dropout is for steps: not for evaluations and samples.
+class TrainingMode {
+ public:
+  explicit TrainingMode(models::Decoder& decoder) : decoder_(decoder) { decoder_->train(); }
+  ~TrainingMode() { decoder_->eval(); }
+  TrainingMode(const TrainingMode&) = delete;
+  TrainingMode& operator=(const TrainingMode&) = delete;
+
+ private:
+  models::Decoder& decoder_;
+};
+
 }  // namespace
 
 Trainer::Trainer(const TrainConfig& config, const World& world, const BatchSource& batches, ShardedModel& model,
@@ -49,28 +70,54 @@ Trainer::Trainer(const TrainConfig& config, const World& world, const BatchSourc
       model_(model),
       parameters_(parameters(*model.decoder)),
       optimizer_(decay_groups(*model.decoder, config.weight_decay), adamw_options(config)),
-      schedule_{config.lr, config.min_lr_ratio, config.warmup_steps, config.steps} {}
+      schedule_(make_schedule(config)),
+      spikes_(spike_window(config), config.spike_threshold) {
+  model_.decoder->eval();
+}
 
 StepResult Trainer::step(const RankNews& news) {
   fault_point("step.begin");
   Computed computed = compute();
   StepResult result = agree(computed, news);  // before the update, which must not see a NaN
-  if (!is_finite(result) || is_due_for_check()) result = check_again(result, computed, news);
+  if (is_doubtful(result) || is_due_for_check()) result = check_again(result, computed, news);
   fault_point("step.agreed");
   result.lr = schedule_.at(step_);
-  if (!is_finite(result)) {
-    give_up(result);
-    result.outcome = config_.on_nonfinite == "skip" ? StepResult::Outcome::kSkipped : StepResult::Outcome::kRollBack;
-    step_ += result.outcome == StepResult::Outcome::kSkipped ? 1 : 0;
+  judge(result);
+  if (result.outcome == StepResult::Outcome::kRollBack) return result;
+  if (result.outcome == StepResult::Outcome::kSkipped) {
+    skip(result);
     return result;
   }
   fault_point("step.optimizer");
   optimizer_.set_lr(result.lr);
   optimizer_.step(computed.norm.factor);
   if (fault_point("value.bitflip_weight").inject) flip_bit(parameters_.front());
+  spikes_.add(result.loss, result.grad_norm);
   ++step_;
   fault_point("step.end");
   return result;
+}
+
+void Trainer::skip(const StepResult& result) {
+  if (is_finite(result)) spikes_.add(result.loss, result.grad_norm);
+  ++step_;
+}
+
+// Worth a second look before the weights change or do not.
+bool Trainer::is_doubtful(const StepResult& result) const {
+  const bool acts_on_spikes = config_.on_spike == "skip" || config_.on_spike == "rollback";
+  return !is_finite(result) || (acts_on_spikes && spikes_.check(result.loss, result.grad_norm));
+}
+
+// The same numbers on every rank lead to the same outcome.
+void Trainer::judge(StepResult& result) const {
+  const bool finite = is_finite(result);
+  if (!finite) give_up(result);
+  if (finite) result.spike = spikes_.check(result.loss, result.grad_norm);
+  if (finite && !result.spike) return;
+  const std::string& policy = finite ? config_.on_spike : config_.on_nonfinite;
+  if (policy == "skip") result.outcome = StepResult::Outcome::kSkipped;
+  if (policy == "rollback") result.outcome = StepResult::Outcome::kRollBack;
 }
 
 // Gradients of the step, from scratch.
@@ -78,12 +125,14 @@ Trainer::Computed Trainer::compute() {
   const auto num_targets = static_cast<double>(batches_.num_targets(step_));
   const int64_t num_micro = batches_.num_microbatches();
   Computed computed;
+  const TrainingMode dropout(model_.decoder);
   zero_grad(*model_.decoder);
   for (int64_t micro = 0; micro < num_micro; ++micro) {
     const Microbatch scope(model_.root, /*is_last=*/micro + 1 == num_micro);
-    const Batch batch = batches_.microbatch(step_, micro);
+    Batch batch = batches_.microbatch(step_, micro);
     const int64_t position = batches_.position(step_, micro);
     computed.batch_hash += hash_rows(batch, position);
+    if (fault_point("value.targets").inject) scramble(batch, model_.decoder->config().vocab_size);
     seed_random_numbers(position);
     fault_point("step.forward");
     const at::Tensor loss = summed_loss(model_.decoder, batch) / num_targets;  // of the global batch: ranks add up
@@ -106,7 +155,7 @@ void Trainer::seed_random_numbers(int64_t position) const {
 
 // The small all-reduce of the step. Halves of the hash: a double adds 32-bit integers exactly.
 StepResult Trainer::agree(const Computed& computed, const RankNews& news) const {
-  at::Tensor values = at::zeros({9}, at::kDouble);
+  at::Tensor values = at::zeros({10}, at::kDouble);
   double* mine = values.mutable_data_ptr<double>();
   mine[0] = computed.loss;
   mine[1] = world_.rank == 0 && news.wants_stop ? 1 : 0;
@@ -115,6 +164,7 @@ StepResult Trainer::agree(const Computed& computed, const RankNews& news) const 
   mine[4] = static_cast<double>(computed.batch_hash >> 32);
   mine[5] = world_.rank == 0 && news.wants_save ? 1 : 0;
   for (size_t i = 0; i < kSignals.size(); ++i) mine[6 + i] = news.signal == kSignals[i] ? 1 : 0;
+  mine[9] = world_.rank == 0 && news.stop_file ? 1 : 0;
   values = sum_over_ranks(world_, values);
   const double* sums = values.const_data_ptr<double>();
   StepResult result;
@@ -123,6 +173,7 @@ StepResult Trainer::agree(const Computed& computed, const RankNews& news) const 
   result.stop = sums[1] > 0;
   result.save = sums[5] > 0;
   result.saves_written = sums[2] == world_.size;
+  result.stop_file = sums[9] > 0;
   result.batch_hash = static_cast<uint64_t>(sums[3]) + (static_cast<uint64_t>(sums[4]) << 32);
   for (size_t i = kSignals.size(); i-- > 0;) {
     if (sums[6 + i] > 0) result.signal = kSignals[i];

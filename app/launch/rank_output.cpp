@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <charconv>
 
+#include "train/console.h"
+
 namespace fsdp::app {
 namespace {
 
@@ -46,7 +48,8 @@ void RankOutput::finish(int rank) {
     partial.clear();
   }
   if (rank == 0 && !status_.empty()) {
-    std::fputs("\n", out_);
+    const bool was_cut = train::fit_to_terminal(status_, out_) != status_;
+    std::fprintf(out_, "%s%s\n", was_cut ? kEraseLine : "", was_cut ? status_.c_str() : "");
     status_.clear();
     std::fflush(out_);
   }
@@ -74,7 +77,7 @@ void RankOutput::show_status(int rank, const std::string& text) {
     return;
   }
   status_ = prefixed(rank, text);
-  std::fprintf(out_, "%s%s", kEraseLine, status_.c_str());
+  std::fprintf(out_, "%s%s", kEraseLine, train::fit_to_terminal(status_, out_).c_str());
   std::fflush(out_);
 }
 
@@ -86,7 +89,7 @@ void RankOutput::write_line(std::FILE* file, const std::string& line) {
   std::fprintf(file, "%s\n", line.c_str());
   std::fflush(file);
   if (!status_.empty()) {
-    std::fputs(status_.c_str(), out_);
+    std::fputs(train::fit_to_terminal(status_, out_).c_str(), out_);
     std::fflush(out_);
   }
 }

@@ -28,7 +28,7 @@ class TrainingFixture : public testing::Test {
         << "[model]\nhidden_size = 32\nlayers = 4\nheads = 4\nkv_heads = 2\nffn_size = 48\n"
         << "[data]\npath = \"" << path("data") << "\"\nsequence_length = 32\n"
         << "[train]\nsteps = 6\nbatch_sequences = 8\nwarmup_steps = 2\nlog_every = 1\n"
-        << "lr = 3e-3\n[output]\nfolder = \"" << path("out") << "\"\n";
+        << "lr = 3e-3\npeak_tflops = 1\n[output]\nfolder = \"" << path("out") << "\"\n";
   }
   std::string path(const std::string& name) const { return folder_ / name; }
   std::string train(const std::string& more = "") const { return "train " + path("run.toml") + " " + more; }

@@ -1,5 +1,5 @@
-// A token data set: dataset.json, s0.bin, s0.idx, s1.bin, s1.idx; the split "train" is opened. Tokens and starts that
-// can be read are those that a writer turns into the same files.
+// A token data set: dataset.json, s0.bin, s0.idx, s1.bin, s1.idx, s0.msk; the split "train" is opened. Tokens and
+// starts that can be read are those that a writer turns into the same files.
 #include <algorithm>
 #include <cstddef>
 #include <functional>
@@ -18,7 +18,7 @@
 namespace fsdp::fuzz {
 namespace {
 
-constexpr const char* kNames[] = {"dataset.json", "s0.bin", "s0.idx", "s1.bin", "s1.idx"};
+constexpr const char* kNames[] = {"dataset.json", "s0.bin", "s0.idx", "s1.bin", "s1.idx", "s0.msk"};
 constexpr const char* kSplit = "train";
 
 std::string file_text(const std::filesystem::path& path) {
@@ -75,6 +75,10 @@ void check_dataset(const ScratchFolder& folder, const io::TokenDataset& dataset,
   const bool readable = accepts([&] { dataset.read(0, total, tokens.data()); });
   const bool has_starts = accepts([&] { starts = dataset.document_starts(0, total); });
   accepts([&] { dataset.verify_hashes(); });
+  std::vector<uint8_t> mask(tokens.size());
+  const bool has_mask = accepts([&] { dataset.read_mask(0, total, mask.data()); });
+  for (const uint8_t answer : mask) FUZZ_REQUIRE(!has_mask || answer <= 1);
+  FUZZ_REQUIRE(dataset.num_answers() >= 0 && dataset.num_answers() <= total);
   FUZZ_REQUIRE(!accepts([&] { dataset.read(total, 1, nullptr); }));
   for (const int32_t token : tokens) FUZZ_REQUIRE(!readable || (token >= 0 && token < dataset.vocab_size()));
   if (!has_starts) return;

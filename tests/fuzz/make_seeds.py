@@ -249,6 +249,14 @@ def dataset(shards, **changes):
     return bundle(json.dumps(dict(manifest, **changes)), *(file for _, binary, idx in shards for file in (binary, idx)))
 
 
+def masked_dataset(mask, **changes):
+    """One shard of two documents; `mask` has a byte for each of its five tokens."""
+    line, binary, idx = token_files("s0", 2, [[1, 2, 3], [4, 5]])
+    mask = b"FSDPTMSK" + struct.pack("<II", 1, 1) + struct.pack("<QQ", 5, 2) + bytes(32) + bytes(mask)
+    line.update({"mask_xxh3": xxhash.xxh3_64_hexdigest(mask), "num_answers": sum(mask[64:])}, **changes)
+    return bundle(dataset([(line, binary, idx)], version=2, tokenizer_xxh3="0" * 16), "", "", mask)
+
+
 def token_shards_seeds():
     documents = [[1, 2, 3], [4], [5, 255]]
     one = token_files("s0", 2, documents)
@@ -259,6 +267,10 @@ def token_shards_seeds():
         "valid-empty-shard": dataset([token_files("s0", 4, []), token_files("s1", 1, [[9]])], eos_id=-1),
         "valid-no-shard": dataset([]),
         "valid-same-shard-twice": dataset([one, one]),
+        "valid-mask": masked_dataset([0, 1, 1, 0, 1]),
+        "refused-mask": masked_dataset([0, 1, 2, 0, 1]),
+        "refused-mask-cut-off": masked_dataset([0, 1, 1, 0]),
+        "refused-answers": masked_dataset([0, 1, 1, 0, 1], num_answers=6),
         "refused-large-token": dataset([token_files("s0", 4, [[1, 2**31 + 5, 2**32 - 1]])], vocab_size=2**40),
         "refused-starts": dataset([(line, binary, idx[:72] + idx[80:88] + idx[72:80])]),
         "refused-first-start": dataset([(line, binary, idx[:64] + b"\1" + idx[65:])]),
@@ -269,7 +281,7 @@ def token_shards_seeds():
         "refused-parent-folder": dataset([(dict(line, name="../s0"), binary, idx)]),
         "refused-long-name": dataset([(dict(line, name="n" * 255), binary, idx)]),
         "refused-negative": dataset([(dict(line, num_tokens=-1), binary, idx)]),
-        "refused-version": dataset([one], version=2),
+        "refused-version": dataset([one], version=3),
         "refused-eos": dataset([one], eos_id=256),
         "refused-vocabulary": dataset([one], vocab_size=5),
         "refused-hash": dataset([(dict(line, bin_xxh3="0" * 16), binary, idx)]),

@@ -77,7 +77,7 @@ TEST_F(ConfigFile, UnknownKeyNamesPlaceAndNearest) {
 
 TEST_F(ConfigFile, WrongTypeNamesPlaceAndExpectedType) {
   EXPECT_EQ(failure("[train]\nsteps = \"ten\"\n"),
-            "run.toml:2:9: train.steps: got a value of type string, expected integer (at least 1)");
+            "run.toml:2:9: train.steps: got a value of type string, expected integer (at least 0)");
   EXPECT_NE(failure("[train]\nsteps = 1.5\n").find("expected integer"), std::string::npos);
   EXPECT_NE(failure("[model]\ntie_embeddings = 1\n").find("expected boolean"), std::string::npos);
   EXPECT_NE(failure("[train]\nlr = [1]\n").find("type array, expected number"), std::string::npos);
@@ -88,7 +88,7 @@ TEST_F(ConfigFile, WrongTypeNamesPlaceAndExpectedType) {
 }
 
 TEST_F(ConfigFile, IllegalValueNamesWhatIsLegal) {
-  EXPECT_EQ(failure("[train]\nsteps = 0\n"), "run.toml:2:9: train.steps: got 0, expected at least 1");
+  EXPECT_EQ(failure("[train]\nsteps = -1\n"), "run.toml:2:9: train.steps: got -1, expected at least 0");
   EXPECT_NE(failure("[shard]\nprecision = \"fp64\"\n").find("expected one of: fp32, bf16"), std::string::npos);
   EXPECT_NE(failure("[train]\nlr = nan\n").find("expected at least 0"), std::string::npos);
   EXPECT_NE(failure("[train]\nmin_lr_ratio = 2.0\n").find("from 0 to 1"), std::string::npos);
@@ -104,6 +104,16 @@ TEST_F(ConfigFile, ImpossibleCombinations) {
             std::string::npos);
   EXPECT_NE(failure("", {"--model.kv_heads=3"}).find("expected a divisor of model.heads 4"), std::string::npos);
   EXPECT_NE(failure("", {"--train.steps=10"}).find("expected at most train.steps 10"), std::string::npos);
+  EXPECT_NE(failure("", {"--train.steps=0"}).find("got 0 without train.max_tokens"), std::string::npos);
+  EXPECT_EQ(failure("", {"--train.steps=0", "--train.max_tokens=1000000"}), "no error");
+  EXPECT_NE(failure("", {"--train.warmup_tokens=1000000", "--train.max_tokens=1000"})
+                .find("train.warmup_steps: got 123, expected at most train.steps 1 (of train.max_tokens)"),
+            std::string::npos);
+  for (const char* key : {"train.on_nonfinite", "train.on_spike"}) {
+    const std::string rollback = std::string("--") + key + "=rollback";
+    EXPECT_NE(failure("", {rollback}).find("got \"rollback\" without checkpoints"), std::string::npos) << key;
+    EXPECT_EQ(failure("", {rollback, "--checkpoint.every_steps=5"}), "no error") << key;
+  }
   EXPECT_NE(failure("", {"--train.fit_minutes=3", "--train.warmup_steps=5"}).find("at least 10"), std::string::npos);
   EXPECT_NE(failure("", {"--model.weights=load"}).find("set model.path"), std::string::npos);
 }

@@ -19,7 +19,7 @@ std::vector<std::string> lines_of(const std::filesystem::path& path) {
 }
 
 const std::vector<std::string> kLines = {R"({"step":1,"loss":3})", R"({"step":2})", R"({"step":2,"heldout":{}})",
-                                         R"({"step":3})"};
+                                         R"({"step":2,"prompt":""})", R"({"step":3})"};
 
 TEST(LineFile, WritesWholeLines) {
   const io::TemporaryFolder folder;

@@ -56,8 +56,8 @@ void agree(std::vector<std::string>& parts, size_t shard, Random& random) {
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned int seed) {
   using namespace fsdp::fuzz;
   Random random(seed);
-  return mutate_bundle(data, size, max_size, 5, random, [&](auto& parts, size_t changed, size_t room) {
+  return mutate_bundle(data, size, max_size, 6, random, [&](auto& parts, size_t changed, size_t room) {
     parts[changed] = mutate_text(parts[changed], room);
-    if (pick(random, 4) != 0) agree(parts, changed < 3 ? 0 : 1, random);
+    if (pick(random, 4) != 0 && changed < 5) agree(parts, changed < 3 ? 0 : 1, random);
   });
 }

@@ -32,6 +32,7 @@ steps = {STEPS}
 batch_sequences = {BATCH}
 warmup_steps = 4
 lr = 3e-3
+peak_tflops = 1
 log_every = 1
 eval_every = 10
 eval_batches = 1

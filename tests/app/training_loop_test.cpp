@@ -1,0 +1,271 @@
+// The loop of `fsdp train`: its schedule, what it does about spikes, requests by files and keys, samples.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "tests/app/launch_script.h"
+#include "tests/app/training_fixture.h"
+#include "train/lr_schedule.h"
+
+namespace fsdp::app {
+namespace {
+
+using Lines = std::vector<nlohmann::json>;
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+Lines read_lines(const std::string& path) {
+  std::ifstream file(path);
+  Lines lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
+  return lines;
+}
+
+double number(const nlohmann::json& bits) {
+  return std::bit_cast<double>(std::stoull(bits.get<std::string>(), nullptr, 16));
+}
+
+class Loop : public TrainingFixture {
+ protected:
+  std::string run(const std::string& folder, const std::string& more = "") const {
+    return train("--resume=auto --output.folder=" + path(folder) + " " + more);
+  }
+  Lines ledger(const std::string& folder) const { return read_lines(path(folder) + "/ledger.jsonl"); }
+  std::string weights(const std::string& folder) const { return read_file(path(folder) + "/model/model.safetensors"); }
+  void ask(const std::string& folder, const std::string& file) const {
+    std::filesystem::create_directories(path(folder));
+    std::ofstream(path(folder) + "/" + file) << "";
+  }
+  void expect_same(const std::string& folder, const std::string& other) const {
+    EXPECT_EQ(read_file(path(folder) + "/ledger.jsonl"), read_file(path(other) + "/ledger.jsonl")) << folder;
+    EXPECT_TRUE(weights(folder) == weights(other)) << folder << ": other weights than " << other;
+  }
+};
+
+TEST_F(Loop, ScheduleOverTokens) {
+  // 256 tokens per step: 2 steps of warm-up, 10 in all.
+  const CommandResult result =
+      launch_fsdp(2, run("wsd",
+                         "--train.steps=0 --train.max_tokens=2500 --train.warmup_tokens=300 --train.schedule=wsd "
+                         "--train.decay_steps=4"));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(contains(result.out, "10 steps, 2 of warm-up, then 0.003 to 0.0003 in the last 4 by 1-sqrt"))
+      << result.out;
+  const Lines lines = ledger("wsd");
+  ASSERT_EQ(lines.size(), 10u);
+  const train::LrSchedule schedule{.lr = 3e-3,
+                                   .min_lr_ratio = 0.1,
+                                   .warmup_steps = 2,
+                                   .steps = 10,
+                                   .shape = train::LrSchedule::Shape::kWsd,
+                                   .decay_steps = 4};
+  for (size_t step = 0; step < lines.size(); ++step)
+    EXPECT_EQ(number(lines[step]["lr"]), schedule.at(static_cast<int64_t>(step))) << step;
+}
+
+TEST_F(Loop, ScheduleIsKeptAndChangesAreTold) {
+  const std::string options = "--train.steps=8 --train.schedule=linear ";
+  ASSERT_EQ(run_fsdp(run("whole", options)).exit_code, 0);
+  ASSERT_EQ(run_fsdp(run("resumed", options), {"FSDP_FAULT=term@step.end:hit=3"}).exit_code, 75);
+  std::filesystem::copy(path("resumed"), path("changed"), std::filesystem::copy_options::recursive);
+  const CommandResult same = run_fsdp(run("resumed", options));
+  EXPECT_EQ(same.exit_code, 0) << same.err;
+  EXPECT_FALSE(contains(same.out, " was ")) << same.out;
+  expect_same("resumed", "whole");
+  const CommandResult changed = run_fsdp(run("changed", "--train.steps=12 --train.schedule=constant"));
+  EXPECT_EQ(changed.exit_code, 0) << changed.err;
+  EXPECT_TRUE(contains(changed.out, "checkpoint: train.steps was 8, is 12\n")) << changed.out;
+  EXPECT_TRUE(contains(changed.out, "checkpoint: train.schedule was \"linear\", is \"constant\"\n")) << changed.out;
+  EXPECT_EQ(number(ledger("changed").back()["lr"]), 3e-3);
+}
+
+class Spikes : public Loop {
+ protected:
+  static constexpr int kBad = 25;  // the step that is spoilt
+  std::string spiky(const std::string& folder, const std::string& policy, const std::string& more = "") const {
+    return run(folder,
+               "--train.steps=30 --train.batch_sequences=12 --train.spike_window=8 --train.spike_threshold=6 "
+               "--checkpoint.every_steps=10 --train.on_spike=" +
+                   policy + " " + more);
+  }
+  // Rank 0 reads nonsense in these computations.
+  static std::vector<std::string> nonsense(const std::vector<int>& hits) {
+    std::string faults = "FSDP_FAULT=";
+    for (const int hit : hits) faults += "inject@value.targets:hit=" + std::to_string(hit) + ";";
+    faults.pop_back();
+    return {faults};
+  }
+};
+
+TEST_F(Spikes, AreToldAndKept) {
+  const CommandResult quiet = launch_fsdp(2, spiky("quiet", "warn"));
+  EXPECT_FALSE(contains(quiet.out, "spike")) << quiet.out;
+  const CommandResult result = launch_fsdp(2, spiky("warned", "warn"), nonsense({kBad}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(contains(result.out, "train: step 25 is a spike: loss ")) << result.out;
+  EXPECT_FALSE(ledger("warned").at(kBad - 1).contains("skipped"));
+  EXPECT_NE(ledger("warned").back()["loss"], ledger("quiet").back()["loss"]) << "the batch counted";
+  const CommandResult off = launch_fsdp(2, spiky("off", "off"), nonsense({kBad}));
+  EXPECT_FALSE(contains(off.out, "spike")) << off.out;
+  expect_same("off", "warned");
+}
+
+TEST_F(Spikes, OfAPassingErrorLeaveNoTrace) {
+  ASSERT_EQ(launch_fsdp(2, spiky("quiet", "skip")).exit_code, 0);
+  const CommandResult result = launch_fsdp(2, spiky("once", "skip"), nonsense({kBad}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(contains(result.out, "step 25 was computed wrongly once and then rightly")) << result.out;
+  expect_same("once", "quiet");
+}
+
+// The skipped step is as if its numbers had not been finite: a path that other tests hold against the truth.
+TEST_F(Spikes, AreSkipped) {
+  const CommandResult skipped = launch_fsdp(2, spiky("skipped", "skip"), nonsense({kBad, kBad + 1}));
+  EXPECT_EQ(skipped.exit_code, 0) << skipped.err;
+  EXPECT_TRUE(contains(skipped.out, "train: step 25 is a spike and skipped: loss ")) << skipped.out;
+  const CommandResult other = launch_fsdp(2, spiky("nonfinite", "off", "--train.on_nonfinite=skip"),
+                                          {"FSDP_FAULT=inject@value.grad:hit=25;inject@value.grad:hit=26"});
+  EXPECT_EQ(other.exit_code, 0) << other.err;
+  const Lines actual = ledger("skipped"), expected = ledger("nonfinite");
+  ASSERT_EQ(actual.size(), 30u);
+  EXPECT_TRUE(actual[kBad - 1].value("skipped", false));
+  for (size_t step = kBad; step < actual.size(); ++step) EXPECT_EQ(actual[step], expected.at(step));
+  EXPECT_TRUE(weights("skipped") == weights("nonfinite"));
+}
+
+TEST_F(Spikes, AreSeenAgainstTheStepsBeforeARestart) {
+  const CommandResult whole = launch_fsdp(2, spiky("whole", "skip"), nonsense({kBad, kBad + 1}));
+  const std::string line = whole.out.substr(whole.out.find("train: step 25 is a spike"));
+  ASSERT_EQ(launch_fsdp(2, spiky("parts", "skip"), {"FSDP_FAULT=term@step.end:hit=20"}).exit_code, 75);
+  std::filesystem::copy(path("parts"), path("elastic"), std::filesystem::copy_options::recursive);
+  const CommandResult resumed = launch_fsdp(2, spiky("parts", "skip"), nonsense({5, 6}));
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_TRUE(contains(resumed.out, line.substr(0, line.find('\n') + 1))) << resumed.out << "expected " << line;
+  expect_same("parts", "whole");
+  const CommandResult alone = launch_fsdp(1, spiky("elastic", "skip"), nonsense({5, 6}));
+  EXPECT_TRUE(contains(alone.out, "train: step 25 is a spike and skipped: loss ")) << alone.out;
+}
+
+TEST_F(Spikes, AreRolledBack) {
+  const CommandResult result = launch_fsdp(2, spiky("back", "rollback"), nonsense({kBad, kBad + 1}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(contains(result.out, "train: step 25 was a spike (loss ")) << result.out;
+  EXPECT_TRUE(contains(result.out, "back to step 20, without the data in between")) << result.out;
+  const Lines lines = ledger("back");
+  ASSERT_EQ(lines.size(), 30u);
+  EXPECT_EQ(lines[19]["position"], 19 * 12);
+  EXPECT_EQ(lines[20]["position"], 25 * 12) << "goes on after the data of step 25";
+}
+
+TEST_F(Spikes, AreSkippedWhereThereIsNoWayBack) {
+  const CommandResult result =
+      launch_fsdp(2, spiky("early", "rollback", "--checkpoint.every_steps=29"), nonsense({kBad, kBad + 1}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(contains(result.out, "train: step 25 is a spike and skipped")) << result.out;
+}
+
+TEST_F(Loop, FileAsksForACheckpoint) {
+  ask("saved", "SAVE");
+  const CommandResult result = launch_fsdp(2, run("saved"));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(contains(result.out, "checkpoint: committed step 1 ")) << result.out;
+  EXPECT_FALSE(std::filesystem::exists(path("saved") + "/SAVE"));
+  EXPECT_TRUE(std::filesystem::exists(path("saved") + "/checkpoints/step-1/manifest.json"));
+  EXPECT_EQ(ledger("saved").size(), 6u) << "the run went on";
+}
+
+TEST_F(Loop, RequestStaysUntilItsCheckpointIsThere) {
+  ask("full", "SAVE");
+  const CommandResult result =
+      launch_fsdp(2, run("full", "--checkpoint.async=false"), {"FSDP_FAULT=error=ENOSPC@file.write:rank=1:hit=1"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(contains(result.out, "save failed: ")) << result.out;
+  EXPECT_TRUE(contains(result.out, "checkpoint: committed step 2 ")) << result.out;
+  EXPECT_FALSE(std::filesystem::exists(path("full") + "/SAVE"));
+}
+
+TEST_F(Loop, FileAsksForAStop) {
+  ASSERT_EQ(launch_fsdp(2, run("whole")).exit_code, 0);
+  ask("stopped", "STOP");
+  const CommandResult stopped = launch_fsdp(2, run("stopped"));
+  EXPECT_EQ(stopped.exit_code, 75) << stopped.err;
+  EXPECT_TRUE(contains(stopped.out, "asked to stop by the file STOP; saved step 1; start again with --resume=auto"))
+      << stopped.out;
+  EXPECT_FALSE(std::filesystem::exists(path("stopped") + "/STOP")) << "obeyed requests are used up";
+  EXPECT_EQ(launch_fsdp(2, run("stopped")).exit_code, 0);
+  expect_same("stopped", "whole");
+}
+
+// The third step never ends; the first request is answered, a later one ends it.
+TEST_F(Loop, SecondInterruptEndsAtOnce) {
+  const std::string ledger = path("slow") + "/ledger.jsonl";
+  const std::string script = "FSDP_FAULT=delay=600000@step.begin:hit=3 " FSDP_BINARY " " + run("slow") +
+                             " & pid=$!\nuntil [ -s " + ledger + " ]; do sleep 0.05; done\n" +
+                             "while kill -INT $pid 2>/dev/null; do sleep 0.2; done\nwait $pid";
+  const CommandResult result = run_command({"/bin/sh", "-c", script});
+  EXPECT_EQ(result.exit_code, 130);
+  EXPECT_EQ(count(result.err, "fsdp: asked to stop: saving after this step"), 1) << result.err;
+  EXPECT_LT(result.seconds, 60);
+}
+
+TEST_F(Loop, SamplesDoNotDisturbTheTraining) {
+  for (const char* precision : {"fp32", "bf16"}) {
+    const std::string options = std::string("--shard.precision=") + precision + " --checkpoint.every_steps=4 ";
+    const std::string samples = "--sample.every_steps=2 --sample.max_tokens=12 --sample.prompts=line|";
+    for (const char* folder : {"plain", "sampled", "parts"}) std::filesystem::remove_all(path(folder));
+    ASSERT_EQ(launch_fsdp(2, run("plain", options)).exit_code, 0);
+    const CommandResult result = launch_fsdp(2, run("sampled", options + samples));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    expect_same("sampled", "plain");
+    const Lines lines = read_lines(path("sampled") + "/samples.jsonl");
+    ASSERT_EQ(lines.size(), 6u) << "two prompts after steps 2, 4, 6";
+    EXPECT_EQ(lines[2]["step"], 4);
+    EXPECT_EQ(lines[2]["prompt"], "line");
+    EXPECT_EQ(lines[3]["prompt"], "");
+    EXPECT_TRUE(contains(result.out, "sample: after step 4: line")) << result.out;
+    // Stopped and continued, the same samples: none is lost, none comes twice.
+    ASSERT_EQ(launch_fsdp(2, run("parts", options + samples), {"FSDP_FAULT=kill@step.begin:hit=6"}).exit_code, 137);
+    ASSERT_EQ(launch_fsdp(2, run("parts", options + samples)).exit_code, 0);
+    EXPECT_EQ(read_lines(path("parts") + "/samples.jsonl"), lines);
+  }
+}
+
+TEST_F(Loop, DeterministicWithSeveralThreads) {
+  for (const char* folder : {"first", "second"}) {
+    const CommandResult result = run_command(
+        {"/bin/sh", "-c",
+         "OMP_NUM_THREADS=3 exec " FSDP_BINARY " " + run(folder,
+                                                         "--train.deterministic=true --train.microbatch_sequences=4 "
+                                                         "--train.recompute_every=2 --data.sequence_length=128")});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_TRUE(contains(result.out, "x 3 thread(s)") && contains(result.out, "; deterministic\n")) << result.out;
+  }
+  expect_same("first", "second");
+}
+
+TEST_F(Loop, MetricsTellUtilisationAndDataWaits) {
+  const CommandResult result = run_fsdp(run("measured", "--train.peak_tflops=0"));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  ASSERT_EQ(run_fsdp(run("given", "--train.peak_tflops=0.001")).exit_code, 0);
+  for (const auto& line : read_lines(path("measured") + "/metrics.jsonl")) {
+    if (!line.contains("loss")) continue;
+    EXPECT_GT(line.at("mfu").get<double>(), 0);
+    EXPECT_LT(line.at("mfu").get<double>(), 1) << "more than a matrix multiplication";
+    EXPECT_GE(line.at("data_ms").get<double>(), 0);
+    EXPECT_LT(line.at("data_ms").get<double>(), line.at("step_ms").get<double>());
+  }
+  // 32 wide, 4 layers of 2 heads of 8 for keys and values, MLP 48, 259 words, sequences of 32.
+  const double layer = 32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 48;
+  const double flops = 6 * (4 * layer + 259 * 32) + 6 * 4 * 33 * 32;
+  const auto line = read_lines(path("given") + "/metrics.jsonl").at(3);
+  EXPECT_NEAR(line.at("mfu").get<double>(), line.at("tokens_per_s").get<double>() * flops / 1e9, 1e-9);
+}
+
+}  // namespace
+}  // namespace fsdp::app
