@@ -12,18 +12,6 @@ namespace fsdp::train {
 
 namespace {
 
-// No dropout while it lives.
-class Evaluating {
- public:
-  explicit Evaluating(models::Decoder& decoder) : decoder_(decoder) { decoder_->eval(); }
-  ~Evaluating() { decoder_->train(); }
-  Evaluating(const Evaluating&) = delete;
-  Evaluating& operator=(const Evaluating&) = delete;
-
- private:
-  models::Decoder& decoder_;
-};
-
 bool any_rank(const World& world, bool flag) {
   return sum_over_ranks(world, at::full({1}, flag ? 1 : 0, at::kLong)).item<int64_t>() > 0;
 }
@@ -34,7 +22,6 @@ std::optional<HeldoutLoss> evaluate(ShardedModel& model, const World& world, con
                                     int64_t batch_sequences, int64_t num_batches,
                                     const std::function<bool()>& stop_asked, const tokenizer::Tokenizer* tokenizer) {
   const ForwardOnly scope(model.root);
-  const Evaluating without_dropout(model.decoder);
   const int64_t limit = num_batches > 0 ? num_batches * batch_sequences : split.num_sequences();
   const int64_t num_sequences = std::min(limit, split.num_sequences());
   at::Tensor sums = at::zeros({3}, at::kDouble);
