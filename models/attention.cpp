@@ -7,13 +7,18 @@
 
 namespace fsdp::models {
 AttentionImpl::AttentionImpl(const DecoderConfig& config, int64_t layer, const at::TensorOptions& options)
-    : layer_(layer), head_dim_(config.head_dim), has_rope_(config.has_rope(layer)) {
+    : layer_(layer), head_dim_(config.head_dim), window_(config.window(layer)), has_rope_(config.has_rope(layer)) {
   const int64_t hidden = config.hidden_size, query = config.num_attention_heads * config.head_dim,
                 key = config.num_key_value_heads * config.head_dim;
-  q_proj_ = register_module("q_proj", Linear(hidden, query, options));
-  k_proj_ = register_module("k_proj", Linear(hidden, key, options));
-  v_proj_ = register_module("v_proj", Linear(hidden, key, options));
-  o_proj_ = register_module("o_proj", Linear(query, hidden, options));
+  const Bias inputs = config.attention_bias == AttentionBias::kNone ? Bias::kNo : Bias::kYes;
+  const Bias output = config.attention_bias == AttentionBias::kInputsAndOutput ? Bias::kYes : Bias::kNo;
+  q_proj_ = register_module("q_proj", Linear(hidden, query, options, inputs));
+  k_proj_ = register_module("k_proj", Linear(hidden, key, options, inputs));
+  v_proj_ = register_module("v_proj", Linear(hidden, key, options, inputs));
+  o_proj_ = register_module("o_proj", Linear(query, hidden, options, output));
+  if (!config.has_qk_norm) return;
+  q_norm_ = register_module("q_norm", RmsNorm(config.head_dim, config.rms_norm_eps, options));
+  k_norm_ = register_module("k_norm", RmsNorm(config.head_dim, config.rms_norm_eps, options));
 }
 
 at::Tensor AttentionImpl::forward(const at::Tensor& x_BTE, const AttentionInputs& inputs) {
@@ -22,12 +27,16 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x_BTE, const AttentionInputs
     return x.view({rows, length, x.size(2) / head_dim_, head_dim_});
   };
   at::Tensor q_BTHD = split_heads(q_proj_(x_BTE)), k_BTKD = split_heads(k_proj_(x_BTE));
-  at::Tensor v_BTKD = split_heads(v_proj_(x_BTE));
+  const at::Tensor v_BTKD = split_heads(v_proj_(x_BTE));
+  if (!q_norm_.is_empty()) {
+    q_BTHD = q_norm_(q_BTHD);
+    k_BTKD = k_norm_(k_BTKD);
+  }
   if (has_rope_) std::tie(q_BTHD, k_BTKD) = kernels::apply_rope(q_BTHD, k_BTKD, inputs.cos, inputs.sin);
 
   const at::Tensor y_BTHD = inputs.cache != nullptr
-                                ? inputs.cache->attend(layer_, q_BTHD, k_BTKD, v_BTKD)
-                                : kernels::causal_attention(q_BTHD, k_BTKD, v_BTKD, inputs.document_lengths);
+                                ? inputs.cache->attend(layer_, q_BTHD, k_BTKD, v_BTKD, window_)
+                                : kernels::causal_attention(q_BTHD, k_BTKD, v_BTKD, inputs.document_lengths, window_);
   return o_proj_(y_BTHD.flatten(2));
 }
 

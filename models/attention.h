@@ -10,6 +10,7 @@
 #include "models/decoder_config.h"
 #include "models/key_value_cache.h"
 #include "models/linear.h"
+#include "models/rms_norm.h"
 
 namespace fsdp::models {
 
@@ -20,7 +21,7 @@ struct AttentionInputs {
   KeyValueCache* cache = nullptr;         // the tokens before, for generation
 };
 
-// The attention block, with Hugging Face's parameter names q_proj, k_proj, v_proj, o_proj.
+// The attention block, with Hugging Face's parameter names q_proj, k_proj, v_proj, o_proj, q_norm, k_norm.
 class AttentionImpl : public torch::nn::Module {
  public:
   AttentionImpl(const DecoderConfig& config, int64_t layer, const at::TensorOptions& options);
@@ -29,9 +30,13 @@ class AttentionImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x_BTE, const AttentionInputs& inputs);
 
  private:
-  int64_t layer_, head_dim_;
+  at::Tensor attend(const at::Tensor& q_BTHD, const at::Tensor& k_BTKD, const at::Tensor& v_BTKD,
+                    const AttentionInputs& inputs) const;
+
+  int64_t layer_, head_dim_, window_;
   bool has_rope_;
   Linear q_proj_{nullptr}, k_proj_{nullptr}, v_proj_{nullptr}, o_proj_{nullptr};
+  RmsNorm q_norm_{nullptr}, k_norm_{nullptr};  // null where the family has none
 };
 TORCH_MODULE(Attention);
 

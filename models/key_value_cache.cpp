@@ -50,7 +50,7 @@ at::Tensor KeyValueCache::attend(int64_t layer, const at::Tensor& q_BTHD, const 
   kernels::store_in_cache(v_BTKD, kept.v_RKCW, rows_, starts_);
   // Many queries of a fresh row: blocks of them share the keys.
   const bool is_fresh = std::all_of(starts_.begin(), starts_.end(), [](int64_t start) { return start == 0; });
-  if (is_fresh && num_new_ > 1) return kernels::causal_attention(q_BTHD, k_BTKD, v_BTKD);
+  if (is_fresh && num_new_ > 1) return kernels::causal_attention(q_BTHD, k_BTKD, v_BTKD, {}, window);
   return kernels::cached_attention(q_BTHD, kept.k_RKCW, kept.v_RKCW, rows_, starts_, window);
 }
 

@@ -6,6 +6,7 @@ namespace fsdp::models {
 
 at::Tensor LinearImpl::forward(const at::Tensor& x) {
   at::Tensor y = kernels::linear(x, weight);
+  if (bias.defined()) y.add_(bias);
   if (!lora_a_) return y;
   const at::Tensor input = adapter_.dropout > 0 && is_training() ? at::dropout(x, adapter_.dropout, /*train=*/true) : x;
   return y.add_(lora_b_->forward(lora_a_->forward(input)), adapter_.scale);

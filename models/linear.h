@@ -1,4 +1,4 @@
-// A linear map without bias, and the low-rank adapter that may sit on it.
+// A linear map, with or without bias, and the low-rank adapter that may sit on it.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -18,12 +18,17 @@ struct AdapterShape {
   double dropout = 0;  // of the adapter's input, while the module trains
 };
 
-// y = x W^T; x [..., in], weight [out, in], y [..., out]. torch::nn::Linear without its costly start values: the
-// weight is uninitialised until the model's reset_parameters() or load_weights().
+enum class Bias { kNo, kYes };
+
+// y = x W^T, plus the bias where there is one; x [..., in], weight [out, in], bias [out], y [..., out].
+// torch::nn::Linear without its costly start values: parameters are uninitialised until the model's reset_parameters()
+// or load_weights().
 class LinearImpl : public torch::nn::Module {
  public:
-  LinearImpl(int64_t in, int64_t out, const at::TensorOptions& options)
-      : weight(register_parameter("weight", torch::empty({out, in}, options))) {}
+  LinearImpl(int64_t in, int64_t out, const at::TensorOptions& options, Bias has_bias = Bias::kNo)
+      : weight(register_parameter("weight", torch::empty({out, in}, options))) {
+    if (has_bias == Bias::kYes) bias = register_parameter("bias", torch::empty({out}, options));
+  }
 
   at::Tensor forward(const at::Tensor& x);
 
@@ -31,6 +36,7 @@ class LinearImpl : public torch::nn::Module {
   void add_adapter(const AdapterShape& shape, const at::TensorOptions& options);
 
   at::Tensor weight;
+  at::Tensor bias;  // undefined where there is none
 
  private:
   AdapterShape adapter_;

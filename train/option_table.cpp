@@ -64,14 +64,15 @@ std::string toml_text(const std::string& value) {
 std::vector<Option> model_options() {
   return {
       {"model.path", FSDP_SLOT(model.path), any(),
-       "Hugging Face folder, or a config.json; empty: the model is made from the keys below"},
+       "Hugging Face folder, or a config.json; empty: the model is model.preset or made from the keys below"},
       {"model.weights", FSDP_SLOT(model.weights), one_of({"auto", "load", "random"}),
        "load: from model.path; random: drawn from train.seed; auto: load where model.path has weights"},
-      {"model.family", FSDP_SLOT(model.family), one_of({"smollm3", "llama"}), "architecture of a model made here"},
+      {"model.family", FSDP_SLOT(model.family), one_of({"smollm3", "llama", "mistral", "qwen2", "qwen3"}),
+       "architecture of a model made here"},
       {"model.vocab_size", FSDP_SLOT(model.vocab_size), at_least(0), "0: what the data set needs"},
       {"model.hidden_size", FSDP_SLOT(model.hidden_size), at_least(2), "width of the residual stream"},
       {"model.layers", FSDP_SLOT(model.layers), at_least(1), "decoder blocks"},
-      {"model.heads", FSDP_SLOT(model.heads), at_least(1), "attention heads; hidden_size / heads is even"},
+      {"model.heads", FSDP_SLOT(model.heads), at_least(1), "attention heads"},
       {"model.kv_heads", FSDP_SLOT(model.kv_heads), at_least(1), "heads of keys and values; divides heads"},
       {"model.ffn_size", FSDP_SLOT(model.ffn_size), at_least(1), "inner width of the gated MLP"},
       {"model.tie_embeddings", FSDP_SLOT(model.tie_embeddings), any(), "one matrix for input and output embedding"},
@@ -80,6 +81,12 @@ std::vector<Option> model_options() {
       {"model.rope_theta", FSDP_SLOT(model.rope_theta), at_least(1), "base of the rotary frequencies"},
       {"model.norm_eps", FSDP_SLOT(model.norm_eps), at_least(0), "epsilon of the RMS norms"},
       {"model.init_std", FSDP_SLOT(model.init_std), at_least(0), "standard deviation of random initial matrices"},
+      {"model.preset", FSDP_SLOT(model.preset), any(),
+       "a published model by name, such as smollm3-3b, with random weights; `fsdp inspect --presets` lists them"},
+      {"model.head_dim", FSDP_SLOT(model.head_dim), at_least(0),
+       "width of an attention head, even; 0: hidden_size / heads"},
+      {"model.sliding_window", FSDP_SLOT(model.sliding_window), at_least(0),
+       "so many tokens a token sees, itself included; 0: all before it; not for llama"},
   };
 }
 
@@ -155,6 +162,10 @@ std::vector<Option> train_options() {
       {"train.peak_tflops", FSDP_SLOT(train.peak_tflops), at_least(0),
        "of one rank, in 10^12 floating point operations per second: what mfu is measured against; 0: what a matrix "
        "multiplication reaches, tried for 0.2 s at the start"},
+      {"train.z_loss", FSDP_SLOT(train.z_loss), at_least(0),
+       "adds this x log(sum(exp(logits)))^2 to each target's loss, which keeps logits small; 0: none; usual: 1e-4"},
+      {"train.label_smoothing", FSDP_SLOT(train.label_smoothing), between(0, 1),
+       "part of a target's weight that is spread evenly over the vocabulary; evaluations never smooth"},
   };
 }
 

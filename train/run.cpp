@@ -480,7 +480,11 @@ int run_training(const Config& config, const World& world) {
     SampleWriter(config.sample, config.train.seed, tokenizer);  // can it be made?
     verify_splits(*splits, config.check.data);
   });
-  on_rank0(world, [&] { check_output({config.output.folder}, config); });
+  on_rank0(world, [&] {
+    check_output({config.output.folder}, config);
+    if (!config.model.preset.empty())
+      Console(Console::detect(stdout, 0)).line("train: " + config.model.preset + ": " + size_text(choice->config));
+  });
   check_ranks_agree(world, config, splits->train);
   Run run(config, world,
           {threads, std::move(*splits), std::move(*choice), std::move(tokenizer), std::move(tuning), stop_signal});
