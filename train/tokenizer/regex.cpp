@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdio>
 #include <new>
 
 #include "io/error.h"
+#include "train/tokenizer/unicode_ranges.h"
 
 namespace fsdp::tokenizer {
 namespace {
@@ -150,10 +152,32 @@ class Translator {
       refuse("a property without braces");
     }
     const std::string_view name = std::string_view(pattern_).substr(at_ + 3, end - at_ - 3);
-    if (has(kCategories, name)) return take(end + 1 - at_);
-    if (!has(kScripts, name)) refuse("the property " + io::in_quotes(name));
-    result_.append(pattern_, at_, 2).append("{sc:").append(name).append("}");
+    const bool is_category = has(kCategories, name);
+    if (!is_category && !has(kScripts, name)) refuse("the property " + io::in_quotes(name));
+    const bool is_negated = pattern_[at_ + 1] == 'P';
+    const std::string property = (is_category ? "p{" : "p{sc:") + std::string(name) + "}";
+    if (is_in_class_) {
+      // What is new cannot be taken out of a class again.
+      result_ += (is_negated ? "\\P" + property.substr(1) : "\\" + property + new_members_of(name));
+    } else {
+      result_ += (is_negated ? "[^\\" : "[\\") + property + new_members_of(name) + "]";
+    }
     at_ = end + 1;
+  }
+
+  // pcre2's tables may be older than those of `tokenizers`.
+  static std::string new_members_of(std::string_view property) {
+    std::string set;
+    for (const NewMembers& members : unicode_ranges::new_members()) {
+      if (members.property != property) continue;
+      for (const CodePointRange& range : members.ranges) {
+        char text[32];
+        std::snprintf(text, sizeof text, "\\x{%x}-\\x{%x}", static_cast<unsigned>(range.first),
+                      static_cast<unsigned>(range.last));
+        set += text;
+      }
+    }
+    return set;
   }
 
   const std::string& pattern_;
