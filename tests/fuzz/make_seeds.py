@@ -10,6 +10,7 @@ import struct
 
 import dcp_seeds
 import tokenizer_seeds
+import document_seeds
 from packages import require
 
 xxhash = require("xxhash")
@@ -397,6 +398,11 @@ def main():
     save("dcp_tensor", dcp_seeds.tensor_seeds())
     save("tokenizer_json", tokenizer_seeds.seeds())
     save("conversation", conversation_seeds())
+    save("json_lines", document_seeds.json_lines_seeds())
+    save("text_documents", document_seeds.text_seeds())
+    save("gzip", document_seeds.gzip_seeds())
+    save("zstd", document_seeds.zstd_seeds())
+    save("parquet", document_seeds.parquet_seeds())
     files = [path for path in CORPUS.rglob("*") if path.is_file()]
     print(f"{len(files)} seeds, {sum(path.stat().st_size for path in files)} bytes")
 
