@@ -9,6 +9,7 @@ import pathlib
 import struct
 
 import dcp_seeds
+import tokenizer_seeds
 from packages import require
 
 xxhash = require("xxhash")
@@ -374,6 +375,7 @@ def main():
     save("checkpoint_folder", checkpoint_folder_seeds())
     save("dcp_metadata", dcp_seeds.metadata_seeds())
     save("dcp_tensor", dcp_seeds.tensor_seeds())
+    save("tokenizer_json", tokenizer_seeds.seeds())
     files = [path for path in CORPUS.rglob("*") if path.is_file()]
     print(f"{len(files)} seeds, {sum(path.stat().st_size for path in files)} bytes")
 

@@ -10,11 +10,15 @@ set(FUZZ_TARGETS
   manifest
   checkpoint_folder
   dcp_metadata
-  dcp_tensor)
+  dcp_tensor
+  tokenizer_json)
 
 # Sources of LibTorch-free parts that live in folders that link LibTorch; relative to the checkout.
 set(FUZZ_SOURCES_config_json models/config_reader.cpp models/decoder_config.cpp models/text_table.cpp)
 set(FUZZ_SOURCES_toml train/config_file.cpp train/option_table.cpp fsdp/strategy/strategy.cpp)
+
+# Libraries beside fsdp_io.
+set(FUZZ_LIBRARIES_tokenizer_json fsdp_tokenizer)
 
 # Sources of custom mutators; relative to mutators/.
 set(FUZZ_MUTATOR_safetensors safetensors.cpp safetensors_image.cpp)
@@ -34,5 +38,5 @@ function(fsdp_add_fuzz_program program name root)
     target_sources(${program} PRIVATE ${root}/${source})
   endforeach()
   target_include_directories(${program} PRIVATE ${root} ${TOMLPLUSPLUS_INCLUDE_DIR})
-  target_link_libraries(${program} PRIVATE fsdp_io)
+  target_link_libraries(${program} PRIVATE fsdp_io ${FUZZ_LIBRARIES_${name}})
 endfunction()
