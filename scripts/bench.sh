@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 
 TORCH_VERSION=2.11.0
 PEER=.deps/peer
-TARGETS="step_time collectives kernels hook_cost functional checkpoint"
+TARGETS="step_time collectives kernels hook_cost functional checkpoint documents"
 
 # The LibTorch of scripts/setup.sh is a whole PyTorch for Python 3.11; what it lacks is added. Other Pythons get their own.
 install_peer() {
@@ -46,7 +46,7 @@ import_peer() {
 
 main() {
   if [ -z "${FSDP_BUILD:-}" ]; then
-    FSDP_TARGETS="$TARGETS" scripts/setup.sh
+    FSDP_TARGETS="$TARGETS" scripts/setup.sh --parquet
   else
     cmake --build "$FSDP_BUILD" --target $TARGETS
   fi

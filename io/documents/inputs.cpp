@@ -124,8 +124,10 @@ Error nothing_found(const std::string& pattern, const std::string& got, const st
 void add_matches(const std::string& pattern, const std::vector<std::string>& extensions, std::vector<fs::path>& files) {
   const size_t before = files.size();
   std::error_code ignored;
+  std::error_code failure;
   // A name that is there is meant, whatever characters it has.
-  const bool exists = fs::exists(pattern, ignored);
+  const bool exists = fs::exists(pattern, failure);
+  if (failure && !is_glob(pattern)) throw system_error("find", pattern, failure.value(), "to look at it");
   if (!exists && !is_glob(pattern)) {
     throw nothing_found(pattern, "no such file or folder", "a file, a folder or a glob. Check the path.");
   }

@@ -10,6 +10,7 @@ import struct
 
 import dcp_seeds
 import tokenizer_seeds
+import document_seeds
 from packages import require
 
 xxhash = require("xxhash")
@@ -363,6 +364,38 @@ def checkpoint_folder_seeds():
     }
 
 
+def conversation_seeds():
+    turns = [{"role": "system", "content": ""}, {"role": "user", "content": "a\u0000\n"},
+             {"role": "assistant", "content": "\u00e9"}]
+    sharegpt = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
+    parts = [{"type": "text", "text": "a"}, {"text": "b"}]
+
+    def messages(*list_of_messages, **more):
+        return json.dumps(dict({"messages": list_of_messages}, **more))
+
+    return {
+        "valid-messages": messages(*turns),
+        "valid-parts": messages({"role": "user", "content": parts}, {"role": "tool", "content": []}, prompt="x"),
+        "valid-no-calls": messages({"role": "assistant", "content": "a", "tool_calls": []}),
+        "valid-sharegpt": json.dumps({"system": "s", "conversations": sharegpt}),
+        "valid-completion": '{"prompt":"q","completion":[{"role":"assistant","content":"a"}]}',
+        "valid-alpaca": '{"instruction":"q","input":"i","output":"a"}',
+        "valid-alpaca-null": '{"instruction":"q","input":null,"output":"a","system":1}',
+        "refused-role": messages({"role": "\u001b[31mwizard", "content": "x"}),
+        "refused-no-content": messages({"role": "user"}),
+        "refused-image": messages({"role": "user", "content": [{"type": "image"}]}),
+        "refused-part": messages({"role": "user", "content": [1]}),
+        "refused-calls": messages({"role": "assistant", "content": "", "tool_calls": [{"id": 1}]}),
+        "refused-empty": messages(),
+        "refused-text": messages("hello"),
+        "refused-layout": '{"text":"hello"}',
+        "refused-list": "[]",
+        "refused-types": '{"prompt":1,"completion":{}}',
+        "refused-twice": '{"messages":[],"messages":[]}',
+        "refused-cut-off": '{"messages":[{"role":"user","con',
+    }
+
+
 def main():
     save("safetensors", safetensors_seeds())
     save("safetensors_index", safetensors_index_seeds())
@@ -376,6 +409,12 @@ def main():
     save("dcp_metadata", dcp_seeds.metadata_seeds())
     save("dcp_tensor", dcp_seeds.tensor_seeds())
     save("tokenizer_json", tokenizer_seeds.seeds())
+    save("conversation", conversation_seeds())
+    save("json_lines", document_seeds.json_lines_seeds())
+    save("text_documents", document_seeds.text_seeds())
+    save("gzip", document_seeds.gzip_seeds())
+    save("zstd", document_seeds.zstd_seeds())
+    save("parquet", document_seeds.parquet_seeds())
     files = [path for path in CORPUS.rglob("*") if path.is_file()]
     print(f"{len(files)} seeds, {sum(path.stat().st_size for path in files)} bytes")
 

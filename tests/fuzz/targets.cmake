@@ -11,14 +11,26 @@ set(FUZZ_TARGETS
   checkpoint_folder
   dcp_metadata
   dcp_tensor
-  tokenizer_json)
+  tokenizer_json
+  conversation
+  json_lines
+  text_documents
+  gzip
+  zstd
+  parquet)
 
 # Sources of LibTorch-free parts that live in folders that link LibTorch; relative to the checkout.
 set(FUZZ_SOURCES_config_json models/config_reader.cpp models/decoder_config.cpp models/text_table.cpp)
 set(FUZZ_SOURCES_toml train/config_file.cpp train/option_table.cpp fsdp/strategy/strategy.cpp)
+set(FUZZ_SOURCES_conversation train/chat/message.cpp)
 
 # Libraries beside fsdp_io.
 set(FUZZ_LIBRARIES_tokenizer_json fsdp_tokenizer)
+set(FUZZ_LIBRARIES_json_lines fsdp_documents)
+set(FUZZ_LIBRARIES_text_documents fsdp_documents)
+set(FUZZ_LIBRARIES_gzip fsdp_documents ${ZLIB_LIBRARY})
+set(FUZZ_LIBRARIES_zstd fsdp_documents ${ZSTD_LIBRARY})
+set(FUZZ_LIBRARIES_parquet fsdp_documents)
 
 # Sources of custom mutators; relative to mutators/.
 set(FUZZ_MUTATOR_safetensors safetensors.cpp safetensors_image.cpp)
@@ -38,5 +50,5 @@ function(fsdp_add_fuzz_program program name root)
     target_sources(${program} PRIVATE ${root}/${source})
   endforeach()
   target_include_directories(${program} PRIVATE ${root} ${TOMLPLUSPLUS_INCLUDE_DIR})
-  target_link_libraries(${program} PRIVATE fsdp_io ${FUZZ_LIBRARIES_${name}})
+  target_link_libraries(${program} PRIVATE ${FUZZ_LIBRARIES_${name}} fsdp_io)
 endfunction()
