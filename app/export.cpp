@@ -2,13 +2,33 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "app/command_line.h"
 #include "app/weight_options.h"
 #include "fsdp/base/error.h"
+#include "io/merged_source.h"
 #include "io/weights_copy.h"
 
 namespace fsdp::app {
+namespace {
+
+// With adapters worked into their base: `base`, or, for a checkpoint, what it holds itself.
+std::unique_ptr<io::WeightSource> open_source(const std::string& path, const std::string& base,
+                                              std::optional<io::DType> dtype) {
+  std::unique_ptr<io::WeightSource> source = io::open_weight_source(path);
+  if (!base.empty()) return io::open_merged_source(io::open_weight_source(base), io::read_adapter(*source), dtype);
+  if (!source->adapter_config()) return source;
+  if (!source->config()) {
+    throw Error(ErrorCode::kUsage, "[export] " + io::in_quotes(path) +
+                                       ": got a LoRA adapter, expected a whole model. Pass --merge with the folder of "
+                                       "the model that it was trained on.");
+  }
+  io::Adapter adapter = io::read_adapter(*source);
+  return io::open_merged_source(std::move(source), std::move(adapter), dtype);
+}
+
+}  // namespace
 
 int run_export(const Arguments& arguments) {
   std::string path;
@@ -16,12 +36,15 @@ int run_export(const Arguments& arguments) {
   std::string prefix;
   std::string dtype = "keep";
   std::string config_path;
+  std::string base;
   std::string out;
+  std::string shard_size = "5GB";
   io::OutputFolder output;
   CLI::App parser(
       "Writes the weights of a checkpoint or a model folder for other programs.\n\n"
       "  fsdp export out/checkpoints/step-100 --out=model                           for Hugging Face, and for `fsdp "
       "train`\n"
+      "  fsdp export out/model --merge=base --out=model                             a LoRA adapter with its base\n"
       "  fsdp export out/model --format=dcp --prefix=model. --out=dcp               for PyTorch:\n"
       "      state = {\"model\": model.state_dict()}; torch.distributed.checkpoint.load(state, checkpoint_id=\"dcp\")",
       "fsdp export");
@@ -32,6 +55,8 @@ int run_export(const Arguments& arguments) {
   parser.add_option("--dtype", dtype, "of floating-point tensors: keep (default), bf16 or fp32");
   parser.add_option("--prefix", prefix, "dcp: start all names so; `model.` for a state dict {\"model\": ...}");
   parser.add_option("--config", config_path, "hf: a config.json to use instead of the source's");
+  parser.add_option("--merge", base, "SOURCE is a LoRA adapter: work it into this model (folder or checkpoint)");
+  parser.add_option("--shard-size", shard_size, kShardSizeHelp);
   parser.add_flag("--overwrite", output.overwrite, "replace an existing folder of weights");
   if (parse(parser, arguments) == Parsed::kHelpShown) {
     return 0;
@@ -46,8 +71,9 @@ int run_export(const Arguments& arguments) {
                                        ", expected it only with the other format. Leave one of them out.");
   }
   output.path = out;
+  output.max_shard_bytes = parse_shard_size("export", shard_size);
   const std::optional<io::DType> target = parse_weight_dtype("export", dtype);
-  const std::unique_ptr<io::WeightSource> source = io::open_weight_source(path);
+  const std::unique_ptr<io::WeightSource> source = open_source(path, base, target);
   const io::CopyPlan plan = io::plan_copy(*source, "", target);
   if (is_dcp) {
     io::write_dcp_folder(*source, plan, output, prefix);
@@ -55,7 +81,7 @@ int run_export(const Arguments& arguments) {
     return 0;
   }
   const std::optional<nlohmann::json> config = find_config("export", config_path, *source);
-  io::write_model_folder(*source, plan, output, config, target);
+  io::write_model_folder(*source, plan, output, config);
   print_copy("export", *source, plan, out);
   if (!config) {
     std::puts("export: the source has no config.json; pass --config before training or generating with this folder");

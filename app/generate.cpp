@@ -1,33 +1,104 @@
 #include <ATen/Parallel.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <iostream>
+#include <map>
+#include <nlohmann/json.hpp>
 
 #include "app/command_line.h"
-#include "fsdp/base/error.h"
-#include "io/model_folder.h"
-#include "models/decoder.h"
-#include "models/load_weights.h"
+#include "app/generate_prompts.h"
+#include "io/error.h"
+#include "train/agreement.h"
 #include "train/byte_tokenizer.h"
+#include "train/format.h"
+#include "train/generated_text.h"
 #include "train/generation.h"
+#include "train/inference_model.h"
 #include "train/threads.h"
 
 namespace fsdp::app {
 namespace {
 
-namespace bytes = train::byte_tokenizer;
+using Clock = std::chrono::steady_clock;
+using Json = nlohmann::ordered_json;
 
-constexpr int64_t kSharedFrom = 100'000'000;  // parameters
+struct Options {
+  std::string folder;
+  PromptOptions prompts;
+  std::string precision = "fp32";
+  std::vector<std::string> stop_strings;
+  std::vector<int64_t> stop_ids;
+  int64_t max_tokens = 256;
+  train::SamplingOptions sampling;
+  train::GenerationOptions generation;
+  bool json = false;
 
-models::Decoder load_model(const std::filesystem::path& folder) {
-  models::Decoder model(models::read_decoder_config(folder));
-  if (!std::filesystem::exists(folder / bytes::kMarkerFile) || model->config().vocab_size < bytes::kVocabSize) {
-    throw Error(ErrorCode::kUsage, "[generate] " + folder.string() + ": its tokenizer is not the byte tokenizer (no " +
-                                       bytes::kMarkerFile + "). Use a model that was trained on `fsdp prepare` data.");
+  bool is_interactive() const { return prompts.chat && prompts.messages.empty() && prompts.file.empty(); }
+};
+
+void add_sampling(CLI::App& parser, Options& options) {
+  train::SamplingOptions& sampling = options.sampling;
+  parser.add_option("--max-tokens", options.max_tokens, "new tokens of each prompt; default 256")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
+  parser.add_option("--temperature", sampling.temperature, "0: the most likely token; default 1")
+      ->check(CLI::Range(0.0, 100.0));
+  parser.add_option("--top-k", sampling.top_k, "draw from this many likely tokens; 0: all")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30));
+  parser.add_option("--top-p", sampling.top_p, "from the likeliest that together have this probability; 1: all");
+  parser.add_option("--min-p", sampling.min_p, "from those with this share of the likeliest one's; 0: all");
+  parser.add_option("--repetition-penalty", sampling.repetition_penalty, "above 1: less of what was there; default 1");
+  parser.add_option("--seed", sampling.seed, "of the first prompt; the next one has the next number; default 1");
+  parser.add_option("--stop", options.stop_strings, "end before this text; may be given several times")
+      ->allow_extra_args(false);
+  parser.add_option("--stop-id", options.stop_ids, "end at this token id; may be given several times")
+      ->allow_extra_args(false);
+}
+
+Parsed parse_options(const Arguments& arguments, Options& options) {
+  CLI::App parser("Prints prompts and what a model makes of them, or chats.", "fsdp generate");
+  parser.add_option("MODEL", options.folder, "model folder, such as runs/train/model")->required();
+  parser.add_option("--prompt", options.prompts.texts, "text to continue; default: the start of a document")
+      ->allow_extra_args(false);
+  parser.add_option("--prompts-file", options.prompts.file,
+                    "a prompt a line; .jsonl: {\"prompt\": text} or a conversation a line");
+  std::string chat;
+  CLI::Option* chats = parser.add_option("--chat", chat,
+                                         "chat in this format: auto (default), plain, chatml, llama2, llama3, mistral, "
+                                         "smollm3; without --message or --prompts-file, line by line with you");
+  chats->expected(0, 1)->default_str("auto");
+  parser.add_option("--message", options.prompts.messages, "a user's message, to be answered")->allow_extra_args(false);
+  parser.add_option("--system", options.prompts.system, "system message of every chat");
+  add_sampling(parser, options);
+  parser.add_option("--rows", options.generation.num_rows, "prompts that are continued together; default 8");
+  parser.add_option("--context", options.generation.context, "most tokens of prompt and answer; default: the model's");
+  parser.add_option("--precision", options.precision, "fp32 (default) or bf16");
+  parser.add_flag("--json", options.json, "a line of JSON for each prompt");
+  if (parse(parser, arguments) == Parsed::kHelpShown) return Parsed::kHelpShown;
+  if (chats->count() > 0) options.prompts.chat = chat.empty() ? "auto" : chat;
+  if (options.prompts.chat && !options.prompts.texts.empty())
+    throw Error(ErrorCode::kUsage, "[generate] --prompt: got a text to continue, expected --message with --chat.");
+  if (options.is_interactive() && options.json)
+    throw Error(ErrorCode::kUsage, "[generate] --json: got a chat line by line, expected --message or --prompts-file.");
+  return Parsed::kRun;
+}
+
+// Tokens that end a text: those that the model, its tokenizer and the chat format name.
+std::vector<int64_t> stop_ids_of(const Options& options, const models::DecoderConfig& config,
+                                 const tokenizer::Tokenizer& tokenizer, bool has_chats) {
+  std::vector<int64_t> ids = options.stop_ids;
+  ids.insert(ids.end(), config.eos_token_ids.begin(), config.eos_token_ids.end());
+  if (tokenizer.eos()) ids.push_back(*tokenizer.eos());
+  if (tokenizer.name() == train::byte_tokenizer::kName)
+    ids.insert(ids.end(), {train::byte_tokenizer::kBegin, train::byte_tokenizer::kPad});
+  if (has_chats) {
+    const auto format = chat_format(tokenizer, options.prompts.chat.value_or("auto"));
+    for (const int32_t id : chat::stop_ids(tokenizer, format)) ids.push_back(id);
   }
-  models::load_weights(*model, io::ModelFolder::open(folder));
-  model->eval();
-  return model;
+  return ids;
 }
 
 void print(const std::string& text) {
@@ -35,40 +106,185 @@ void print(const std::string& text) {
   std::fflush(stdout);
 }
 
+// Counts and clocks of one run, told on standard error.
+class Speed {
+ public:
+  void saw_token() {
+    if (!first_) first_ = seconds();
+  }
+  void print(size_t num_prompts, int64_t num_read, int64_t num_written) const {
+    const double total = seconds();
+    std::fprintf(
+        stderr,
+        "generate: %zu prompt(s), %lld tokens read, %lld written in %.2f s: %.1f tokens/s, the first after %.0f ms\n",
+        num_prompts, static_cast<long long>(num_read), static_cast<long long>(num_written), total,
+        static_cast<double>(num_written) / std::max(total, 1e-9), 1e3 * first_.value_or(total));
+  }
+
+ private:
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+  Clock::time_point start_ = Clock::now();
+  std::optional<double> first_;
+};
+
+// All prompts of a run: those of this rank are continued here.
+class Batch {
+ public:
+  Batch(const Options& options, train::InferenceModel& model, const tokenizer::Tokenizer& tokenizer)
+      : options_(options), model_(model), tokenizer_(tokenizer) {}
+
+  void run() {
+    const World& world = model_.world();
+    train::on_all_ranks(world, [&] {
+      generator_.emplace(model_.decoder(), options_.generation);
+      prompts_ = read_prompts(options_.prompts, tokenizer_);
+      const bool has_chats =
+          std::any_of(prompts_.begin(), prompts_.end(), [](const Prompt& prompt) { return prompt.is_chat; });
+      const std::vector<int64_t> stop_ids = stop_ids_of(options_, model_.config(), tokenizer_, has_chats);
+      for (size_t i = 0; i < prompts_.size(); ++i)
+        if (i % static_cast<size_t>(world.size) == static_cast<size_t>(world.rank)) add(i, stop_ids);
+    });
+    while (is_needed(world)) {
+      if (generator_->has_work())
+        generator_->step();
+      else
+        model_.idle_forward();
+    }
+    if (world.size > 1) collect(world);
+    if (world.rank == 0) speed_.print(prompts_.size(), num_read_, num_written_);
+  }
+
+ private:
+  bool is_streamed() const { return prompts_.size() == 1 && !options_.json; }
+
+  bool is_needed(const World& world) {
+    const bool mine = generator_->has_work();
+    if (world.size == 1) {
+      num_read_ = generator_->num_prompt_tokens();
+      num_written_ = generator_->num_new_tokens();
+      return mine;
+    }
+    return sum_over_ranks(world, at::full({1}, mine ? 1 : 0, at::kLong)).item<int64_t>() > 0;
+  }
+
+  void add(size_t index, const std::vector<int64_t>& stop_ids) {
+    auto text = std::make_shared<train::GeneratedText>(tokenizer_, options_.stop_strings);
+    train::GenerationRequest request{
+        .prompt = prompts_[index].ids, .stop_ids = stop_ids, .sampling = options_.sampling};
+    request.sampling.seed += index;
+    request.max_tokens = options_.max_tokens;
+    request.on_token = [this, text](int64_t id) {
+      speed_.saw_token();
+      const std::string certain = text->push(id);
+      if (is_streamed()) print(certain);
+      return text->stopped() ? train::Verdict::kStop : train::Verdict::kContinue;
+    };
+    request.on_finish = [this, text, index](train::Finish why) {
+      const std::string rest = text->finish();
+      if (is_streamed()) return print(rest + "\n");
+      done_[index] = {{"index", index},
+                      {"prompt", train::to_valid_utf8(prompts_[index].text)},
+                      {"text", text->text()},
+                      {"prompt_tokens", prompts_[index].ids.size()},
+                      {"tokens", text->ids().size()},
+                      {"finish", train::name(why)},
+                      {"ids", text->ids()}};
+      if (model_.world().size == 1) print_done();
+    };
+    generator_->add(std::move(request));
+    if (is_streamed() && !prompts_[index].is_chat) print(train::to_valid_utf8(prompts_[index].text));
+  }
+
+  // Results are printed in the order of the prompts.
+  void print_done() {
+    for (auto next = done_.find(num_printed_); next != done_.end(); next = done_.find(++num_printed_)) {
+      const Json& result = next->second;
+      print(options_.json ? result.dump() + "\n"
+                          : result["prompt"].get<std::string>() + result["text"].get<std::string>() + "\n\n");
+    }
+  }
+
+  // COLLECTIVE. Rank 0 gets the results of all.
+  void collect(const World& world) {
+    Json mine = Json::array();
+    for (const auto& [index, result] : done_) mine.push_back(result);
+    const std::vector<std::string> all = gather_strings(world, mine.dump());
+    const at::Tensor counts = sum_over_ranks(
+        world,
+        at::tensor(std::vector<int64_t>{generator_->num_prompt_tokens(), generator_->num_new_tokens()}, at::kLong));
+    num_read_ = counts[0].item<int64_t>();
+    num_written_ = counts[1].item<int64_t>();
+    if (world.rank != 0) return;
+    for (const std::string& text : all)
+      for (Json& result : Json::parse(text)) done_[result["index"].get<size_t>()] = std::move(result);
+    print_done();
+  }
+
+  const Options& options_;
+  train::InferenceModel& model_;
+  const tokenizer::Tokenizer& tokenizer_;
+  std::optional<train::Generator> generator_;
+  std::vector<Prompt> prompts_;
+  std::map<size_t, Json> done_;
+  size_t num_printed_ = 0;
+  Speed speed_;
+  int64_t num_read_ = 0;
+  int64_t num_written_ = 0;
+};
+
+// A conversation on the terminal: a line is a message, an empty line or the end of input ends it.
+void chat_on_terminal(const Options& options, train::InferenceModel& model, const tokenizer::Tokenizer& tokenizer) {
+  const chat::Format format = chat_format(tokenizer, *options.prompts.chat);
+  const std::vector<int64_t> stop_ids = stop_ids_of(options, model.config(), tokenizer, /*has_chats=*/true);
+  train::GenerationOptions one_row = options.generation;
+  one_row.num_rows = 1;
+  one_row.prefixes = train::Prefixes::kReuse;
+  train::Generator generator(model.decoder(), one_row);
+  std::vector<chat::Message> messages;
+  if (!options.prompts.system.empty()) messages.push_back({"system", options.prompts.system});
+  train::SamplingOptions sampling = options.sampling;
+  const bool is_terminal = isatty(STDIN_FILENO) != 0;
+  for (std::string line;; ++sampling.seed) {
+    if (is_terminal) std::fputs("> ", stderr);
+    if (!std::getline(std::cin, line) || line.empty()) break;
+    messages.push_back({"user", line});
+    train::GeneratedText text(tokenizer, options.stop_strings);
+    train::GenerationRequest request{.prompt = conversation_prompt(tokenizer, format, messages).ids,
+                                     .stop_ids = stop_ids,
+                                     .sampling = sampling,
+                                     .max_tokens = options.max_tokens};
+    request.on_token = [&](int64_t id) {
+      print(text.push(id));
+      return text.stopped() ? train::Verdict::kStop : train::Verdict::kContinue;
+    };
+    generator.add(std::move(request));
+    while (generator.has_work()) generator.step();
+    print(text.finish() + "\n");
+    messages.push_back({"assistant", text.text()});
+  }
+}
+
 }  // namespace
 
 int run_generate(const Arguments& arguments) {
-  std::string folder;
-  std::string prompt;
-  train::GenerationOptions options;
-  CLI::App parser("Prints a prompt and what the model makes of it.", "fsdp generate");
-  parser.add_option("MODEL", folder, "model folder, such as runs/train/model")->required();
-  parser.add_option("--prompt", prompt, "text to continue; default: the start of a document");
-  parser.add_option("--max-tokens", options.max_tokens, "default 256")->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
-  parser.add_option("--temperature", options.temperature, "0: the most likely token; default 1")
-      ->check(CLI::Range(0.0, 100.0));
-  parser.add_option("--top-k", options.top_k, "draw from this many likely tokens; 0: all")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30));
-  parser.add_option("--seed", options.seed, "default 1");
-  if (parse(parser, arguments) == Parsed::kHelpShown) {
-    return 0;
+  Options options;
+  if (parse_options(arguments, options) == Parsed::kHelpShown) return 0;
+  const World world = init();
+  if (options.is_interactive() && world.size > 1) {
+    throw Error(ErrorCode::kUsage,
+                "[generate] --chat: got " + std::to_string(world.size) +
+                    " ranks, expected one for a chat line by line. Pass --message or --prompts-file.");
   }
-  models::Decoder model = load_model(folder);
-  // A row of one token is too little work to share: below some size, threads only wait for each other.
-  const bool small = models::num_parameters(model->config()) < kSharedFrom;
-  at::set_num_threads(small ? 1 : static_cast<int>(train::available_cores().size()));
-  std::vector<int64_t> ids{bytes::kBegin};
-  for (const char c : prompt) {
-    ids.push_back(static_cast<unsigned char>(c));
-  }
-  train::Utf8Stream text;
-  print(train::to_valid_utf8(prompt));
-  train::generate(model, ids, {bytes::kBegin, bytes::kEnd, bytes::kPad}, options, [&](int64_t id) {
-    if (bytes::is_byte(id)) {
-      print(text.push(static_cast<unsigned char>(id)));
-    }
-  });
-  print(text.finish() + "\n");
+  train::set_threads(world);
+  train::InferenceModel model(options.folder, options.precision, world);
+  at::set_num_threads(train::useful_threads(models::num_parameters(model.config()), at::get_num_threads()));
+  const at::NoGradGuard no_grad;
+  std::optional<tokenizer::Tokenizer> tokenizer;
+  train::on_all_ranks(world, [&] { tokenizer = tokenizer::Tokenizer::load(options.folder); });
+  if (options.is_interactive())
+    chat_on_terminal(options, model, *tokenizer);
+  else
+    Batch(options, model, *tokenizer).run();
   return 0;
 }
 

@@ -1,6 +1,7 @@
 // The `fsdp` binary: finds the verb, and turns every error into one line and an exit code.
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -48,6 +49,7 @@ void print_failure(const std::string& message) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // past a limit on the size of files, writes then fail with a message
   try {
     return run({argv + 1, argv + argc});
   } catch (...) {

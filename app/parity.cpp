@@ -5,7 +5,9 @@
 #include <filesystem>
 
 #include "app/command_line.h"
+#include "io/json.h"
 #include "train/threads.h"
+#include "train/tokenizer/golden_cases.h"
 
 namespace fsdp::app {
 namespace {
@@ -30,6 +32,39 @@ void find_files(train::ParityOptions& options) {
   }
 }
 
+void print_table(const tokenizer::CaseReport& report) {
+  for (const auto& [kind, count] : report.kinds) {
+    std::printf("%-20s %6lld cases %6lld different\n", kind.c_str(), static_cast<long long>(count.num_cases),
+                static_cast<long long>(count.num_different));
+  }
+  for (const std::string& difference : report.differences) std::printf("%s\n", difference.c_str());
+  std::printf("%s: %lld cases, %lld different\n", report.num_different == 0 ? "passed" : "FAILED",
+              static_cast<long long>(report.num_cases), static_cast<long long>(report.num_different));
+}
+
+void print_json(const tokenizer::CaseReport& report) {
+  nlohmann::json kinds = nlohmann::json::object();
+  for (const auto& [kind, count] : report.kinds) {
+    kinds[kind] = {{"cases", count.num_cases}, {"different", count.num_different}};
+  }
+  const nlohmann::json json = {{"passed", report.num_different == 0},
+                               {"cases", report.num_cases},
+                               {"different", report.num_different},
+                               {"kinds", kinds},
+                               {"first_differences", report.differences}};
+  std::printf("%s\n", json.dump(2).c_str());
+}
+
+// Ids and texts of a tokenizer against those in a cases.json.
+int check_tokenizer(const std::filesystem::path& folder, std::filesystem::path cases, bool json) {
+  if (cases.empty()) {
+    cases = (std::filesystem::is_directory(folder) ? folder : folder.parent_path()) / "cases.json";
+  }
+  const tokenizer::CaseReport report = tokenizer::check_cases(tokenizer::Tokenizer::load(folder), cases);
+  (json ? print_json : print_table)(report);
+  return report.num_different == 0 ? 0 : 1;
+}
+
 }  // namespace
 
 int run_parity(const Arguments& arguments) {
@@ -39,13 +74,15 @@ int run_parity(const Arguments& arguments) {
   std::string curve;
   std::string precision = "fp32";
   std::string strategy = "optim_grads_params";
+  std::string tokenizer;
+  std::string cases;
   bool json = false;
   train::ParityOptions options;
   CLI::App parser(
-      "Compares a model, sharded over the ranks it is launched with, with values computed elsewhere.\n"
+      "Compares a model, sharded over the ranks it is launched with, or a tokenizer with values computed elsewhere.\n"
       "Exit code 1: something is above its tolerance.",
       "fsdp parity");
-  parser.add_option("MODEL", model, "Hugging Face folder")->required();
+  parser.add_option("MODEL", model, "Hugging Face folder");
   parser.add_option("--expected", expected, "safetensors file: input_ids, labels, logits, loss, grad.<parameter>");
   parser.add_option("--packed", packed, "the same for one row of several documents, with cu_seqlens");
   parser.add_option("--curve", curve, "folder of curve.json, tokens.safetensors, final.safetensors");
@@ -57,9 +94,18 @@ int run_parity(const Arguments& arguments) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   parser.add_option("--tolerance-factor", options.tolerance_factor, "multiplies every tolerance; default 1")
       ->check(CLI::PositiveNumber);
+  parser.add_option("--tokenizer", tokenizer, "folder of a tokenizer.json, instead of MODEL");
+  parser.add_option("--cases", cases, "its expected ids and texts; default: cases.json beside it");
   parser.add_flag("--json", json, "for machines");
   if (parse(parser, arguments) == Parsed::kHelpShown) {
     return 0;
+  }
+  if (model.empty() == tokenizer.empty()) {
+    throw Error(ErrorCode::kUsage, "[parity] got " + std::string(model.empty() ? "neither" : "both") +
+                                       ", expected MODEL or --tokenizer DIR. See `fsdp parity --help`.");
+  }
+  if (!tokenizer.empty()) {
+    return check_tokenizer(tokenizer, cases, json);
   }
   options.model = model;
   options.expected = given(expected);

@@ -11,6 +11,7 @@
 
 #include "app/command_line.h"
 #include "fsdp/base/error.h"
+#include "train/chat/format.h"
 #include "train/console.h"
 #include "train/format.h"
 #include "train/tokenizer_training/training.h"
@@ -285,6 +286,61 @@ int run_decode(const Arguments& words) {
   return 0;
 }
 
+chat::Format find_format(const std::string& name, const Tokenizer& tokenizer) {
+  if (name == "auto") {
+    return chat::detect_format(tokenizer);
+  }
+  const std::optional<chat::Format> format = chat::find_format(name);
+  if (!format.has_value()) {
+    throw Error(ErrorCode::kUsage, "[tokenizer chat] --format: got " + name +
+                                       ", expected auto, plain, chatml, llama2, llama3, mistral or smollm3.");
+  }
+  return *format;
+}
+
+// The chat's text, or a line for each token, with 1 where the loss is.
+void show_chat(const Tokenizer& tokenizer, chat::Format format, std::string_view line, bool shows_tokens) {
+  const std::vector<chat::Message> messages = chat::parse_conversation(line);
+  if (!shows_tokens) {
+    std::printf("%s\n", chat::render_text(tokenizer, format, messages).c_str());
+    return;
+  }
+  const chat::Rendered rendered = chat::render(tokenizer, format, messages);
+  for (size_t i = 0; i < rendered.ids.size(); ++i) {
+    std::printf("%d\t%s", rendered.is_answer[i], piece_of(tokenizer, rendered.ids[i]).c_str());
+  }
+}
+
+int run_chat(const Arguments& words) {
+  std::string input;
+  std::string folder;
+  std::string format_name = "auto";
+  bool shows_tokens = false;
+  CLI::App parser("Shows what training makes of chats.", "fsdp tokenizer chat");
+  parser.add_option("FILE", input, "JSON lines (also .gz, .zst) with a chat each, see docs/chat.md")->required();
+  parser.add_option("--tokenizer", folder, "folder of the tokenizer, or bytes")->required();
+  parser.add_option("--format", format_name, "auto (default), plain, chatml, llama2, llama3, mistral or smollm3");
+  parser.add_flag("--tokens", shows_tokens, "a line for each token instead: 1 where the loss is, its id, what it is");
+  if (parse(parser, words) == Parsed::kHelpShown) {
+    return 0;
+  }
+  const Tokenizer tokenizer = load_tokenizer(folder);
+  const chat::Format format = find_format(format_name, tokenizer);
+  io::DocumentOptions options;
+  options.whole_lines = true;
+  const auto reader = io::DocumentReader::open(input, options);
+  io::Document line;
+  while (reader->next(line)) {
+    try {
+      show_chat(tokenizer, format, line.text, shows_tokens);
+    } catch (const io::Error& error) {
+      throw io::Error(error.kind(),
+                      "[tokenizer chat] " + input + ":" + std::to_string(line.record) + ": " + error.what());
+    }
+  }
+  return 0;
+}
+
 }  // namespace
 
 int run_tokenizer(const Arguments& arguments) {
@@ -293,7 +349,8 @@ int run_tokenizer(const Arguments& arguments) {
   if (action == "train") return run_train_tokenizer(rest);
   if (action == "encode") return run_encode(rest);
   if (action == "decode") return run_decode(rest);
-  const std::string usage = "fsdp tokenizer train | encode | decode; each explains itself with --help";
+  if (action == "chat") return run_chat(rest);
+  const std::string usage = "fsdp tokenizer train | encode | decode | chat; each explains itself with --help";
   if (action == "--help" || action == "-h") {
     std::puts(("Usage: " + usage).c_str());
     return 0;

@@ -13,6 +13,7 @@ int run_train(const Arguments& arguments);
 int run_prepare(const Arguments& arguments);
 int run_launch(const Arguments& arguments);
 int run_generate(const Arguments& arguments);
+int run_eval(const Arguments& arguments);
 int run_parity(const Arguments& arguments);
 int run_verify(const Arguments& arguments);
 int run_inspect(const Arguments& arguments);

@@ -8,6 +8,8 @@ import argparse
 
 from checkpoint import SHAPES, checkpoint
 from collectives import collectives
+from documents import documents
+from generation import generation
 from harness import (TRANSPORTS, entry, middle, ours, peer, pooled, print_table, relative_difference, run, script, spread,
                      stop_what_was_started, write_json)
 from statistics import median
@@ -107,7 +109,8 @@ def main():
     benchmarks = {"step_time": (step_time, None, None, None), "collectives": (collectives, None, None, None),
                   "kernels": (kernels, None, None, None),
                   "hook_cost": (hook_cost, 3, 0, 0), "functional": (functional, 2, 2, 5),
-                  "checkpoint": (checkpoint, None, None, None)}
+                  "checkpoint": (checkpoint, None, None, None), "documents": (documents, None, None, None),
+                  "generation": (generation, None, None, None)}
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", choices=[*benchmarks, []], help="default: all")
     parser.add_argument("--tokens", type=int, nargs="+", help="of step_time, any of 16 128 1024 4096; of functional, one")

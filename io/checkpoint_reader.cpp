@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -38,6 +39,10 @@ InputFile open_whole(const std::filesystem::path& folder, const CheckpointFile& 
 // is as likely in the cache already, and not worth the trip.
 constexpr uint64_t kMinDirectBytes = uint64_t{1} << 20;
 
+// Of a chunk that is wanted in part the rest is most likely wanted by another rank of this host, which then finds it in
+// the page cache.
+enum class Way { kPastCache, kThroughCache };
+
 class ChunkReader {
  public:
   ChunkReader(const std::filesystem::path& folder, const CheckpointFile& entry)
@@ -53,11 +58,11 @@ class ChunkReader {
   ChunkReader& operator=(const ChunkReader&) = delete;
 
   // Reads the whole chunk and checks its hash. `out` has room for it, rounded up to kDirectAlignment if it is aligned.
-  void read(uint64_t chunk, char* out) {
+  void read(uint64_t chunk, Way way, char* out) {
     const uint64_t begin = chunk * kChunkBytes;
     const uint64_t size = std::min(kChunkBytes, entry_.bytes - begin);
     try {
-      if (!read_direct(begin, size, out)) file_.read_at(begin, out, size);
+      if (way == Way::kThroughCache || !read_direct(begin, size, out)) file_.read_at(begin, out, size);
     } catch (const Error& failure) {  // a disk that cannot read it back has damaged it too
       throw Error(ErrorKind::kModel, failure.what() + std::string(kChooseAnother));
     }
@@ -123,11 +128,32 @@ std::vector<Touch> touches_of(const CheckpointManifest& manifest, const std::vec
   return touches;
 }
 
-void copy_wanted(const ReadRange& range, uint64_t chunk, const char* bytes, uint64_t size) {
-  const uint64_t chunk_begin = chunk * kChunkBytes;
-  const uint64_t begin = std::max(range.offset, chunk_begin);
-  const uint64_t end = std::min(range.offset + range.bytes, chunk_begin + size);
-  std::memcpy(static_cast<char*>(range.out) + (begin - range.offset), bytes + (begin - chunk_begin), end - begin);
+// The bytes of a chunk that a range wants, as places in the file.
+struct Wanted {
+  uint64_t begin, end;
+
+  Wanted(const ReadRange& range, uint64_t chunk)
+      : begin(std::max(range.offset, chunk * kChunkBytes)),
+        end(std::min(range.offset + range.bytes, (chunk + 1) * kChunkBytes)) {}
+};
+
+void copy_wanted(const ReadRange& range, uint64_t chunk, const char* bytes) {
+  const Wanted wanted(range, chunk);
+  std::memcpy(static_cast<char*>(range.out) + (wanted.begin - range.offset),
+              bytes + (wanted.begin - chunk * kChunkBytes), wanted.end - wanted.begin);
+}
+
+// `touches` are those of one chunk.
+Way way_for(std::span<const Touch> touches, const CheckpointManifest& manifest, const std::vector<ReadRange>& ranges) {
+  constexpr uint64_t kMostSpared = 8;  // an eighth of a chunk: what ranks that read on their own may read too much
+  const Touch& first = touches.front();
+  const uint64_t size = std::min(kChunkBytes, manifest.files[first.file].bytes - first.chunk * kChunkBytes);
+  uint64_t bytes = 0;
+  for (const Touch& touch : touches) {
+    const Wanted wanted(ranges[touch.range], touch.chunk);
+    bytes += wanted.end - wanted.begin;
+  }
+  return bytes + size / kMostSpared >= size ? Way::kPastCache : Way::kThroughCache;
 }
 
 // One worker's open file; chunks come in the order of the files, so it changes rarely.
@@ -165,16 +191,15 @@ void read_ranges(const std::filesystem::path& folder, const CheckpointManifest& 
     starts.push_back(i);
     buffer_bytes = std::max(buffer_bytes, std::min(kChunkBytes, entry.bytes));
   }
-  run_workers(starts.size(), num_threads, [&](WorkQueue& queue) {
+  starts.push_back(touches.size());
+  run_workers(starts.size() - 1, num_threads, [&](WorkQueue& queue) {
     const AlignedBuffer buffer(buffer_bytes);
     FolderReader reader(folder, manifest);
     while (const std::optional<size_t> item = queue.next()) {
-      const Touch& first = touches[starts[*item]];
-      reader.file(first.file).read(first.chunk, buffer.data());
-      const uint64_t size = std::min(kChunkBytes, manifest.files[first.file].bytes - first.chunk * kChunkBytes);
-      for (size_t i = starts[*item]; i < touches.size() && touches[i].same_chunk(first); ++i) {
-        copy_wanted(ranges[touches[i].range], first.chunk, buffer.data(), size);
-      }
+      const std::span<const Touch> of_chunk(touches.data() + starts[*item], touches.data() + starts[*item + 1]);
+      const Touch& first = of_chunk.front();
+      reader.file(first.file).read(first.chunk, way_for(of_chunk, manifest, ranges), buffer.data());
+      for (const Touch& touch : of_chunk) copy_wanted(ranges[touch.range], touch.chunk, buffer.data());
     }
   });
 }
@@ -204,7 +229,7 @@ void verify_chunks(const std::filesystem::path& folder, const CheckpointManifest
     const AlignedBuffer buffer(buffer_bytes);
     FolderReader reader(folder, manifest);
     while (const std::optional<size_t> item = queue.next()) {
-      reader.file(chunks[*item].file).read(chunks[*item].chunk, buffer.data());
+      reader.file(chunks[*item].file).read(chunks[*item].chunk, Way::kPastCache, buffer.data());
     }
   });
 }

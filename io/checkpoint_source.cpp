@@ -17,6 +17,8 @@ namespace {
 
 constexpr std::string_view kModelPrefix = "model/";
 constexpr const char* kTokenizerFile = "fsdp_tokenizer.json";
+constexpr const char* kTokenizerFolder = "tokenizer_folder";  // of the data set, where it was
+constexpr const char* kAdapterConfig = "adapter_config";
 constexpr uint64_t kMinBatchBytes = uint64_t{64} << 20;
 constexpr uint64_t kMaxBatchBytes = uint64_t{512} << 20;
 constexpr unsigned kMaxThreads = 8;
@@ -52,7 +54,11 @@ class CheckpointSource final : public WeightSource {
     if (const auto config = run_value("model_config")) {
       config_ = parse_json(*config, (folder / kManifestName).native(), {.kind = ErrorKind::kModel});
     }
+    if (const auto adapter = run_value(kAdapterConfig)) {
+      adapter_config_ = parse_json(*adapter, (folder / kManifestName).native(), {.kind = ErrorKind::kModel});
+    }
     if (const auto tokenizer = run_value(kTokenizerFile)) companion_texts_[kTokenizerFile] = *tokenizer;
+    if (const auto files = run_value(kTokenizerFolder)) companions_ = companion_files(*files);
   }
 
   // A chunk of a file is hashed whole even if little of it is wanted: batches as large as memory allows, of tensors

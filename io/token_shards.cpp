@@ -1,6 +1,7 @@
 #include "io/token_shards.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -93,6 +94,21 @@ nlohmann::ordered_json shard_json(const TokenShardInfo& shard) {
   return json;
 }
 
+// The lowest bytes of each token.
+template <class Stored>
+void narrow_to(std::span<const int32_t> tokens, char* out) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const auto stored = static_cast<Stored>(tokens[i]);
+    std::memcpy(out + i * sizeof(stored), &stored, sizeof(stored));
+  }
+}
+
+void narrow(std::span<const int32_t> tokens, int bytes_per_token, char* out) {
+  if (bytes_per_token == 1) return narrow_to<uint8_t>(tokens, out);
+  if (bytes_per_token == 2) return narrow_to<uint16_t>(tokens, out);
+  narrow_to<uint32_t>(tokens, out);
+}
+
 }  // namespace
 
 void write_dataset_manifest(const std::filesystem::path& folder, const DatasetManifest& manifest) {
@@ -168,22 +184,24 @@ void TokenShardWriter::check_document(std::span<const int32_t> tokens, std::span
                                          std::to_string(tokens.size()) + " tokens, expected " +
                                          (mask_ ? "as many." : "none."));
   }
-  const int64_t limit = bytes_per_token_ == 4 ? std::numeric_limits<int32_t>::max() : (1 << 8 * bytes_per_token_) - 1;
-  const auto bad = std::find_if(tokens.begin(), tokens.end(), [&](int32_t id) { return id < 0 || id > limit; });
-  if (bad != tokens.end()) {
-    throw Error(ErrorKind::kData, "[dataset] " + in_quotes(bin_.target().native()) + ": got token id " +
-                                      std::to_string(*bad) + ", expected 0 to " + std::to_string(limit) + " in " +
-                                      std::to_string(bytes_per_token_) + " bytes. Use more bytes per token.");
-  }
+  // All bits that occur: limits are of ones only, and a negative id has the highest bit.
+  const uint32_t limit = bytes_per_token_ == 4 ? 0x7fffffffU : (1U << 8 * bytes_per_token_) - 1;
+  uint32_t bits = 0;
+  for (int32_t id : tokens) bits |= static_cast<uint32_t>(id);
+  if (bits <= limit) return;
+  const auto bad =
+      std::find_if(tokens.begin(), tokens.end(), [&](int32_t id) { return static_cast<uint32_t>(id) > limit; });
+  throw Error(ErrorKind::kData, "[dataset] " + in_quotes(bin_.target().native()) + ": got token id " +
+                                    std::to_string(*bad) + ", expected 0 to " + std::to_string(limit) + " in " +
+                                    std::to_string(bytes_per_token_) + " bytes. Use more bytes per token.");
 }
 
 void TokenShardWriter::add_document(std::span<const int32_t> tokens, std::span<const uint8_t> is_answer) {
   check_document(tokens, is_answer);
   starts_.push_back(static_cast<uint64_t>(num_tokens_));
-  for (int32_t id : tokens) {
-    const auto* bytes = reinterpret_cast<const char*>(&id);
-    token_bytes_.insert(token_bytes_.end(), bytes, bytes + bytes_per_token_);
-  }
+  const size_t before = token_bytes_.size();
+  token_bytes_.resize(before + tokens.size() * static_cast<size_t>(bytes_per_token_));
+  narrow(tokens, bytes_per_token_, token_bytes_.data() + before);
   for (uint8_t answer : is_answer) {
     answers_.push_back(answer != 0 ? 1 : 0);
     num_answers_ += answers_.back();

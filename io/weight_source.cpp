@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <system_error>
 
+#include "io/adapter.h"
 #include "io/checkpoint_manifest.h"
 #include "io/dcp_chunks.h"
 #include "io/dcp_metadata.h"
@@ -30,9 +31,23 @@ constexpr const char* kCompanions[] = {
     "fsdp_tokenizer.json",
 };
 
+bool is_there(const std::filesystem::path& path) {
+  std::error_code error;
+  return std::filesystem::exists(path, error);
+}
+
+bool has_weights(const std::filesystem::path& path) {
+  return is_there(path / "model.safetensors") || is_there(path / "model.safetensors.index.json");
+}
+
+bool is_adapter_folder(const std::filesystem::path& path) {
+  return is_there(path / kAdapterConfigFile) && !has_weights(path);
+}
+
 class ModelSource final : public WeightSource {
  public:
-  explicit ModelSource(const std::filesystem::path& path) : WeightSource(path), model_(ModelFolder::open(path)) {
+  explicit ModelSource(const std::filesystem::path& path)
+      : WeightSource(path), model_(ModelFolder::open(is_adapter_folder(path) ? path / kAdapterWeightsFile : path)) {
     for (const std::string& name : model_.names()) {
       const TensorEntry& entry = *model_.find(name)->entry;
       tensors_.push_back({name, entry.shape, entry.dtype, std::string(io::name(entry.dtype))});
@@ -40,12 +55,14 @@ class ModelSource final : public WeightSource {
     description_ = "Hugging Face model";
     std::error_code error;
     if (!std::filesystem::is_directory(path, error)) return;
+    if (is_adapter_folder(path)) {
+      description_ = "LoRA adapter";
+      adapter_config_ = read_json_file(path / kAdapterConfigFile, {.kind = ErrorKind::kModel});
+    }
     if (std::filesystem::exists(path / "config.json", error)) {
       config_ = read_json_file(path / "config.json", {.kind = ErrorKind::kModel});
     }
-    for (const char* companion : kCompanions) {
-      if (std::filesystem::is_regular_file(path / companion, error)) companions_.push_back(path / companion);
-    }
+    companions_ = companion_files(path);
   }
 
   void read(const std::vector<size_t>& wanted, const PieceSink& sink) const override {
@@ -75,11 +92,6 @@ class ModelSource final : public WeightSource {
 
   const ModelFolder model_;
 };
-
-bool is_there(const std::filesystem::path& path) {
-  std::error_code error;
-  return std::filesystem::exists(path, error);
-}
 
 // Why a folder is no source, where we can say better than "no weights".
 void check_for_near_misses(const std::filesystem::path& path) {
@@ -121,10 +133,17 @@ std::unique_ptr<WeightSource> open_model_source(const std::filesystem::path& pat
 std::unique_ptr<WeightSource> open_weight_source(const std::filesystem::path& path) {
   if (is_there(path / kDcpMetadataName)) return open_dcp_source(path);
   if (is_there(path / kManifestName)) return open_checkpoint_source(path);
-  if (!is_there(path / "model.safetensors") && !is_there(path / "model.safetensors.index.json")) {
-    check_for_near_misses(path);
-  }
+  if (!has_weights(path) && !is_adapter_folder(path)) check_for_near_misses(path);
   return open_model_source(path);
+}
+
+std::vector<std::filesystem::path> companion_files(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> files;
+  std::error_code error;
+  for (const char* name : kCompanions) {
+    if (std::filesystem::is_regular_file(folder / name, error)) files.push_back(folder / name);
+  }
+  return files;
 }
 
 }  // namespace fsdp::io

@@ -42,6 +42,8 @@ class WeightSource {
   const std::vector<std::string>& left_out() const { return left_out_; }
   // Hugging Face's config.json, where the source has one.
   const std::optional<nlohmann::json>& config() const { return config_; }
+  // adapter_config.json of peft, where some of the tensors are those of a LoRA adapter (io/adapter.h).
+  const std::optional<nlohmann::json>& adapter_config() const { return adapter_config_; }
   // Files that belong to the model besides its weights and config.json: those of the tokenizer, for one. To be copied.
   const std::vector<std::filesystem::path>& companions() const { return companions_; }
   // The same that the source has as text: name -> content.
@@ -59,18 +61,22 @@ class WeightSource {
   std::vector<WeightTensor> tensors_;
   std::vector<std::string> left_out_;
   std::optional<nlohmann::json> config_;
+  std::optional<nlohmann::json> adapter_config_;
   std::vector<std::filesystem::path> companions_;
   std::map<std::string, std::string> companion_texts_;
 };
 
 // A folder of DCP (it has `.metadata`), a checkpoint of ours (`manifest.json`; of its tensors those below "model/",
-// named without it; config.json and tokenizer as `fsdp train` stores them), or a folder or file of Hugging Face. Throws
-// Error(kModel) for anything else.
+// named without it; config.json and tokenizer as `fsdp train` stores them), a folder or file of Hugging Face, or an
+// adapter folder of peft. Throws Error(kModel) for anything else.
 std::unique_ptr<WeightSource> open_weight_source(const std::filesystem::path& path);
 
 // One of each; open_weight_source() chooses.
 std::unique_ptr<WeightSource> open_dcp_source(const std::filesystem::path& folder);
 std::unique_ptr<WeightSource> open_checkpoint_source(const std::filesystem::path& folder);
 std::unique_ptr<WeightSource> open_model_source(const std::filesystem::path& path);
+
+// Those of the files that belong to a model besides weights and config.json (tokenizer, ...) which `folder` has.
+std::vector<std::filesystem::path> companion_files(const std::filesystem::path& folder);
 
 }  // namespace fsdp::io

@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <optional>
+#include <vector>
 
 #include "kernels/dispatch.h"
+#include "kernels/few_rows.h"
 #include "kernels/linear_parts.h"
 #include "kernels/pack.h"
 #include "kernels/small_gemm.h"
@@ -72,7 +74,8 @@ at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& grad_TN, 
 
 struct Linear : torch::autograd::Function<Linear> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
-    context->save_for_backward({x, weight});
+    // A frozen weight needs no gradient, so nobody will ask for x.
+    context->save_for_backward({weight.requires_grad() ? x : at::Tensor(), weight});
     const at::AutoDispatchBelowADInplaceOrView below;  // observers have seen this operator's inputs
     return product(x, weight);
   }
@@ -94,16 +97,49 @@ at::Tensor differentiable(const at::Tensor& x, const at::Tensor& weight) { retur
 
 }  // namespace
 
+namespace {
+
+// fp32 times bf16, in pieces of the weight that stay in the second-level cache as fp32.
+at::Tensor widened_product(const at::Tensor& x, const at::Tensor& weight) {
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = weight.size(0);
+  const at::Tensor y = at::empty(shape, x.options().requires_grad(false));
+  const int64_t rows = std::max<int64_t>(64, kPieceNumel / std::max<int64_t>(1, weight.size(1)));
+  for (int64_t row = 0; row < weight.size(0); row += rows) {
+    const int64_t count = std::min(rows, weight.size(0) - row);
+    y.narrow(-1, row, count).copy_(product(x, weight.narrow(0, row, count).to(at::kFloat)));
+  }
+  return y;
+}
+
+}  // namespace
+
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight) {
   static const auto op = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("fsdp::linear");
+  static const auto few_rows = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("fsdp::few_rows_linear");
+  if (!at::GradMode::is_enabled()) {
+    if (fits_few_rows(x, weight)) return few_rows.call(x, weight);
+    if (x.scalar_type() == at::kFloat && weight.scalar_type() == at::kBFloat16) return widened_product(x, weight);
+  }
   const auto dtype = weight.scalar_type();
   const bool known = x.is_cpu() && x.scalar_type() == dtype && (dtype == at::kFloat || dtype == at::kBFloat16);
   const bool fits = x.dim() >= 2 && weight.dim() == 2 && x.size(-1) == weight.size(1);  // if not, at::linear tells
   return known && fits && x.numel() > 0 && weight.numel() > 0 ? op.call(x, weight) : at::linear(x, weight);
 }
 
-TORCH_LIBRARY_FRAGMENT(fsdp, library) { library.def("linear(Tensor x, Tensor weight) -> Tensor"); }
-TORCH_LIBRARY_IMPL(fsdp, CPU, library) { library.impl("linear", product); }
-TORCH_LIBRARY_IMPL(fsdp, Autograd, library) { library.impl("linear", differentiable); }
+TORCH_LIBRARY_FRAGMENT(fsdp, library) {
+  library.def("linear(Tensor x, Tensor weight) -> Tensor");
+  library.def("few_rows_linear(Tensor x, Tensor weight) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(fsdp, CPU, library) {
+  library.impl("linear", product);
+  library.impl("few_rows_linear", few_rows_product);
+}
+
+TORCH_LIBRARY_IMPL(fsdp, Autograd, library) {
+  library.impl("linear", differentiable);
+  library.impl("few_rows_linear", torch::CppFunction::makeFallthrough());  // it has no gradient
+}
 
 }  // namespace fsdp::kernels

@@ -82,6 +82,31 @@ FSDP_ALWAYS_INLINE float sum(Float value) {
   return value[0];
 }
 
+// From lanes of a and b, groups of 2 * kStep: each group's lower half added to its upper half. a's sums come first.
+template <int kStep>
+FSDP_ALWAYS_INLINE Float fold(Float a, Float b) {
+  if constexpr (kStep == 8)
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+           __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  else if constexpr (kStep == 4)
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+           __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+  else if constexpr (kStep == 2)
+    return __builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29) +
+           __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
+  else
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+           __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+}
+
+// The first eight lanes are the sums of the eight, each in the order of sum().
+FSDP_ALWAYS_INLINE Float sums(const Float (&v)[8]) {
+  const Float low = fold<4>(fold<8>(v[0], v[1]), fold<8>(v[2], v[3]));
+  const Float high = fold<4>(fold<8>(v[4], v[5]), fold<8>(v[6], v[7]));
+  const Float pairs = fold<2>(low, high);
+  return fold<1>(pairs, pairs);
+}
+
 FSDP_ALWAYS_INLINE Float max(Float a, Float b) { return a > b ? a : b; }
 
 FSDP_ALWAYS_INLINE Float min(Float a, Float b) { return a < b ? a : b; }

@@ -60,7 +60,7 @@ DecoderBodyImpl::DecoderBodyImpl(const DecoderConfig& config, const at::TensorOp
 
 at::Tensor DecoderBodyImpl::forward(const at::Tensor& input_ids_BT, const AttentionInputs& inputs,
                                     const BlockRunner& run_block) {
-  at::Tensor x_BTE = kernels::embedding(embed_tokens_->weight, input_ids_BT);
+  at::Tensor x_BTE = kernels::embedding(embed_tokens_->weight, input_ids_BT).to(norm_->weight.scalar_type());
   for (const auto& layer : *layers_) {
     auto* block = layer->as<DecoderLayer>();
     if (!run_block) {
@@ -84,7 +84,7 @@ AttentionInputs DecoderImpl::make_inputs(const at::Tensor& input_ids_BT, const S
   TORCH_CHECK(input_ids_BT.dim() == 2 && input_ids_BT.scalar_type() == at::kLong,
               "[decoder] input_ids [B, T] int64 needed: got ", input_ids_BT.sizes(), " ", input_ids_BT.scalar_type());
   const int64_t rows = input_ids_BT.size(0), length = input_ids_BT.size(1);
-  const at::TensorOptions options = body_->embedding().options().requires_grad(false);
+  const at::TensorOptions options = body_->activation_options();
   AttentionInputs inputs;
   at::Tensor positions = sequence.position_ids_BT;
   if (sequence.cu_seqlens.defined()) {
@@ -108,33 +108,64 @@ at::Tensor DecoderImpl::forward(const at::Tensor& input_ids_BT, const Sequence& 
 }
 
 at::Tensor DecoderImpl::loss(const at::Tensor& input_ids_BT, const at::Tensor& targets_N, const Sequence& sequence,
-                             kernels::Reduction reduction) {
+                             kernels::Reduction reduction, const kernels::LossTerms& terms) {
   const at::Tensor hidden_NE =
       body_->forward(input_ids_BT, make_inputs(input_ids_BT, sequence), run_block_).flatten(0, 1);
   const int64_t bytes = hidden_NE.size(0) * config_.vocab_size * static_cast<int64_t>(hidden_NE.element_size());
-  if (bytes <= kMostLogitBytes) return kernels::cross_entropy(compute_logits(hidden_NE), targets_N, reduction);
-  return kernels::linear_cross_entropy(hidden_NE, head_VE(), targets_N, reduction);
+  if (bytes <= kMostLogitBytes) return kernels::cross_entropy(compute_logits(hidden_NE), targets_N, reduction, terms);
+  return kernels::linear_cross_entropy(hidden_NE, head_VE(), targets_N, reduction, terms);
 }
 
-at::Tensor DecoderImpl::forward_cached(const at::Tensor& input_ids_BT, DecoderCache& cache) {
-  at::NoGradGuard no_grad;
-  TORCH_CHECK(input_ids_BT.dim() == 2, "[decoder] input_ids [B, T] int64 needed: got ", input_ids_BT.sizes());
-  cache.layers.resize(static_cast<size_t>(config_.num_hidden_layers));
+at::Tensor DecoderImpl::token_losses(const at::Tensor& input_ids_BT, const at::Tensor& targets_N,
+                                     const Sequence& sequence) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor hidden_NE =
+      body_->forward(input_ids_BT, make_inputs(input_ids_BT, sequence), /*run_block=*/{}).flatten(0, 1);
+  const int64_t num_tokens = hidden_NE.size(0);
+  const int64_t step = std::max<int64_t>(1, kMostLogitBytes / 8 / config_.vocab_size);  // fp32, and its logarithm
+  at::Tensor losses_N = at::empty({num_tokens}, hidden_NE.options().dtype(at::kFloat));
+  for (int64_t begin = 0; begin < num_tokens; begin += step) {
+    const int64_t count = std::min(step, num_tokens - begin);
+    const at::Tensor logits_CV = compute_logits(hidden_NE.narrow(0, begin, count)).to(at::kFloat);
+    const at::Tensor targets_C = targets_N.narrow(0, begin, count).unsqueeze(1);
+    const at::Tensor picked_C1 = at::log_softmax(logits_CV, 1).gather(1, targets_C.clamp_min(0)).neg();
+    losses_N.narrow(0, begin, count).copy_(picked_C1.masked_fill(targets_C.eq(kernels::kIgnoreIndex), 0).squeeze(1));
+  }
+  return losses_N;
+}
+
+at::Tensor DecoderImpl::forward_cached(const at::Tensor& input_ids_BT, KeyValueCache& cache, std::vector<int64_t> rows,
+                                       LogitsOf which) {
+  const at::NoGradGuard no_grad;
+  TORCH_CHECK(input_ids_BT.dim() == 2 && input_ids_BT.numel() > 0, "[decoder] input_ids [B, T] int64 needed: got ",
+              input_ids_BT.sizes());
+  const int64_t length = input_ids_BT.size(1);
+  if (rows.empty())
+    for (int64_t row = 0; row < input_ids_BT.size(0); ++row) rows.push_back(row);
+  TORCH_CHECK(static_cast<int64_t>(rows.size()) == input_ids_BT.size(0), "[decoder] got ", rows.size(),
+              " rows of the cache for input_ids ", input_ids_BT.sizes());
+  cache.begin(std::move(rows), length, config_.num_hidden_layers);
   AttentionInputs inputs;
-  std::tie(inputs.cos, inputs.sin) =
-      rotary_.rows(cache.num_tokens, input_ids_BT.size(1), body_->embedding().options().requires_grad(false));
-  inputs.cache = &cache.layers;
-  inputs.cached_tokens = cache.num_tokens;
-  const at::Tensor logits_BTV = compute_logits(body_->forward(input_ids_BT, inputs, /*run_block=*/{}));
-  cache.num_tokens += input_ids_BT.size(1);
-  return logits_BTV;
+  inputs.cache = &cache;
+  std::tie(inputs.cos, inputs.sin) = rotary_rows(cache.starts(), length);
+  at::Tensor hidden_BTE = body_->forward(input_ids_BT, inputs, /*run_block=*/{});
+  cache.finish();
+  if (which == LogitsOf::kLastToken) hidden_BTE = hidden_BTE.narrow(1, length - 1, 1).contiguous();
+  return compute_logits(hidden_BTE);
+}
+
+std::pair<at::Tensor, at::Tensor> DecoderImpl::rotary_rows(const std::vector<int64_t>& starts, int64_t length) {
+  const at::TensorOptions options = body_->activation_options();
+  const bool alike = std::all_of(starts.begin(), starts.end(), [&](int64_t start) { return start == starts.front(); });
+  if (alike) return rotary_.rows(starts.front(), length, options);
+  return rotary_.rows(at::tensor(starts, at::kLong).unsqueeze(1) + at::arange(length, at::kLong), options);
 }
 
 void DecoderImpl::reset_parameters(uint64_t seed) {
   at::NoGradGuard no_grad;
   for (auto& entry : named_parameters()) {
     if (entry.value().dim() == 1)
-      entry.value().fill_(1);
+      entry.value().fill_(entry.key().ends_with(".bias") ? 0 : 1);
     else
       fill_normal(entry.value(), config_.initializer_range, seed, entry.key());
   }
@@ -147,15 +178,33 @@ at::Tensor shift_labels(const at::Tensor& labels_BT) {
   return targets_BT;
 }
 
-void fill_normal(const at::Tensor& parameter, double stddev, uint64_t seed, const std::string& name) {
+namespace {
+
+// Calls `draw(count, generator)` for one piece after the other.
+template <class Draw>
+void fill_random(const at::Tensor& parameter, uint64_t seed, const std::string& name, const Draw& draw) {
   at::NoGradGuard no_grad;
   constexpr int64_t kPiece = int64_t{1} << 20;  // bounds the fp32 scratch space; part of what defines the values
   at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed_of(seed, name));
   at::Tensor flat = parameter.view(-1);
   for (int64_t begin = 0; begin < flat.numel(); begin += kPiece) {
     const int64_t count = std::min(kPiece, flat.numel() - begin);
-    flat.narrow(0, begin, count).copy_(at::normal(0.0, stddev, {count}, generator));
+    flat.narrow(0, begin, count).copy_(draw(count, generator));
   }
+}
+
+}  // namespace
+
+void fill_normal(const at::Tensor& parameter, double stddev, uint64_t seed, const std::string& name) {
+  fill_random(parameter, seed, name, [&](int64_t count, const at::Generator& generator) {
+    return at::normal(0.0, stddev, {count}, generator);
+  });
+}
+
+void fill_uniform(const at::Tensor& parameter, double bound, uint64_t seed, const std::string& name) {
+  fill_random(parameter, seed, name, [&](int64_t count, const at::Generator& generator) {
+    return at::rand({count}, generator).mul_(2 * bound).sub_(bound);
+  });
 }
 
 }  // namespace fsdp::models

@@ -1,5 +1,5 @@
-// A Llama-style decoder: token ids in, logits out. Plain torch::nn on one device; knows nothing of sharding.
-// Shape suffixes: B rows, T tokens, E hidden, V vocabulary.
+// The decoder of all supported families: token ids in, logits out. Plain torch::nn on one device; knows nothing of
+// sharding. Shape suffixes: B rows, T tokens, E hidden, V vocabulary.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -27,11 +27,8 @@ struct Sequence {
   at::Tensor cu_seqlens;
 };
 
-// Keys and values of the tokens so far, for generation. A value: copy-assign `{}` to start over.
-struct DecoderCache {
-  std::vector<LayerCache> layers;
-  int64_t num_tokens = 0;
-};
+// Which of a forward's tokens get logits.
+enum class LogitsOf { kEveryToken, kLastToken };
 
 // Runs a block: calls `block(x)`, now or again later. The seam for recomputation of activations.
 using BlockRunner =
@@ -44,6 +41,9 @@ class DecoderBodyImpl : public torch::nn::Module {
 
   // The embedding's weight [V, E].
   const at::Tensor& embedding() const { return embed_tokens_->weight; }
+  // Of the activations: those of the norms. Where no gradients are asked for, matrices may be bf16 when these are fp32:
+  // they are read as they are, and the sums stay fp32.
+  at::TensorOptions activation_options() const { return norm_->weight.options().requires_grad(false); }
   const torch::nn::ModuleList& layers() const { return layers_; }
   at::Tensor forward(const at::Tensor& input_ids_BT, const AttentionInputs& inputs, const BlockRunner& run_block);
 
@@ -65,18 +65,26 @@ class DecoderImpl : public torch::nn::Module {
   // Throws c10::Error on ids outside the vocabulary and on a Sequence that does not fit.
   at::Tensor forward(const at::Tensor& input_ids_BT, const Sequence& sequence = {});
 
-  // Cross entropy of the logits that forward() gives: targets [B * T] as kernels::cross_entropy() takes them; fp32
-  // scalar. Logits of more than kMostLogitBytes are never whole in memory.
+  // Cross entropy of the logits that forward() gives: targets [B * T] and terms as kernels::cross_entropy() takes them;
+  // fp32 scalar. Logits of more than kMostLogitBytes are never whole in memory.
   at::Tensor loss(const at::Tensor& input_ids_BT, const at::Tensor& targets_N, const Sequence& sequence = {},
-                  kernels::Reduction reduction = kernels::Reduction::kMean);
+                  kernels::Reduction reduction = kernels::Reduction::kMean, const kernels::LossTerms& terms = {});
   static constexpr int64_t kMostLogitBytes = int64_t{256} << 20;
 
-  // Generation: `input_ids` [B, T] follow the tokens already in `cache`, which takes them in. Same logits as forward()
-  // over everything at once, for the new tokens. Runs without gradients.
-  at::Tensor forward_cached(const at::Tensor& input_ids_BT, DecoderCache& cache);
+  // Cross entropy of each target [B * T] alone, fp32, 0 where it is kernels::kIgnoreIndex; without gradients. Logits of
+  // more than kMostLogitBytes are never whole in memory.
+  at::Tensor token_losses(const at::Tensor& input_ids_BT, const at::Tensor& targets_N, const Sequence& sequence = {});
 
-  // Matrices ~ normal(0, initializer_range), norms 1. Each parameter's values depend on `seed` and its name only: not
-  // on the number of ranks, the dtype (but for rounding) or the global generators. Writes the parameters in place.
+  // Generation: `input_ids` [B, T] follow the tokens that `rows` of `cache` have (empty: rows 0 .. B-1), which take
+  // them in. Same logits as forward() over everything at once, for the new tokens: [B, T, V], or [B, 1, V] of the last
+  // ones. With T = 1 a row's logits do not depend on the rows beside it, bit for bit, up to kernels::kFewRows rows.
+  // Runs without gradients.
+  at::Tensor forward_cached(const at::Tensor& input_ids_BT, KeyValueCache& cache, std::vector<int64_t> rows = {},
+                            LogitsOf which = LogitsOf::kEveryToken);
+
+  // Matrices ~ normal(0, initializer_range), norms 1, biases 0. Each parameter's values depend on `seed` and its name
+  // only: not on the number of ranks, the dtype (but for rounding) or the global generators. Writes the parameters in
+  // place.
   void reset_parameters(uint64_t seed);
 
   const DecoderConfig& config() const { return config_; }
@@ -88,6 +96,8 @@ class DecoderImpl : public torch::nn::Module {
  private:
   const at::Tensor& head_VE() const;
   at::Tensor compute_logits(const at::Tensor& hidden_BTE);
+  // cos and sin of `length` positions from each of `starts` on.
+  std::pair<at::Tensor, at::Tensor> rotary_rows(const std::vector<int64_t>& starts, int64_t length);
   AttentionInputs make_inputs(const at::Tensor& input_ids_BT, const Sequence& sequence);
 
   DecoderConfig config_;
@@ -104,5 +114,7 @@ at::Tensor shift_labels(const at::Tensor& labels_BT);
 
 // Fills `parameter` with normal(0, stddev) from a generator of its own, seeded by `seed` and `name`.
 void fill_normal(const at::Tensor& parameter, double stddev, uint64_t seed, const std::string& name);
+// The same, uniform in [-bound, bound).
+void fill_uniform(const at::Tensor& parameter, double bound, uint64_t seed, const std::string& name);
 
 }  // namespace fsdp::models

@@ -12,7 +12,8 @@ cd "$(dirname "$0")/.."
 
 TORCH_VERSION=2.11.0
 PEER=.deps/peer
-TARGETS="step_time collectives kernels hook_cost functional checkpoint"
+TRANSFORMERS_VERSION=5.23.0
+TARGETS="step_time collectives kernels hook_cost functional checkpoint documents generation"
 
 # The LibTorch of scripts/setup.sh is a whole PyTorch for Python 3.11; what it lacks is added. Other Pythons get their own.
 install_peer() {
@@ -34,6 +35,14 @@ install_peer() {
   import_peer
 }
 
+# What generation is compared with.
+install_transformers() {
+  python3 -W ignore -c 'import transformers' 2>/dev/null && return
+  echo "== installing transformers $TRANSFORMERS_VERSION into $PEER (about 60 MB to download)"
+  python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target "$PEER" \
+    --upgrade-strategy only-if-needed "transformers==$TRANSFORMERS_VERSION"
+}
+
 # With the paths under which the peer is run.
 import_peer() {
   PYTHONPATH="$PWD/.deps/site-packages:$PWD/$PEER"
@@ -46,11 +55,12 @@ import_peer() {
 
 main() {
   if [ -z "${FSDP_BUILD:-}" ]; then
-    FSDP_TARGETS="$TARGETS" scripts/setup.sh
+    FSDP_TARGETS="$TARGETS" scripts/setup.sh --parquet
   else
     cmake --build "$FSDP_BUILD" --target $TARGETS
   fi
   install_peer
+  case " $* " in *" generation "* | "  ") install_transformers ;; esac
   python3 -W ignore benchmarks/compare.py "$@"
 }
 

@@ -21,7 +21,7 @@ fi
 run=runs/quickstart
 mkdir -p "$run"
 echo "== prepare: $headers"
-bin/fsdp prepare "$headers" --output "$run/data" --holdout 5% --overwrite
+bin/fsdp prepare "$headers/**/*" --output "$run/data" --holdout 5% --overwrite
 echo "== train"
 bin/fsdp launch --nproc 2 -- train configs/quickstart.toml "$@"
 echo "== generate"

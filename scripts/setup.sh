@@ -3,6 +3,7 @@
 # Idempotent: a second run only builds what changed.
 #
 #   scripts/setup.sh                       everything a CPU build needs
+#   scripts/setup.sh --parquet             and the plug-in that reads parquet (pyarrow under .deps/)
 #   LIBTORCH_DIR=/path scripts/setup.sh    use that LibTorch (folder with include/ and lib/) instead of installing one
 #   FSDP_TARGETS="all" scripts/setup.sh    what to build (default: fsdp_app)
 set -euo pipefail
@@ -11,8 +12,9 @@ cd "$(dirname "$0")/.."
 TORCH_VERSION=2.11.0
 CUDA_RUNTIME_VERSION=13.0.96 # libtorch_cpu.so of the wheel is linked to these two; no driver is needed
 CUPTI_VERSION=13.0.85
+PYARROW_VERSION=26.0.1
 PACKAGES="cmake ninja-build g++ ccache mold python3 python3-pip nlohmann-json3-dev libcli11-dev libtomlplusplus-dev
-  libfmt-dev libxxhash-dev libpcre2-dev libutf8proc-dev zlib1g-dev libzstd-dev libsimdjson-dev libgtest-dev libgmock-dev
+  libfmt-dev libxxhash-dev zlib1g-dev libzstd-dev libsimdjson-dev libpcre2-dev libutf8proc-dev libgtest-dev libgmock-dev
   librapidcheck-dev libbenchmark-dev"
 
 say() { printf '== %s\n' "$*"; }
@@ -59,19 +61,42 @@ install_libtorch() {
   touch "$site/.complete-$TORCH_VERSION"
 }
 
+# Only its C++ libraries and headers are used: those of any Python version, and nothing that pyarrow needs in Python.
+install_pyarrow() {
+  local folder=.deps/pyarrow
+  [ -f "$folder/.complete-$PYARROW_VERSION" ] && return
+  say "installing pyarrow $PYARROW_VERSION into .deps (about 50 MB to download)"
+  rm -rf .deps/incoming-pyarrow "$folder"
+  python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --no-compile \
+    --only-binary=:all: --target .deps/incoming-pyarrow "pyarrow==$PYARROW_VERSION"
+  mv .deps/incoming-pyarrow "$folder"
+  touch "$folder/.complete-$PYARROW_VERSION"
+}
+
 main() {
+  local parquet=""
+  for argument in "$@"; do
+    case "$argument" in
+      --parquet) parquet=fsdp_parquet ;;
+      *)
+        echo "usage: scripts/setup.sh [--parquet]" >&2
+        exit 2
+        ;;
+    esac
+  done
   install_packages
   local libtorch="${LIBTORCH_DIR:-}"
   if [ -z "$libtorch" ]; then
     install_libtorch
     libtorch="$PWD/.deps/site-packages/torch"
   fi
+  [ -z "$parquet" ] || install_pyarrow
   say "configuring build/release with LibTorch in ${libtorch#"$PWD"/}"
   cmake --preset release -DLIBTORCH_DIR="$libtorch" >build-configure.log 2>&1 || { cat build-configure.log >&2; exit 1; }
   rm -f build-configure.log
   say "building"
   # shellcheck disable=SC2086
-  cmake --build build/release --target ${FSDP_TARGETS:-fsdp_app}
+  cmake --build build/release --target ${FSDP_TARGETS:-fsdp_app} $parquet
   mkdir -p bin
   ln -sfn ../build/release/bin/fsdp bin/fsdp
   say "ready: bin/fsdp"

@@ -63,6 +63,7 @@ class PackedBatches : public StepSource {
   void continue_at(int64_t step, int64_t consumed);
 
   const DataOrder& order() const { return order_; }
+  const PackedSplit& data() const { return data_; }
 
  private:
   Batch read_microbatch(int64_t consumed, int64_t micro) const;

@@ -8,6 +8,7 @@
 #include "io/file_ops.h"
 #include "train/agreement.h"
 #include "train/format.h"
+#include "train/tuning.h"
 
 namespace fsdp::train {
 namespace {
@@ -65,8 +66,8 @@ checkpoint::State Checkpoints::state() {
 
 void Checkpoints::check_room() const {
   if (!saves_regularly(config_.checkpoint)) return;
-  constexpr uint64_t kStatesPerWeight = 3;  // the weight and two moments
-  const uint64_t one = static_cast<uint64_t>(model_.root.num_parameters()) * kStatesPerWeight * sizeof(float);
+  const int64_t moments = 2 * trainable_size(model_).parameters;
+  const uint64_t one = static_cast<uint64_t>(model_.root.num_parameters() + moments) * sizeof(float);
   const size_t there = io::list_checkpoints(folder_.checkpoints()).size();
   const uint64_t wanted = one * (there >= 1 ? 1 : 2);
   const uint64_t free = io::free_bytes(folder_.root);

@@ -23,6 +23,9 @@ struct ModelConfig {
   double rope_theta = 10000;
   double norm_eps = 1e-6;
   double init_std = 0.02;
+  std::string preset;
+  int64_t head_dim = 0;
+  int64_t sliding_window = 0;
 };
 
 struct DataConfig {
@@ -63,6 +66,8 @@ struct TrainConfig {
   double spike_threshold = 10;
   bool deterministic = false;
   double peak_tflops = 0;
+  double z_loss = 0;
+  double label_smoothing = 0;
 };
 
 struct ShardConfig {
@@ -102,6 +107,17 @@ struct SampleConfig {
   double temperature = 0.8;
 };
 
+struct TuneConfig {
+  std::string method = "full";
+  std::string frozen;
+  std::string trained;
+  int64_t lora_rank = 16;
+  double lora_alpha = 32;
+  std::string lora_targets = "all-linear";
+  double lora_dropout = 0;
+  std::string lora_from;
+};
+
 struct Config {
   ModelConfig model;
   DataConfig data;
@@ -111,6 +127,7 @@ struct Config {
   CheckConfig check;
   OutputConfig output;
   SampleConfig sample;
+  TuneConfig tune;
 };
 
 }  // namespace fsdp::train

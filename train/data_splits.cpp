@@ -32,8 +32,10 @@ void check_tokenizer_files(const io::TokenDataset& data) {
 }
 
 void check_same_tokenizer(const io::TokenDataset& data, const io::TokenDataset& first) {
+  const bool hashes_differ = data.tokenizer_hash() != first.tokenizer_hash() && !data.tokenizer_hash().empty() &&
+                             !first.tokenizer_hash().empty();  // older data sets have none
   if (data.vocab_size() == first.vocab_size() && data.eos_id() == first.eos_id() &&
-      data.tokenizer_hash() == first.tokenizer_hash()) {
+      data.tokenizer() == first.tokenizer() && !hashes_differ) {
     return;
   }
   const auto describe = [](const io::TokenDataset& set) {

@@ -188,10 +188,12 @@ PrepareResult prepare(const PrepareOptions& options, Console& console) {
                            ? bound_of_lowest(groups, plan.reading, options.holdout_documents, result.threads)
                            : bound_of_share(options.holdout);
   PrepareProgress progress;
-  PreparePool::Tasks tasks;
-  for (const Files& files : groups) {
-    tasks.push_back(std::make_unique<PrepareTask>(static_cast<int64_t>(tasks.size()), files, plan, folder, progress));
-  }
+  PreparePool::Tasks tasks(groups.size());
+  io::run_workers(groups.size(), result.threads, [&](io::WorkQueue& queue) {  // what is finished is hashed
+    while (const auto i = queue.next()) {
+      tasks[*i] = std::make_unique<PrepareTask>(static_cast<int64_t>(*i), groups[*i], plan, folder, progress);
+    }
+  });
   {
     PreparePool pool(tasks, plan, result.threads);
     pool.wait(std::chrono::milliseconds(console.updates_in_place() ? 200 : 5000),

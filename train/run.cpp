@@ -20,6 +20,7 @@
 #include "train/evaluation.h"
 #include "train/format.h"
 #include "train/ledger.h"
+#include "train/lora_files.h"
 #include "train/matmul_peak.h"
 #include "train/metrics.h"
 #include "train/model_choice.h"
@@ -35,6 +36,7 @@
 #include "train/straggler_watch.h"
 #include "train/threads.h"
 #include "train/trainer.h"
+#include "train/tuning.h"
 #include "train/weights.h"
 
 namespace fsdp::train {
@@ -65,19 +67,24 @@ void check_ranks_agree(const World& world, const Config& config, const PackedSpl
   }
 }
 
-ShardedModel build_model(const ModelChoice& choice, const Config& config, const World& world) {
+ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const Config& config, const World& world) {
   const bool load = choice.weights.has_value();
+  const auto seed = static_cast<uint64_t>(config.train.seed);
   // Deferred: block by block gets its values when it is sharded, and no rank ever holds the whole model.
   models::Decoder decoder = deferred([&] {
-    models::Decoder whole(choice.config);
-    load ? zero_parameters(*whole) : whole->reset_parameters(static_cast<uint64_t>(config.train.seed));
+    models::Decoder whole(choice.config, at::TensorOptions().dtype(base_type(tuning, config.shard)));
+    load ? zero_parameters(*whole) : whole->reset_parameters(seed);
+    apply_tuning(tuning, whole, seed);
     return whole;
   });
   recompute_blocks(decoder, config.train.recompute_every);
   ShardedModel model =
       parallelize(std::move(decoder), make_mesh(world, config.shard.replicas), shard_options(config.shard));
   if (load) {
-    on_all_ranks(world, [&] { load_weights(model, *choice.weights); });
+    on_all_ranks(world, [&] {
+      load_weights(model, *choice.weights);
+      if (!config.tune.lora_from.empty()) load_adapter(model, *tuning.lora, config.tune.lora_from);
+    });
   }
   return model;
 }
@@ -88,6 +95,7 @@ struct Prepared {
   Splits splits;
   ModelChoice choice;
   std::optional<tokenizer::Tokenizer> tokenizer;  // of the data
+  Tuning tuning;
   const StopSignal& stop_signal;
 };
 
@@ -106,13 +114,15 @@ class Run {
         writer_(config.sample, config.train.seed, tokenizer_),
         peak_flops_(peak_of_a_rank(world, config.train.peak_tflops,
                                    config.shard.precision == "bf16" ? at::kBFloat16 : at::kFloat)),
-        model_(build_model(prepared.choice, config, world)),
+        tuning_(std::move(prepared.tuning)),
+        model_(build_model(prepared.choice, tuning_, config, world)),
         batches_(config.train, world, splits_.train),
         prefetch_(batches_),
         trainer_(resolve_tokens(config), world, prefetch_, model_, config.check),
         state_(config_,
                {identify_data(config, splits_.train), splits_.train.dataset().tokenizer(),
-                models::to_hugging_face(model_.decoder->config()).dump()},
+                models::to_hugging_face(model_.decoder->config()).dump(),
+                tuning_.lora ? adapter_config_text(*tuning_.lora, config.model.path) : ""},
                trainer_, batches_),
         checkpoints_(config_, world_, folder_, console_, model_, trainer_, state_, [this] { records_->sync(); }),
         stragglers_(world_, config.check.stragglers_every) {
@@ -168,8 +178,7 @@ class Run {
     write_samples();
     if (!report_heldout(config_.train.final_eval_batches)) return stop(agreed_reason());
     checkpoints_.finish();
-    const io::TokenDataset& data = splits_.train.dataset();
-    save_model(model_, world_, folder_.model(), data.tokenizer(), tokenizer_folder(data));
+    save_result();
     console_.line("train: wrote " + folder_.model().string() + ", " + folder_.metrics().string() + ", " +
                   folder_.config().string());
     checkpoints_.check_last_save();
@@ -180,6 +189,15 @@ class Run {
   bool stop_file_is_there() const {
     std::error_code ignored;
     return world_.rank == 0 && std::filesystem::exists(folder_.stop_request(), ignored);
+  }
+
+  void save_result() {
+    if (tuning_.lora) {
+      save_adapter(model_, world_, folder_.model(), *tuning_.lora, config_.model.path);
+    } else {
+      const io::TokenDataset& data = splits_.train.dataset();
+      save_model(model_, world_, folder_.model(), data.tokenizer(), tokenizer_folder(data));
+    }
   }
 
   // Who asks for a stop: the lowest rank's signal, else the file. COLLECTIVE.
@@ -328,9 +346,10 @@ class Run {
     console_.line("train: " + describe(trainer_.schedule()));
     console_.line("train: " + with_thousands(tokens_per_step(config_)) + " tokens per step of " +
                   describe_splits(splits_));
+    if (const std::string text = describe(tuning_, model_); !text.empty()) console_.line("train: " + text);
+    const int64_t trained = trainable_size(model_).local_bytes;
     console_.line("train: at rest each rank holds weights " + format_bytes(rest.main_weight + rest.model_weight) +
-                  ", gradients " + format_bytes(rest.main_weight) + ", optimizer " +
-                  format_bytes(2 * rest.main_weight));
+                  ", gradients " + format_bytes(trained) + ", optimizer " + format_bytes(2 * trained));
   }
 
   void report(const StepResult& result, bool done) {
@@ -425,6 +444,7 @@ class Run {
   std::optional<tokenizer::Tokenizer> tokenizer_;
   SampleWriter writer_;
   double peak_flops_;  // of one rank
+  Tuning tuning_;
   ShardedModel model_;
   PackedBatches batches_;
   Prefetch prefetch_;
@@ -448,19 +468,26 @@ int run_training(const Config& config, const World& world) {
   std::optional<Splits> splits;
   std::optional<ModelChoice> choice;
   std::optional<tokenizer::Tokenizer> tokenizer;
+  Tuning tuning;
   on_all_ranks(world, [&] {
     splits = open_splits(config.data);
     const io::TokenDataset& data = splits->train.dataset();
     check_batch(config.train, world, splits->train);
     choice = choose_model(config.model, data.vocab_size(), data.eos_id());
+    tuning = choose_tuning(config.tune, *choice);
     fit_model(choice->config, config, splits->train);
     tokenizer = tokenizer_of(data);
     SampleWriter(config.sample, config.train.seed, tokenizer);  // can it be made?
     verify_splits(*splits, config.check.data);
   });
-  on_rank0(world, [&] { check_output({config.output.folder}, config); });
+  on_rank0(world, [&] {
+    check_output({config.output.folder}, config);
+    if (!config.model.preset.empty())
+      Console(Console::detect(stdout, 0)).line("train: " + config.model.preset + ": " + size_text(choice->config));
+  });
   check_ranks_agree(world, config, splits->train);
-  Run run(config, world, {threads, std::move(*splits), std::move(*choice), std::move(tokenizer), stop_signal});
+  Run run(config, world,
+          {threads, std::move(*splits), std::move(*choice), std::move(tokenizer), std::move(tuning), stop_signal});
   return run.train();
 }
 

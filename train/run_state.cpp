@@ -7,6 +7,7 @@
 #include "io/hash.h"
 #include "train/byte_tokenizer.h"
 #include "train/config_file.h"
+#include "train/data_splits.h"
 #include "train/format.h"
 #include "train/option_table.h"
 
@@ -58,8 +59,11 @@ void RunState::save(checkpoint::StateSink& sink) {
   sink.value("data", identity_.data);
   sink.value("config", config_to_toml(config_));
   sink.value("model_config", identity_.model_config);
+  if (!identity_.adapter_config.empty()) sink.value("adapter_config", identity_.adapter_config);
   if (identity_.tokenizer == byte_tokenizer::kName) {
     sink.value(byte_tokenizer::kMarkerFile, byte_tokenizer::marker_json());
+  } else if (const auto files = tokenizer_folder(batches_.data().dataset()); !files.empty()) {
+    sink.value("tokenizer_folder", std::filesystem::absolute(files).native());
   }
 }
 

@@ -17,9 +17,10 @@ class RunState : public checkpoint::Stateful {
  public:
   // What it says about itself to those who do not know this program.
   struct Identity {
-    std::string data;          // identify_data()
-    std::string tokenizer;     // of the data set
-    std::string model_config;  // config.json of the model
+    std::string data;            // identify_data()
+    std::string tokenizer;       // of the data set
+    std::string model_config;    // config.json of the model
+    std::string adapter_config;  // adapter_config.json, if adapters train; else empty
   };
   // `config`, `trainer` and `batches` must outlive it.
   RunState(const Config& config, Identity identity, Trainer& trainer, PackedBatches& batches);

@@ -47,6 +47,18 @@ std::string numbers_text(const StepResult& result) {
   return "loss " + std::to_string(result.loss) + ", gradient norm " + std::to_string(result.grad_norm);
 }
 
+// Dropout is for steps: not for evaluations and samples.
+class TrainingMode {
+ public:
+  explicit TrainingMode(models::Decoder& decoder) : decoder_(decoder) { decoder_->train(); }
+  ~TrainingMode() { decoder_->eval(); }
+  TrainingMode(const TrainingMode&) = delete;
+  TrainingMode& operator=(const TrainingMode&) = delete;
+
+ private:
+  models::Decoder& decoder_;
+};
+
 }  // namespace
 
 Trainer::Trainer(const TrainConfig& config, const World& world, const BatchSource& batches, ShardedModel& model,
@@ -59,7 +71,9 @@ Trainer::Trainer(const TrainConfig& config, const World& world, const BatchSourc
       parameters_(parameters(*model.decoder)),
       optimizer_(decay_groups(*model.decoder, config.weight_decay), adamw_options(config)),
       schedule_(make_schedule(config)),
-      spikes_(spike_window(config), config.spike_threshold) {}
+      spikes_(spike_window(config), config.spike_threshold) {
+  model_.decoder->eval();
+}
 
 StepResult Trainer::step(const RankNews& news) {
   fault_point("step.begin");
@@ -111,6 +125,7 @@ Trainer::Computed Trainer::compute() {
   const auto num_targets = static_cast<double>(batches_.num_targets(step_));
   const int64_t num_micro = batches_.num_microbatches();
   Computed computed;
+  const TrainingMode dropout(model_.decoder);
   zero_grad(*model_.decoder);
   for (int64_t micro = 0; micro < num_micro; ++micro) {
     const Microbatch scope(model_.root, /*is_last=*/micro + 1 == num_micro);
@@ -120,7 +135,8 @@ Trainer::Computed Trainer::compute() {
     if (fault_point("value.targets").inject) scramble(batch, model_.decoder->config().vocab_size);
     seed_random_numbers(position);
     fault_point("step.forward");
-    const at::Tensor loss = summed_loss(model_.decoder, batch) / num_targets;  // of the global batch: ranks add up
+    const kernels::LossTerms terms{config_.z_loss, config_.label_smoothing};
+    const at::Tensor loss = summed_loss(model_.decoder, batch, terms) / num_targets;  // global: ranks add up
     fault_point("step.backward");
     loss.backward();
     computed.loss += loss.item<double>();

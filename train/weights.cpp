@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <memory>
-#include <set>
+#include <nlohmann/json.hpp>
 
+#include "io/adapter.h"
 #include "io/atomic_file.h"
-#include "io/error.h"
+#include "io/model_folder_writer.h"
+#include "models/load_weights.h"
 #include "train/agreement.h"
 #include "train/byte_tokenizer.h"
 #include "train/stored_tensor.h"
@@ -21,54 +23,10 @@ namespace fs = std::filesystem;
 // Elements per read: bounds the memory for the stored dtype.
 constexpr int64_t kPiece = int64_t{1} << 22;
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string text = "[";
-  for (const int64_t size : shape) {
-    text += (text.size() > 1 ? ", " : "") + std::to_string(size);
-  }
-  return text + "]";
-}
-
-// Tensors that real folders hold and that no parameter needs.
-bool is_tolerated(const std::string& name, bool tied) {
-  return (tied && name == "lm_head.weight") || name.find("rotary_emb.inv_freq") != std::string::npos;
-}
-
-using NamedLeaves = std::vector<std::pair<std::string, at::Tensor>>;
-
-void check_names_and_shapes(const NamedLeaves& leaves, const io::ModelFolder& folder, bool tied) {
-  std::string wrong;
-  int count = 0;
-  const auto add = [&](const std::string& text) {
-    if (++count <= 6) {
-      wrong += (count == 1 ? "" : "; ") + text;
-    } else if (count == 7) {
-      wrong += "; ...";
-    }
-  };
-  std::set<std::string> known;
-  for (const auto& [name, leaf] : leaves) {
-    known.insert(name);
-    const auto place = folder.find(name);
-    if (!place) {
-      add(name + " is missing");
-      continue;
-    }
-    weight_type(*place->entry);
-    if (place->entry->shape != logical_sizes(leaf)) {
-      add(name + " is " + shape_text(place->entry->shape) + ", expected " + shape_text(logical_sizes(leaf)));
-    }
-  }
-  for (const std::string& name : folder.names()) {
-    if (known.count(name) == 0 && !is_tolerated(name, tied)) {
-      add(io::in_quotes(name) + " belongs to no parameter");
-    }
-  }
-  if (count > 0) {
-    throw io::Error(io::ErrorKind::kModel, "[load] " + folder.path().string() + ": weights do not fit config.json (" +
-                                               std::to_string(count) + " differences): " + wrong +
-                                               ". Use the config.json and weights of one model.");
-  }
+void check_names_and_shapes(const NamedLeaves& leaves, const io::ModelFolder& folder) {
+  std::vector<models::ExpectedTensor> expected;
+  for (const auto& [name, leaf] : leaves) expected.push_back({name, logical_sizes(leaf)});
+  models::check_weights(expected, folder);
 }
 
 void load_slice(const std::string& name, const at::Tensor& leaf, const io::ModelFolder& folder) {
@@ -92,8 +50,7 @@ class ModelWriter {
     for (const auto& [name, leaf] : named_parameters(*model.decoder)) {
       tensors.push_back({name, io::DType::F32, logical_sizes(leaf)});
     }
-    writer_ = std::make_unique<io::SafetensorsWriter>(folder / "model.safetensors", std::move(tensors),
-                                                      std::map<std::string, std::string>{{"format", "pt"}});
+    writer_ = std::make_unique<io::ModelFolderWriter>(folder, std::move(tensors), io::kDefaultShardBytes);
   }
   void write(const std::string& name, int64_t first, const at::Tensor& values) {
     const at::Tensor flat = values.detach().to(at::kFloat).contiguous();
@@ -102,8 +59,14 @@ class ModelWriter {
   void commit() { writer_->commit(); }
 
  private:
-  std::unique_ptr<io::SafetensorsWriter> writer_;
+  std::unique_ptr<io::ModelFolderWriter> writer_;
 };
+
+nlohmann::json stored_config(const models::DecoderConfig& config) {
+  nlohmann::json json = models::to_hugging_face(config);
+  json["dtype"] = "float32";
+  return json;
+}
 
 // What is gathered for the forward is the main weight only if nothing is cast.
 bool gathers_main_weights(const ShardedModel& model, const NamedLeaves& leaves) {
@@ -133,38 +96,51 @@ void write_gathered_units(const ShardedModel& model, const World& world, ModelWr
   }
 }
 
-// In pieces: a rank that has part of a piece adds it to zeros. The ranges of the ranks do not overlap.
-void write_summed_slices(const World& world, ModelWriter* writer, const NamedLeaves& leaves) {
+// Whether no lower rank holds the same slices. Replicas are the same bits, and one of them is enough.
+bool holds_first_copy(const World& world, const NamedLeaves& leaves) {
+  std::string ranges;
   for (const auto& [name, leaf] : leaves) {
-    int64_t numel = 1;
-    for (const int64_t size : logical_sizes(leaf)) {
-      numel *= size;
-    }
     const LocalRange range = local_range(leaf);
-    const at::Tensor lengths = sum_over_ranks(world, at::full({1}, range.end - range.begin, at::kLong));
-    const bool replicated = lengths.item<int64_t>() > numel;
-    for (int64_t begin = 0; begin < numel; begin += kPiece) {
-      const int64_t end = std::min(numel, begin + kPiece);
-      at::Tensor piece = at::zeros({end - begin}, at::kFloat);
-      const int64_t first = std::max(begin, range.begin);
-      const int64_t last = std::min(end, range.end);
-      if (first < last && (!replicated || world.rank == 0)) {
-        piece.narrow(0, first - begin, last - first).copy_(leaf.detach().narrow(0, first - range.begin, last - first));
-      }
-      piece = sum_over_ranks(world, piece);
-      on_rank0(world, [&] { writer->write(name, begin, piece); });
-    }
+    ranges += std::to_string(range.begin) + "-" + std::to_string(range.end) + " ";
   }
+  const std::vector<std::string> all = gather_strings(world, ranges);
+  return std::find(all.begin(), all.end(), ranges) - all.begin() == world.rank;
+}
+
+NamedLeaves without_adapters(NamedLeaves leaves) {
+  std::erase_if(leaves, [](const auto& leaf) { return io::is_adapter_name(leaf.first); });
+  return leaves;
 }
 
 }  // namespace
 
 void load_weights(const ShardedModel& model, const io::ModelFolder& folder) {
   const at::NoGradGuard no_grad;
-  const NamedLeaves leaves = named_parameters(*model.decoder);
-  check_names_and_shapes(leaves, folder, model.decoder->config().tie_word_embeddings);
+  const NamedLeaves leaves = without_adapters(named_parameters(*model.decoder));
+  check_names_and_shapes(leaves, folder);
   for (const auto& [name, leaf] : leaves) {
     load_slice(name, leaf, folder);
+  }
+}
+
+// A rank that has part of a piece adds it to zeros. The ranges of the ranks that do so do not overlap.
+void collect_main_weights(const World& world, const NamedLeaves& leaves, const TakePiece& take) {
+  const at::NoGradGuard no_grad;
+  const bool contributes = holds_first_copy(world, leaves);
+  for (const auto& [name, leaf] : leaves) {
+    const int64_t numel = c10::multiply_integers(logical_sizes(leaf));
+    const LocalRange range = local_range(leaf);
+    for (int64_t begin = 0; begin < numel; begin += kPiece) {
+      const int64_t end = std::min(numel, begin + kPiece);
+      at::Tensor piece = at::zeros({end - begin}, at::kFloat);
+      const int64_t first = std::max(begin, range.begin);
+      const int64_t last = std::min(end, range.end);
+      if (first < last && contributes) {
+        piece.narrow(0, first - begin, last - first).copy_(leaf.detach().narrow(0, first - range.begin, last - first));
+      }
+      piece = sum_over_ranks(world, piece);
+      on_rank0(world, [&] { take(name, begin, piece); });
+    }
   }
 }
 
@@ -183,11 +159,15 @@ void save_model(const ShardedModel& model, const World& world, const fs::path& f
   if (gathers_main_weights(model, leaves)) {
     write_gathered_units(model, world, writer.get(), leaves);
   } else {
-    write_summed_slices(world, writer.get(), leaves);
+    collect_main_weights(world, leaves, [&](const std::string& name, int64_t first, const at::Tensor& values) {
+      writer->write(name, first, values);
+    });
   }
   on_rank0(world, [&] {
     writer->commit();
-    io::write_file_atomically(staging / "config.json", models::to_hugging_face(model.decoder->config()).dump(2) + "\n");
+    const nlohmann::json config = stored_config(model.decoder->config());
+    io::write_file_atomically(staging / "config.json", config.dump(2) + "\n");
+    io::write_file_atomically(staging / "generation_config.json", io::generation_config(config).dump(2) + "\n");
     if (!tokenizer_files.empty()) {
       for (const auto& entry : fs::directory_iterator(tokenizer_files)) {
         io::copy_file_atomically(entry.path(), staging / entry.path().filename(), io::ErrorKind::kData);

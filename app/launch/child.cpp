@@ -51,8 +51,8 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // it died before the line above
-  // A shell starts background jobs with INT ignored: a rank could then not be asked to stop.
-  for (const int number : {SIGINT, SIGTERM, SIGUSR1}) signal(number, SIG_DFL);
+  // A shell starts background jobs with INT ignored: a rank could then not be asked to stop. XFSZ is ignored by us.
+  for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGXFSZ}) signal(number, SIG_DFL);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);

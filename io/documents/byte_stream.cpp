@@ -38,10 +38,6 @@ bool FileWindow::refill() {
   return piece > 0;
 }
 
-Error FileWindow::error(uint64_t offset, const std::string& detail) const {
-  return file_.error("read", "at byte " + std::to_string(offset) + " " + detail);
-}
-
 Compression compression_of(const std::filesystem::path& path) {
   if (path.native().ends_with(".gz")) return Compression::kGzip;
   if (path.native().ends_with(".zst")) return Compression::kZstd;

@@ -61,7 +61,8 @@ class DocumentReader {
 
   virtual ~DocumentReader() = default;
   // False at the end. A file that holds no document is a bad record too. Throws Error(kData) naming file, line or row,
-  // and byte; Error(kFileSystem), also under kSkip, if the system fails.
+  // and byte, after which the next call goes on behind that record; Error(kFileSystem), also under kSkip, if the system
+  // fails.
   virtual bool next(Document& document) = 0;
   // Of the file on disk, for progress; an estimate for parquet.
   virtual uint64_t bytes_consumed() const = 0;

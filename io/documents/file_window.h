@@ -20,8 +20,8 @@ class FileWindow {
   size_t size() const { return size_; }
   // Where the piece ends in the file.
   uint64_t end() const { return end_; }
-  // `[read] 'path': at byte N detail`.
-  Error error(uint64_t offset, const std::string& detail) const;
+  // `[read] 'path': detail`.
+  Error error(const std::string& detail) const { return file_.error("read", detail); }
 
  private:
   static constexpr size_t kBytes = size_t{256} << 10;

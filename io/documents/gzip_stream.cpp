@@ -60,9 +60,8 @@ class GzipStream : public ByteStream {
 
   void inflate_some() {
     if (zlib_.avail_in == 0 && !refill()) {
-      throw window_.error(bytes_consumed(), "got the end of the file inside of gzip data that started at byte " +
-                                                std::to_string(member_begin_) +
-                                                ", expected more. The file is cut off: fetch it again.");
+      throw error("got the end of the file inside of gzip data that started at byte " + std::to_string(member_begin_) +
+                  ", expected more. The file is cut off: fetch it again.");
     }
     const int code = ::inflate(&zlib_, Z_NO_FLUSH);
     if (code == Z_STREAM_END) {
@@ -72,10 +71,13 @@ class GzipStream : public ByteStream {
       throw std::bad_alloc();
     } else if (code != Z_OK) {
       const char* reason = zlib_.msg != nullptr ? zlib_.msg : "no progress";
-      throw window_.error(bytes_consumed(),
-                          "got broken gzip data (" + std::string(reason) +
-                              "), expected gzip. Nothing behind it can be read: fetch the file again.");
+      throw error("got broken gzip data (" + std::string(reason) +
+                  "), expected gzip. Nothing behind it can be read: fetch the file again.");
     }
+  }
+
+  Error error(const std::string& detail) const {
+    return window_.error("at byte " + std::to_string(bytes_consumed()) + " " + detail);
   }
 
   FileWindow window_;

@@ -124,8 +124,10 @@ Error nothing_found(const std::string& pattern, const std::string& got, const st
 void add_matches(const std::string& pattern, const std::vector<std::string>& extensions, std::vector<fs::path>& files) {
   const size_t before = files.size();
   std::error_code ignored;
+  std::error_code failure;
   // A name that is there is meant, whatever characters it has.
-  const bool exists = fs::exists(pattern, ignored);
+  const bool exists = fs::exists(pattern, failure);
+  if (failure && !is_glob(pattern)) throw system_error("find", pattern, failure.value(), "to look at it");
   if (!exists && !is_glob(pattern)) {
     throw nothing_found(pattern, "no such file or folder", "a file, a folder or a glob. Check the path.");
   }
@@ -141,9 +143,10 @@ void add_matches(const std::string& pattern, const std::vector<std::string>& ext
   if (files.size() > before) return;
   if (!exists) throw nothing_found(pattern, "no file that matches", "at least one. Check the pattern.");
   throw nothing_found(pattern, "a folder without such files",
-                      extensions.empty() ? "at least one file below it. Check the path."
-                                         : "at least one below it that ends with one of: " +
-                                               list_extensions(extensions) + ". Check the path or the names.");
+                      extensions.empty()
+                          ? "at least one file below it. Check the path."
+                          : "at least one below it that ends with one of: " + list_extensions(extensions) +
+                                ". Check the path, or take every file by the glob '" + pattern + "/**/*'.");
 }
 
 }  // namespace

@@ -15,7 +15,16 @@ bool JsonPathEvents::string(string_t& value) {
 bool JsonPathEvents::key(string_t& name) {
   is_wanted_ = depth_ == level_ + 1 && level_ < names_.size() && name == names_[level_];
   if (is_wanted_) ++num_seen_[level_];
+  if (depth_ == 1) list(name);
   return true;
+}
+
+// The first names of the root object.
+void JsonPathEvents::list(const std::string& name) {
+  constexpr size_t kMaxListed = 12;
+  constexpr size_t kMaxBytes = 120;
+  if (num_root_names_++ >= kMaxListed || root_names_.size() + name.size() > kMaxBytes) return;
+  root_names_ += (root_names_.empty() ? "" : ", ") + name;
 }
 
 bool JsonPathEvents::start_object(size_t) {
@@ -68,7 +77,11 @@ std::string JsonPathEvents::problem() const {
   }
   for (size_t i = 0; i < names_.size(); ++i) {
     const std::string name = in_quotes(names_[i]);
-    if (num_seen_[i] == 0) return "got no field " + name + ", expected a string there. Choose another text field.";
+    if (num_seen_[i] == 0) {
+      const std::string there_are =
+          i == 0 && !root_names_.empty() ? " (there are: " + in_quotes(root_names_) + ")" : "";
+      return "got no field " + name + there_are + ", expected a string there. Choose another text field.";
+    }
     if (num_seen_[i] > 1) return "got the field " + name + " a second time, expected it once. Repair the line.";
     const std::string_view wanted = i + 1 == names_.size() ? "a string" : "an object";
     if (found_level_ == i && found_type_ != wanted && !found_type_.empty()) {

@@ -35,6 +35,7 @@ class JsonPathEvents : public nlohmann::json_sax<nlohmann::json> {
 
  private:
   bool take(std::string_view type);
+  void list(const std::string& name);
   bool close();
 
   const std::vector<std::string>& names_;
@@ -45,6 +46,8 @@ class JsonPathEvents : public nlohmann::json_sax<nlohmann::json> {
   std::string_view root_type_;
   std::string_view found_type_;  // of the value that ended the path
   size_t found_level_ = 0;       // of the name it had
+  std::string root_names_;       // some of them, for the message
+  size_t num_root_names_ = 0;
   std::string text_;
   std::string error_;
   size_t error_at_ = 0;

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <array>
 #include <exception>
+#include <filesystem>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -19,12 +21,14 @@ using parquet::ByteArray;
 
 constexpr int64_t kBatchRows = 256;
 constexpr int kMaxListed = 20;
+constexpr uintmax_t kMaxClaim = std::numeric_limits<int32_t>::max();
 
 // One string column, page by page: what is asked for is decompressed when its turn comes.
 class ParquetColumn {
  public:
   ParquetColumn(const std::string& path, const std::string& column, int64_t max_memory)
-      : pool_(&counted_, max_memory), file_(parquet::ParquetFileReader::OpenFile(path, /*memory_map=*/false, rules())) {
+      : pool_(&counted_, max_memory),
+        file_(parquet::ParquetFileReader::OpenFile(path, /*memory_map=*/false, rules(path))) {
     const parquet::SchemaDescriptor& schema = *file_->metadata()->schema();
     index_ = schema.ColumnIndex(column);
     if (index_ < 0) throw std::runtime_error("no column '" + column + "' (there are: " + list(schema) + ")");
@@ -68,8 +72,13 @@ class ParquetColumn {
   }
 
  private:
-  parquet::ReaderProperties rules() {
+  parquet::ReaderProperties rules(const std::string& path) {
     parquet::ReaderProperties properties(&pool_);
+    // A short file must not make Thrift allocate what it only claims: nothing in it is longer than all of it.
+    const auto num_bytes = static_cast<int64_t>(std::min<uintmax_t>(std::filesystem::file_size(path), kMaxClaim));
+    const auto cap = [&](int32_t limit) { return static_cast<int32_t>(std::clamp<int64_t>(num_bytes, 1, limit)); };
+    properties.set_thrift_string_size_limit(cap(properties.thrift_string_size_limit()));
+    properties.set_thrift_container_size_limit(cap(properties.thrift_container_size_limit()));
     properties.enable_buffered_stream();
     properties.set_buffer_size(int64_t{1} << 18);
     properties.set_page_checksum_verification(true);

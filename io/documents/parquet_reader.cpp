@@ -14,9 +14,6 @@ namespace fsdp::io {
 
 namespace {
 
-// A page may claim 2 GiB. None that is written on purpose comes near this.
-constexpr int64_t kMaxMemory = int64_t{2} << 30;
-
 struct CloseColumn {
   const FsdpParquetPlugin* plugin;
   void operator()(void* column) const { plugin->close(column); }
@@ -24,11 +21,12 @@ struct CloseColumn {
 
 class ParquetReader : public RecordReader {
  public:
-  ParquetReader(const std::filesystem::path& path, const DocumentOptions& options)
+  ParquetReader(const std::filesystem::path& path, const DocumentOptions& options, int64_t max_memory)
       : RecordReader(path, options),
         plugin_(parquet_plugin()),
         file_(path, ErrorKind::kData),
-        column_(nullptr, {&plugin_}) {}
+        column_(nullptr, {&plugin_}),
+        max_memory_(max_memory) {}
 
   uint64_t bytes_consumed() const override {
     // An estimate; a damaged file may claim any number of rows.
@@ -66,7 +64,7 @@ class ParquetReader : public RecordReader {
  private:
   void open_column() {
     column_.reset(
-        plugin_.open(file_.path().c_str(), options().text_field.c_str(), kMaxMemory, reason_.data(), reason_.size()));
+        plugin_.open(file_.path().c_str(), options().text_field.c_str(), max_memory_, reason_.data(), reason_.size()));
     is_broken_ = column_ == nullptr;
     if (!is_broken_) {
       num_rows_ = plugin_.num_rows(column_.get());
@@ -91,6 +89,7 @@ class ParquetReader : public RecordReader {
   const FsdpParquetPlugin& plugin_;
   InputFile file_;  // says what is wrong with the path itself; the plug-in opens it once more
   std::unique_ptr<void, CloseColumn> column_;
+  int64_t max_memory_;
   std::array<char, 512> reason_ = {};
   const FsdpParquetText* texts_ = nullptr;
   int64_t num_texts_ = 0;
@@ -102,8 +101,9 @@ class ParquetReader : public RecordReader {
 
 }  // namespace
 
-std::unique_ptr<DocumentReader> open_parquet_reader(const std::filesystem::path& path, const DocumentOptions& options) {
-  return std::make_unique<ParquetReader>(path, options);
+std::unique_ptr<DocumentReader> open_parquet_reader(const std::filesystem::path& path, const DocumentOptions& options,
+                                                    int64_t max_memory) {
+  return std::make_unique<ParquetReader>(path, options, max_memory);
 }
 
 }  // namespace fsdp::io

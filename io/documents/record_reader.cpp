@@ -14,15 +14,16 @@ bool RecordReader::next(Document& document) {
   while (!is_finished_) {
     try {
       if (read(document)) {
-        ++num_documents_;
+        has_records_ = true;
         return true;
       }
       is_finished_ = true;
-      if (num_documents_ + num_skipped_ == 0) throw no_document();
+      if (!has_records_) throw no_document();
     } catch (const Error& error) {
+      has_records_ = true;
+      is_finished_ = is_finished_ || is_broken();
       if (options_.bad_record == BadRecord::kStop || error.kind() != ErrorKind::kData) throw;
       ++num_skipped_;
-      is_finished_ = is_finished_ || is_broken();
     }
   }
   return false;

@@ -35,8 +35,8 @@ class RecordReader : public DocumentReader {
   std::string path_;
   std::string byte_;  // what a byte is called: those of compressed files are counted behind decompression
   DocumentOptions options_;
-  uint64_t num_documents_ = 0;
   uint64_t num_skipped_ = 0;
+  bool has_records_ = false;  // good or bad
   bool is_finished_ = false;
 };
 

@@ -15,7 +15,9 @@ namespace {
 class TextReader : public RecordReader {
  public:
   TextReader(std::unique_ptr<ByteStream> stream, const std::filesystem::path& path, const DocumentOptions& options)
-      : RecordReader(path, options), lines_(std::move(stream), path.native(), max_bytes()) {}
+      : RecordReader(path, options),
+        // A separator is recognised also where documents must be shorter than it.
+        lines_(std::move(stream), path.native(), std::max<uint64_t>(max_bytes(), options.separator.size() + 1)) {}
 
   uint64_t bytes_consumed() const override { return lines_.bytes_consumed(); }
 

@@ -46,23 +46,24 @@ class ZstdStream : public ByteStream {
     const bool more = window_.refill();
     input_ = {window_.data(), window_.size(), 0};
     if (!more && pending_ != 0) {
-      throw window_.error(bytes_consumed(),
-                          "got the end of the file inside of a zstd frame, expected more. The file is "
-                          "cut off: fetch it again.");
+      throw window_.error(
+          "at byte " + std::to_string(bytes_consumed()) +
+          " got the end of the file inside of a zstd frame, expected more. The file is cut off: fetch it "
+          "again.");
     }
     return more;
   }
 
+  // libzstd says where the piece starts that it can not make sense of, not where the damage is.
   Error broken(ZSTD_ErrorCode code) const {
+    const std::string where = "after byte " + std::to_string(bytes_consumed());
+    const std::string log = std::to_string(max_window_log_);
     if (code == ZSTD_error_frameParameter_windowTooLarge) {
-      return window_.error(bytes_consumed(), "got a zstd frame with a larger window than 2^" +
-                                                 std::to_string(max_window_log_) +
-                                                 " bytes, expected at most that. Compress it again with --long=" +
-                                                 std::to_string(max_window_log_) + " or less.");
+      return window_.error(where + " got a zstd frame with a larger window than 2^" + log +
+                           " bytes, expected at most that. Compress it again with --long=" + log + " or less.");
     }
-    return window_.error(bytes_consumed(),
-                         "got broken zstd data (" + std::string(::ZSTD_getErrorString(code)) +
-                             "), expected zstd. Nothing behind it can be read: fetch the file again.");
+    return window_.error(where + " got broken zstd data (" + ::ZSTD_getErrorString(code) +
+                         "), expected zstd. Nothing behind it can be read: fetch the file again.");
   }
 
   FileWindow window_;

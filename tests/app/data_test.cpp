@@ -200,7 +200,9 @@ TEST_F(Data, TheTokenizerGoesWithTheDataAndTheModel) {
   }
   const std::string gpt2 = tokenizers / "gpt2";
   must(run_fsdp("prepare " + path("text") + " --holdout 3 --tokenizer " + gpt2 + " -o " + path("real")));
-  must(run_fsdp(mixture(path("real"))));
+  must(run_fsdp(mixture(path("real")) + "--checkpoint.every_steps=6"));
+  must(run_fsdp("export " + path("out") + "/checkpoints/step-6 -o " + path("exported")));
+  EXPECT_EQ(read_file(path("exported") + "/tokenizer.json"), read_file(gpt2 + "/tokenizer.json"));
   EXPECT_EQ(read_file(path("out") + "/model/tokenizer.json"), read_file(gpt2 + "/tokenizer.json"));
   EXPECT_FALSE(fs::exists(path("out") + "/model/fsdp_tokenizer.json"));
   // The model is that of another tokenizer than the data.

@@ -2,8 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <set>
 
+#include "io/json.h"
 #include "tests/app/training_fixture.h"
+#include "train/byte_tokenizer.h"
 
 namespace fsdp::app {
 namespace {
@@ -51,6 +54,24 @@ TEST_P(Parity, LogitsLossGradientsAndCurve) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Parity, testing::Values(1, 2, 3, 4));
 
+class ParityOfFamilies : public testing::TestWithParam<int> {};
+
+// With packed documents where the set has them.
+TEST_P(ParityOfFamilies, LogitsLossAndGradients) {
+  std::set<std::string> types;
+  for (const fs::path& root : {fs::path(FSDP_TEST_DATA_DIR), fs::path(FSDP_FIXTURES_DIR)}) {
+    if (!fs::exists(root / "models")) continue;
+    for (const auto& folder : fs::directory_iterator(root / "models")) {
+      if (!fs::exists(folder.path() / "expected.safetensors")) continue;
+      expect_parity(GetParam(), folder.path().string());
+      types.insert(io::read_json_file(folder.path() / "config.json").at("model_type"));
+    }
+  }
+  EXPECT_EQ(types, (std::set<std::string>{"llama", "mistral", "qwen2", "qwen3", "smollm3"}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ParityOfFamilies, testing::Values(1, 3));
+
 // The bf16 curves are given for equal parts of the batch.
 class ParityInBf16 : public testing::TestWithParam<int> {};
 
@@ -95,6 +116,26 @@ TEST(ParityVerb, FilesOfAnotherModelAreRefused) {
       2, "parity " + sets[0].model.string() + " --expected " + sets[1].model.string() + "/expected.safetensors");
   EXPECT_EQ(result.exit_code, 4) << result.out << result.err;
   EXPECT_TRUE(contains(result.err, "belongs to another model")) << result.err;
+}
+
+TEST(ParityVerb, OfATokenizer) {
+  const io::TemporaryFolder folder;
+  const std::string parity = "parity --tokenizer " + folder.path().string();
+  io::write_text(folder / "fsdp_tokenizer.json", train::byte_tokenizer::marker_json());
+  const std::string one = R"([{"kind": "short", "text": "a", "ids": [97], "ids_special": [256, 97], "decoded": "a"})";
+  io::write_text(folder / "cases.json", one + "]");
+  CommandResult result = run_fsdp(parity);
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_TRUE(contains(result.out, "passed: 1 cases, 0 different")) << result.out;
+  io::write_text(folder / "other.json",
+                 one + R"(, {"kind": "b", "text": "b", "ids": [97], "ids_special": [], "decoded": ""}])");
+  result = run_fsdp(parity + " --cases " + (folder / "other.json").string());
+  EXPECT_EQ(result.exit_code, 1) << result.out << result.err;
+  EXPECT_TRUE(contains(result.out, "case 1 ('b') 'b': ids: got [98] at 0, expected [97]")) << result.out;
+  EXPECT_EQ(nlohmann::json::parse(run_fsdp(parity + " --json").out).at("kinds").at("short").at("cases"), 1);
+  EXPECT_EQ(run_fsdp("parity").exit_code, 2);
+  EXPECT_EQ(run_fsdp(parity + " --cases none.json").exit_code, 3);
+  EXPECT_EQ(run_fsdp("parity --tokenizer none").exit_code, 4);
 }
 
 }  // namespace

@@ -9,6 +9,8 @@ import pathlib
 import struct
 
 import dcp_seeds
+import document_seeds
+import tokenizer_seeds
 from packages import require
 
 xxhash = require("xxhash")
@@ -198,6 +200,13 @@ def config_json_seeds():
     seeds = {name: json.dumps(dict(LLAMA, **change)) for name, change in changed.items()}
     seeds["valid-llama"] = json.dumps(LLAMA)
     seeds["valid-smollm3"] = json.dumps(SMOLLM3)
+    seeds["valid-mistral"] = json.dumps(dict(LLAMA, model_type="mistral", architectures=[], sliding_window=9))
+    seeds["valid-qwen2"] = json.dumps(dict(LLAMA, model_type="qwen2", architectures=[], use_sliding_window=True,
+                                           sliding_window=9, max_window_layers=1))
+    seeds["valid-qwen3"] = json.dumps(dict(LLAMA, model_type="qwen3", architectures=[], attention_bias=True,
+                                           num_key_value_heads=None))
+    seeds["refused-window"] = json.dumps(dict(LLAMA, model_type="mistral", architectures=[], sliding_window=-3,
+                                              use_sliding_window=0, layer_types=["sliding_attention", 7]))
     seeds["refused-layers"] = json.dumps(dict(SMOLLM3, no_rope_layers=[1, 2, 0], layer_types=["sliding_attention"]))
     seeds["refused-list"] = "[]"
     return seeds
@@ -362,6 +371,69 @@ def checkpoint_folder_seeds():
     }
 
 
+def conversation_seeds():
+    turns = [{"role": "system", "content": ""}, {"role": "user", "content": "a\u0000\n"},
+             {"role": "assistant", "content": "\u00e9"}]
+    sharegpt = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
+    parts = [{"type": "text", "text": "a"}, {"text": "b"}]
+
+    def messages(*list_of_messages, **more):
+        return json.dumps(dict({"messages": list_of_messages}, **more))
+
+    return {
+        "valid-messages": messages(*turns),
+        "valid-parts": messages({"role": "user", "content": parts}, {"role": "tool", "content": []}, prompt="x"),
+        "valid-no-calls": messages({"role": "assistant", "content": "a", "tool_calls": []}),
+        "valid-sharegpt": json.dumps({"system": "s", "conversations": sharegpt}),
+        "valid-completion": '{"prompt":"q","completion":[{"role":"assistant","content":"a"}]}',
+        "valid-alpaca": '{"instruction":"q","input":"i","output":"a"}',
+        "valid-alpaca-null": '{"instruction":"q","input":null,"output":"a","system":1}',
+        "refused-role": messages({"role": "\u001b[31mwizard", "content": "x"}),
+        "refused-no-content": messages({"role": "user"}),
+        "refused-image": messages({"role": "user", "content": [{"type": "image"}]}),
+        "refused-part": messages({"role": "user", "content": [1]}),
+        "refused-calls": messages({"role": "assistant", "content": "", "tool_calls": [{"id": 1}]}),
+        "refused-empty": messages(),
+        "refused-text": messages("hello"),
+        "refused-layout": '{"text":"hello"}',
+        "refused-list": "[]",
+        "refused-types": '{"prompt":1,"completion":{}}',
+        "refused-twice": '{"messages":[],"messages":[]}',
+        "refused-cut-off": '{"messages":[{"role":"user","con',
+    }
+
+
+PEFT = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "lora_dropout": 0.1, "bias": "none", "target_modules": ["q_proj"],
+        "base_model_name_or_path": "base", "use_rslora": False, "use_dora": False, "init_lora_weights": True,
+        "modules_to_save": None, "rank_pattern": {}}
+
+
+def adapter_seeds():
+    def factors(a=("F32", [2, 3]), b=("BF16", [4, 2]), module="x.q_proj", **others):
+        prefix = "base_model.model." + module + "."
+        return safetensors({prefix + "lora_A.weight": a, prefix + "lora_B.weight": b, **others})
+
+    def config(**changes):
+        return json.dumps(dict(PEFT, **changes))
+
+    base = safetensors({"x.q_proj.weight": ("F16", [4, 3]), "norm.weight": ("F32", [3])})
+    return {
+        "valid-adapter": bundle(config(), factors(), base),
+        "valid-rslora": bundle(config(use_rslora=True, target_modules=".*proj"), factors(), base),
+        "valid-empty": bundle(config(), factors(("F32", [2, 0]), ("F32", [0, 2])),
+                              safetensors({"x.q_proj.weight": ("F32", [0, 0])})),
+        "refused-dora": bundle(config(use_dora=True, bias="all", my_key=[1]), factors(), base),
+        "refused-rank": bundle(config(r=2**63), factors(), base),
+        "refused-other-rank": bundle(config(r=3), factors(), base),
+        "refused-twin": bundle(config(), safetensors({"base_model.model.x.lora_A.weight": ("F32", [2, 3])}), base),
+        "refused-shape": bundle(config(), factors(b=("F32", [5, 2])), base),
+        "refused-module": bundle(config(), factors(module="y.q_proj"), base),
+        "refused-integers": bundle(config(), factors(), safetensors({"x.q_proj.weight": ("I32", [4, 3])})),
+        "refused-surplus": bundle(config(), factors(**{"base_model.model.lm_head.weight": ("F32", [1])}), base),
+        "refused-list": bundle("[]", factors(), base),
+    }
+
+
 def main():
     save("safetensors", safetensors_seeds())
     save("safetensors_index", safetensors_index_seeds())
@@ -374,6 +446,14 @@ def main():
     save("checkpoint_folder", checkpoint_folder_seeds())
     save("dcp_metadata", dcp_seeds.metadata_seeds())
     save("dcp_tensor", dcp_seeds.tensor_seeds())
+    save("json_lines", document_seeds.json_lines_seeds())
+    save("text_documents", document_seeds.text_seeds())
+    save("gzip", document_seeds.gzip_seeds())
+    save("zstd", document_seeds.zstd_seeds())
+    save("parquet", document_seeds.parquet_seeds())
+    save("conversation", conversation_seeds())
+    save("tokenizer_json", tokenizer_seeds.seeds())
+    save("adapter", adapter_seeds())
     files = [path for path in CORPUS.rglob("*") if path.is_file()]
     print(f"{len(files)} seeds, {sum(path.stat().st_size for path in files)} bytes")
 

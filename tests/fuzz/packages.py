@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / ".deps" / "fuzz"
-VERSIONS = {"safetensors": "0.7.0", "xxhash": "3.6.0"}
+VERSIONS = {"safetensors": "0.7.0", "xxhash": "3.6.0", "zstandard": "0.25.0"}
 
 
 def require(name):

@@ -10,11 +10,29 @@ set(FUZZ_TARGETS
   manifest
   checkpoint_folder
   dcp_metadata
-  dcp_tensor)
+  dcp_tensor
+  json_lines
+  text_documents
+  gzip
+  zstd
+  parquet
+  conversation
+  tokenizer_json
+  adapter)
 
 # Sources of LibTorch-free parts that live in folders that link LibTorch; relative to the checkout.
-set(FUZZ_SOURCES_config_json models/config_reader.cpp models/decoder_config.cpp models/text_table.cpp)
-set(FUZZ_SOURCES_toml train/config_file.cpp train/option_table.cpp fsdp/strategy/strategy.cpp)
+set(FUZZ_SOURCES_config_json models/config_keys.cpp models/config_reader.cpp models/decoder_config.cpp
+    models/decoder_config_parser.cpp models/family.cpp models/text_table.cpp)
+set(FUZZ_SOURCES_toml train/config_file.cpp train/edit_distance.cpp train/option_table.cpp fsdp/strategy/strategy.cpp)
+set(FUZZ_SOURCES_conversation train/chat/message.cpp)
+
+# Libraries beside fsdp_io.
+set(FUZZ_LIBRARIES_json_lines fsdp_documents)
+set(FUZZ_LIBRARIES_text_documents fsdp_documents)
+set(FUZZ_LIBRARIES_gzip fsdp_documents ${ZLIB_LIBRARY})
+set(FUZZ_LIBRARIES_zstd fsdp_documents ${ZSTD_LIBRARY})
+set(FUZZ_LIBRARIES_parquet fsdp_documents)
+set(FUZZ_LIBRARIES_tokenizer_json fsdp_tokenizer)
 
 # Sources of custom mutators; relative to mutators/.
 set(FUZZ_MUTATOR_safetensors safetensors.cpp safetensors_image.cpp)
@@ -34,5 +52,5 @@ function(fsdp_add_fuzz_program program name root)
     target_sources(${program} PRIVATE ${root}/${source})
   endforeach()
   target_include_directories(${program} PRIVATE ${root} ${TOMLPLUSPLUS_INCLUDE_DIR})
-  target_link_libraries(${program} PRIVATE fsdp_io)
+  target_link_libraries(${program} PRIVATE ${FUZZ_LIBRARIES_${name}} fsdp_io)
 endfunction()

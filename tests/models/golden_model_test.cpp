@@ -65,8 +65,9 @@ TEST_P(GoldenModel, CacheEqualsFullForward) {
   Decoder model = load_golden(GetParam());
   const at::Tensor ids = read_tensors(GetParam() / "expected.safetensors").at("input_ids");
   const at::Tensor full = model->forward(ids);
-  for (const std::vector<int64_t>& steps : {std::vector<int64_t>{ids.size(1)}, {5, 1, 1, 6, 3}, {1, 2, 16}}) {
-    DecoderCache cache;
+  for (const std::vector<int64_t>& steps :
+       {std::vector<int64_t>{ids.size(1)}, {5, 1, 1, 6, 3}, {1, 2, 16}, {12, 12, 1, 1, 9}}) {
+    KeyValueCache cache(ids.size(0));
     int64_t begin = 0;
     for (const int64_t step : steps) {
       const at::Tensor logits = model->forward_cached(ids.slice(1, begin, begin + step), cache);
@@ -74,7 +75,7 @@ TEST_P(GoldenModel, CacheEqualsFullForward) {
       EXPECT_LE(largest_difference(logits, full.slice(1, begin, begin + step)), kLogits) << begin << "+" << step;
       begin += step;
     }
-    EXPECT_EQ(cache.num_tokens, begin);
+    EXPECT_EQ(cache.num_tokens(), begin);
   }
 }
 

@@ -62,6 +62,15 @@ TEST_F(ConfigFile, WhatItWritesReadsBackUnchanged) {
   EXPECT_EQ(config_to_toml(load_config(write(text), {})), text);
 }
 
+TEST_F(ConfigFile, AMixtureMayBeAList) {
+  EXPECT_EQ(load_config(write("[data]\npath = [\"web:0.7\", \"books:0.3\"]\n"), {}).data.path, "web:0.7,books:0.3");
+  EXPECT_EQ(load_config(write("[data]\npath = \"web\"\n"), {}).data.path, "web");
+  for (const char* list : {"[]", "[1, 2]", "[\"web\", 2]"}) {
+    EXPECT_NE(failure("[data]\npath = " + std::string(list) + "\n").find("run.toml:2:8"), std::string::npos) << list;
+  }
+  EXPECT_NE(failure("[output]\nfolder = [\"a\"]\n").find("run.toml:2:10"), std::string::npos);
+}
+
 TEST_F(ConfigFile, UnknownKeyNamesPlaceAndNearest) {
   EXPECT_EQ(failure("[train]\nlr = 1e-3\nwarmup = 3\n"),
             "run.toml:3:1: unknown key train.warmup; did you mean train.warmup_steps? "

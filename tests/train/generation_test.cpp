@@ -2,57 +2,186 @@
 
 #include <gtest/gtest.h>
 
+#include "fsdp/base/error.h"
+#include "tests/train/model_files.h"
+#include "train/generated_text.h"
+
 namespace fsdp::train {
 namespace {
 
-models::Decoder tiny_model() {
-  models::DecoderConfig config;
-  config.vocab_size = 11;
-  config.hidden_size = 8;
-  config.intermediate_size = 16;
-  config.num_hidden_layers = 2;
-  config.num_attention_heads = 2;
-  config.num_key_value_heads = 1;
-  config.head_dim = 4;
-  config.tie_word_embeddings = true;
-  config.initializer_range = 0.7;
-  models::Decoder model(config);
+models::Decoder tiny_model(at::ScalarType dtype = at::kFloat) {
+  models::Decoder model(small_config(), at::TensorOptions().dtype(dtype));
   model->reset_parameters(3);
   return model;
 }
 
-std::vector<int64_t> ids(const GenerationOptions& options, const std::vector<int64_t>& stop = {}) {
-  models::Decoder model = tiny_model();
-  std::vector<int64_t> result;
-  generate(model, {1, 2, 3}, stop, options, [&](int64_t id) { result.push_back(id); });
-  return result;
+std::vector<int64_t> prompt_of(int64_t length, int64_t start) {
+  std::vector<int64_t> ids;
+  for (int64_t i = 0; i < length; ++i) ids.push_back((start + 37 * i) % 300);
+  return ids;
+}
+
+struct Result {
+  std::vector<int64_t> ids;
+  Finish finish = Finish::kContext;
+};
+
+// Runs all requests together, so many rows at a time.
+std::vector<Result> run(models::Decoder model, std::vector<GenerationRequest> requests,
+                        const GenerationOptions& options = {}) {
+  std::vector<Result> results(requests.size());
+  Generator generator(std::move(model), options);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i].on_token = [&results, i](int64_t id) {
+      results[i].ids.push_back(id);
+      return Verdict::kContinue;
+    };
+    requests[i].on_finish = [&results, i](Finish why) { results[i].finish = why; };
+    generator.add(std::move(requests[i]));
+  }
+  while (generator.has_work()) generator.step();
+  return results;
+}
+
+GenerationRequest request_of(std::vector<int64_t> prompt, const SamplingOptions& sampling, int64_t max_tokens = 12) {
+  return {.prompt = std::move(prompt), .stop_ids = {}, .sampling = sampling, .max_tokens = max_tokens};
 }
 
 TEST(Generation, GreedyEqualsTheFullForward) {
-  const auto cached = ids({.max_tokens = 12, .temperature = 0});
   models::Decoder model = tiny_model();
-  std::vector<int64_t> all{1, 2, 3};
+  std::vector<int64_t> all = prompt_of(40, 1);
+  const auto cached = run(model, {request_of(all, {.temperature = 0}, 30)});
   const at::NoGradGuard no_grad;
-  for (int i = 0; i < 12; ++i) {
+  for (int i = 0; i < 30; ++i) {
     const at::Tensor logits_BTV = model->forward(at::tensor(all, at::kLong).unsqueeze(0));
     all.push_back(logits_BTV.select(0, 0).select(0, -1).argmax().item<int64_t>());
   }
-  EXPECT_EQ(cached, std::vector<int64_t>(all.begin() + 3, all.end()));
+  EXPECT_EQ(cached[0].ids, std::vector<int64_t>(all.begin() + 40, all.end()));
+  EXPECT_EQ(cached[0].finish, Finish::kMaxTokens);
+}
+
+// Random draws from nearly flat distributions: any difference in a logit would show.
+TEST(Generation, ARowIsTheSameInAnyBatch) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    std::vector<GenerationRequest> requests;
+    for (int64_t i = 0; i < 13; ++i) {
+      requests.push_back(request_of(prompt_of(1 + 7 * i % 60, i),
+                                    {.temperature = i % 3 == 0 ? 0.0 : 1.5,
+                                     .top_k = i % 4 == 0 ? 20 : 0,
+                                     .top_p = i % 5 == 0 ? 0.8 : 1.0,
+                                     .repetition_penalty = i % 2 == 0 ? 1.3 : 1.0,
+                                     .seed = static_cast<uint64_t>(i)},
+                                    5 + 11 * i % 40));
+    }
+    const auto together = run(tiny_model(dtype), requests, {.num_rows = 13});
+    const auto by_four = run(tiny_model(dtype), requests, {.num_rows = 4});
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const auto alone = run(tiny_model(dtype), {requests[i]}, {.num_rows = 1});
+      EXPECT_EQ(alone[0].ids, together[i].ids) << dtype << " row " << i;
+      EXPECT_EQ(alone[0].ids, by_four[i].ids) << dtype << " row " << i;
+      EXPECT_EQ(static_cast<int64_t>(alone[0].ids.size()), requests[i].max_tokens);
+    }
+  }
+}
+
+TEST(Generation, LogitsOfARowAreTheSameBitForBit) {
+  models::Decoder model = tiny_model();
+  const at::NoGradGuard no_grad;
+  models::KeyValueCache many(3), one(1);
+  const at::Tensor prompt = at::tensor(prompt_of(21, 2), at::kLong).unsqueeze(0);
+  model->forward_cached(at::tensor(prompt_of(5, 9), at::kLong).unsqueeze(0), many, {0});
+  model->forward_cached(prompt, many, {2});
+  model->forward_cached(prompt, one);
+  for (int64_t id = 0; id < 200; ++id) {
+    const at::Tensor two = model->forward_cached(at::tensor({id, id + 1}, at::kLong).unsqueeze(1), many, {0, 2});
+    const at::Tensor alone = model->forward_cached(at::tensor({id + 1}, at::kLong).unsqueeze(1), one);
+    ASSERT_TRUE(at::equal(two.narrow(0, 1, 1), alone)) << id;
+  }
+  EXPECT_EQ(many.num_tokens(0), 205);
+  EXPECT_EQ(many.num_tokens(1), 0);
+  EXPECT_EQ(many.num_tokens(2), 221);
 }
 
 TEST(Generation, SeedDecides) {
-  EXPECT_EQ(ids({.max_tokens = 30, .seed = 4}), ids({.max_tokens = 30, .seed = 4}));
-  EXPECT_NE(ids({.max_tokens = 30, .seed = 4}), ids({.max_tokens = 30, .seed = 5}));
+  const auto ids = [](uint64_t seed) { return run(tiny_model(), {request_of({1, 2}, {.seed = seed}, 30)})[0].ids; };
+  EXPECT_EQ(ids(4), ids(4));
+  EXPECT_NE(ids(4), ids(5));
 }
 
-TEST(Generation, TopOneIsGreedy) {
-  EXPECT_EQ(ids({.max_tokens = 12, .temperature = 3, .top_k = 1}), ids({.max_tokens = 12, .temperature = 0}));
+TEST(Generation, StopsAtAStopIdAndWhenTold) {
+  const auto free_run = run(tiny_model(), {request_of({1, 2, 3}, {.temperature = 0})})[0].ids;
+  GenerationRequest request = request_of({1, 2, 3}, {.temperature = 0});
+  request.stop_ids = {free_run[4]};
+  const auto stopped = run(tiny_model(), {request})[0];
+  EXPECT_EQ(stopped.finish, Finish::kStopId);
+  EXPECT_EQ(stopped.ids.back() == free_run[4], false);
+  EXPECT_LE(stopped.ids.size(), 4u);
+
+  Generator generator(tiny_model(), {});
+  int count = 0;
+  Finish why = Finish::kContext;
+  request.stop_ids.clear();
+  request.on_token = [&](int64_t) { return ++count == 3 ? Verdict::kStop : Verdict::kContinue; };
+  request.on_finish = [&](Finish reason) { why = reason; };
+  generator.add(request);
+  while (generator.has_work()) generator.step();
+  EXPECT_EQ(count, 3);
+  EXPECT_EQ(why, Finish::kStopped);
 }
 
-TEST(Generation, StopsAtAStopId) {
-  const auto free_run = ids({.max_tokens = 12, .temperature = 0});
-  const auto stopped = ids({.max_tokens = 12, .temperature = 0}, {free_run[4]});
-  EXPECT_LE(stopped.size(), 4u);
+TEST(Generation, EndsWhereTheContextEnds) {
+  const auto result = run(tiny_model(), {request_of(prompt_of(10, 0), {}, 1000)}, {.context = 32})[0];
+  EXPECT_EQ(result.finish, Finish::kContext);
+  EXPECT_EQ(result.ids.size(), 22u);
+  EXPECT_EQ(run(tiny_model(), {request_of(prompt_of(511, 0), {}, 1000)})[0].ids.size(), 1u);
+}
+
+TEST(Generation, ReusedPrefixesGiveTheSameTokens) {
+  models::Decoder model = tiny_model();
+  Generator generator(model, {.num_rows = 1, .prefixes = Prefixes::kReuse});
+  std::vector<int64_t> talk = prompt_of(30, 5);
+  for (int turn = 0; turn < 4; ++turn) {
+    GenerationRequest request = request_of(talk, {.temperature = 0}, 8);
+    const auto fresh = run(model, {request})[0].ids;
+    std::vector<int64_t> ids;
+    request.on_token = [&](int64_t id) {
+      ids.push_back(id);
+      return Verdict::kContinue;
+    };
+    generator.add(std::move(request));
+    while (generator.has_work()) generator.step();
+    EXPECT_EQ(ids, fresh) << turn;
+    talk.insert(talk.end(), ids.begin(), ids.end());
+    talk.insert(talk.end(), {7, 8, 9});
+  }
+  EXPECT_LT(generator.num_prompt_tokens(), 30 + 3 * 5) << "what was read before was read again";
+}
+
+TEST(Generation, RefusesWhatCannotWork) {
+  Generator generator(tiny_model(), {.context = 16});
+  EXPECT_THROW(generator.add(request_of({}, {})), Error);
+  EXPECT_THROW(generator.add(request_of(prompt_of(16, 0), {})), Error);
+  EXPECT_THROW(generator.add(request_of({304}, {})), Error);
+  EXPECT_THROW(generator.add(request_of({-1}, {})), Error);
+  EXPECT_THROW(generator.add(request_of({1}, {.top_p = 0})), Error);
+  EXPECT_THROW(generator.add(request_of({1}, {}, 0)), Error);
+  EXPECT_THROW(Generator(tiny_model(), {.num_rows = 0}), Error);
+  EXPECT_THROW(Generator(tiny_model(), {.num_rows = 1000}), Error);
+  EXPECT_THROW(Generator(tiny_model(), {.context = 513}), Error);
+}
+
+TEST(GeneratedText, IsValidUtf8AndEndsBeforeTheStopString) {
+  const tokenizer::Tokenizer bytes = tokenizer::Tokenizer::bytes();
+  GeneratedText text(bytes, {"end"});
+  std::string streamed;
+  for (const char c : std::string("caf\xC3\xA9 \xFF en")) streamed += text.push(static_cast<unsigned char>(c));
+  EXPECT_EQ(streamed, "caf\xC3\xA9 \xEF\xBF\xBD ");
+  streamed += text.push('d');
+  EXPECT_TRUE(text.stopped());
+  streamed += text.finish();
+  EXPECT_EQ(streamed, "caf\xC3\xA9 \xEF\xBF\xBD ");
+  EXPECT_EQ(text.text(), streamed);
+  EXPECT_EQ(text.ids().size(), 11u);
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ Mode mode_of(const std::string& system) {
 void write_system(const std::string& system, Transcript& out) {
   const Mode mode = mode_of(system);
   std::string instructions = replace_all(replace_all(system, "/no_think", ""), "/think", "");
-  instructions = strip_end(instructions);
+  instructions.resize(strip_end(instructions).size());
   out.control("<|im_start|>");
   out.text("system\n");
   if (system.find("/system_override") != std::string::npos) {

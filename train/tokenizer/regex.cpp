@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdio>
+#include <new>
 
 #include "io/error.h"
+#include "train/tokenizer/unicode_ranges.h"
 
 namespace fsdp::tokenizer {
 namespace {
@@ -14,12 +17,14 @@ namespace {
 constexpr size_t kMaxPattern = size_t{1} << 14;
 constexpr uint32_t kMaxSteps = 1'000'000;  // of one match
 constexpr uint32_t kMaxHeapKib = 16 << 10;
+constexpr size_t kMaxJitStack = size_t{1} << 20;  // bytes
 
 // White_Space; pcre2's own \s has U+180E besides.
 constexpr std::string_view kSpaces =
     R"(\t-\r\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 constexpr std::string_view kNoSpaces =
-    R"(\x{0}-\x{8}\x{e}-\x{1f}\x{21}-\x{84}\x{86}-\x{9f}\x{a1}-\x{167f}\x{1681}-\x{1fff}\x{200b}-\x{2027}\x{202a}-\x{202e}\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{10ffff})";
+    R"(\x{0}-\x{8}\x{e}-\x{1f}\x{21}-\x{84}\x{86}-\x{9f}\x{a1}-\x{167f}\x{1681}-\x{1fff})"
+    R"(\x{200b}-\x{2027}\x{202a}-\x{202e}\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{10ffff})";
 
 // Rewrites a pattern so that pcre2 reads it as Oniguruma does; refuses what it cannot.
 class Translator {
@@ -27,8 +32,9 @@ class Translator {
   Translator(const std::string& pattern, const std::string& key) : pattern_(pattern), key_(key) {}
 
   std::string run() {
-    if (pattern_.empty() || pattern_.size() > kMaxPattern)
+    if (pattern_.empty() || pattern_.size() > kMaxPattern) {
       refuse("a pattern of " + std::to_string(pattern_.size()) + " bytes");
+    }
     while (at_ < pattern_.size()) {
       if (is_in_class_) {
         translate_in_class();
@@ -131,19 +137,47 @@ class Translator {
     take(2);
   }
 
-  // General categories, which both engines spell alike.
+  // General categories and scripts. pcre2 takes the bare name of a script for the wider Script_Extensions.
   void translate_property() {
-    static constexpr std::string_view kNames[] = {
-        "L",  "Lu", "Ll", "Lt", "Lm", "Lo",  "M",        "Mn",       "Mc",     "Me",    "N",     "Nd",      "Nl",
-        "No", "P",  "Pc", "Pd", "Ps", "Pe",  "Pi",       "Pf",       "Po",     "S",     "Sm",    "Sc",      "Sk",
-        "So", "Z",  "Zs", "Zl", "Zp", "Han", "Hiragana", "Katakana", "Hangul", "Latin", "Greek", "Cyrillic"};
+    static constexpr std::string_view kCategories[] = {"L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me", "N",
+                                                       "Nd", "Nl", "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po",
+                                                       "S",  "Sm", "Sc", "Sk", "So", "Z",  "Zs", "Zl", "Zp"};
+    static constexpr std::string_view kScripts[] = {"Han",   "Hiragana", "Katakana", "Hangul", "Latin",
+                                                    "Greek", "Cyrillic", "Arabic",   "Hebrew", "Thai"};
+    const auto has = [](const auto& names, std::string_view name) {
+      return std::find(std::begin(names), std::end(names), name) != std::end(names);
+    };
     const size_t end = pattern_.find('}', at_);
-    if (at_ + 2 >= pattern_.size() || pattern_[at_ + 2] != '{' || end == std::string::npos)
+    if (at_ + 2 >= pattern_.size() || pattern_[at_ + 2] != '{' || end == std::string::npos) {
       refuse("a property without braces");
+    }
     const std::string_view name = std::string_view(pattern_).substr(at_ + 3, end - at_ - 3);
-    if (std::find(std::begin(kNames), std::end(kNames), name) == std::end(kNames))
-      refuse("the property " + io::in_quotes(name));
-    take(end + 1 - at_);
+    const bool is_category = has(kCategories, name);
+    if (!is_category && !has(kScripts, name)) refuse("the property " + io::in_quotes(name));
+    const bool is_negated = pattern_[at_ + 1] == 'P';
+    const std::string property = (is_category ? "p{" : "p{sc:") + std::string(name) + "}";
+    if (is_in_class_) {
+      // What is new cannot be taken out of a class again.
+      result_ += (is_negated ? "\\P" + property.substr(1) : "\\" + property + new_members_of(name));
+    } else {
+      result_ += (is_negated ? "[^\\" : "[\\") + property + new_members_of(name) + "]";
+    }
+    at_ = end + 1;
+  }
+
+  // pcre2's tables may be older than those of `tokenizers`.
+  static std::string new_members_of(std::string_view property) {
+    std::string set;
+    for (const NewMembers& members : unicode_ranges::new_members()) {
+      if (members.property != property) continue;
+      for (const CodePointRange& range : members.ranges) {
+        char text[32];
+        std::snprintf(text, sizeof text, "\\x{%x}-\\x{%x}", static_cast<unsigned>(range.first),
+                      static_cast<unsigned>(range.last));
+        set += text;
+      }
+    }
+    return set;
   }
 
   const std::string& pattern_;
@@ -152,6 +186,29 @@ class Translator {
   size_t at_ = 0;
   bool is_in_class_ = false;
 };
+
+// What matching needs besides the pattern.
+struct MatchMemory {
+  pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
+  pcre2_jit_stack* stack = pcre2_jit_stack_create(size_t{32} << 10, kMaxJitStack, nullptr);
+
+  MatchMemory() {
+    if (data == nullptr || stack == nullptr) throw std::bad_alloc();
+  }
+  ~MatchMemory() {
+    pcre2_match_data_free(data);
+    pcre2_jit_stack_free(stack);
+  }
+  MatchMemory(const MatchMemory&) = delete;
+  MatchMemory& operator=(const MatchMemory&) = delete;
+};
+
+MatchMemory& match_memory() {
+  thread_local MatchMemory memory;
+  return memory;
+}
+
+pcre2_jit_stack* jit_stack_of_thread(void*) { return match_memory().stack; }
 
 }  // namespace
 
@@ -194,20 +251,21 @@ Regex::Regex(const std::string& pattern, const std::string& key) {
   if (compiled->limits == nullptr) throw std::bad_alloc();
   pcre2_set_match_limit(compiled->limits, kMaxSteps);
   pcre2_set_heap_limit(compiled->limits, kMaxHeapKib);
+  pcre2_jit_stack_assign(compiled->limits, jit_stack_of_thread, nullptr);
   pcre2_jit_compile(compiled->code, PCRE2_JIT_COMPLETE);  // without it, matching is only slower
   code_ = std::move(compiled);
 }
 
 std::optional<Regex::Match> Regex::find(std::string_view text, size_t from) const {
-  struct Free {
-    void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
+  pcre2_match_data* const data = match_memory().data;
+  const auto match = [&](uint32_t options) {
+    return pcre2_match(code_->code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
+                       PCRE2_NO_UTF_CHECK | options, data, code_->limits);
   };
-  thread_local const std::unique_ptr<pcre2_match_data, Free> data(pcre2_match_data_create(1, nullptr));
-  if (data == nullptr) throw std::bad_alloc();
-  const int count = pcre2_match(code_->code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
-                                PCRE2_NO_UTF_CHECK, data.get(), code_->limits);
+  int count = match(0);
+  if (count == PCRE2_ERROR_JIT_STACKLIMIT) count = match(PCRE2_NO_JIT);  // slower, with memory from the heap
   if (count == PCRE2_ERROR_NOMATCH) return std::nullopt;
-  const PCRE2_SIZE* const place = pcre2_get_ovector_pointer(data.get());
+  const PCRE2_SIZE* const place = pcre2_get_ovector_pointer(data);
   if (count < 0 || place[1] <= place[0] || place[0] < from) {
     throw io::Error(io::ErrorKind::kModel, "[tokenizer] " + code_->key +
                                                ": got a text that its pattern is too slow for (pcre2 " +

@@ -50,32 +50,43 @@ std::vector<uint8_t> make_classes() {
   return classes;
 }
 
-// Must the normalizer look at a character, and at what stands before it? True for marks, for what has another normal
-// form, and for what may compose with a character before it.
-std::vector<bool> make_unstable() {
-  std::vector<bool> unstable(kNumCodePoints, false);
-  for (char32_t value = kFirstInteresting; value < kNumCodePoints; ++value) {
-    const utf8proc_property_t* property = utf8proc_get_property(static_cast<utf8proc_int32_t>(value));
-    if (property->combining_class != 0) unstable[value] = true;
-    const bool is_hangul_syllable = value >= 0xAC00 && value <= 0xD7A3;
-    if (property->decomp_seqindex == UINT16_MAX || property->decomp_type != 0 || is_hangul_syllable) continue;
-    utf8proc_int32_t parts[8];
-    const auto count =
-        utf8proc_decompose_char(static_cast<utf8proc_int32_t>(value), parts, 8, UTF8PROC_DECOMPOSE, nullptr);
-    if (count < 1 || count > 8) continue;
-    if (count > 1) unstable[static_cast<size_t>(parts[count - 1])] = true;
-    const auto size = utf8proc_normalize_utf32(parts, count, kCompose);
-    unstable[value] = unstable[value] || size != 1 || static_cast<char32_t>(parts[0]) != value;
-  }
-  for (char32_t value = 0x1161; value <= 0x1175; ++value) unstable[value] = true;  // Hangul vowels and finals
-  for (char32_t value = 0x11A8; value <= 0x11C2; ++value) unstable[value] = true;
-  return unstable;
+// What the normalizer does about a character; bits.
+enum NfcRole : uint8_t {
+  kUnstable = 1,  // a mark, or has another normal form, or may compose with a character before it
+  kInert = 2,     // of a Unicode version after that of the normalizer: never changes
+};
+
+void mark_unstable(char32_t value, std::vector<uint8_t>& roles) {
+  const utf8proc_property_t* property = utf8proc_get_property(static_cast<utf8proc_int32_t>(value));
+  if (property->combining_class != 0) roles[value] |= kUnstable;
+  const bool is_hangul_syllable = value >= 0xAC00 && value <= 0xD7A3;
+  if (property->decomp_seqindex == UINT16_MAX || property->decomp_type != 0 || is_hangul_syllable) return;
+  utf8proc_int32_t parts[8];
+  const auto count =
+      utf8proc_decompose_char(static_cast<utf8proc_int32_t>(value), parts, 8, UTF8PROC_DECOMPOSE, nullptr);
+  if (count < 1 || count > 8) return;
+  if (count > 1) roles[static_cast<size_t>(parts[count - 1])] |= kUnstable;
+  const auto size = utf8proc_normalize_utf32(parts, count, kCompose);
+  if (size != 1 || static_cast<char32_t>(parts[0]) != value) roles[value] |= kUnstable;
 }
 
-bool is_unstable(char32_t value) {
-  static const std::vector<bool> table = make_unstable();
-  return value >= kFirstInteresting && table[value];
+std::vector<uint8_t> make_roles() {
+  std::vector<uint8_t> roles(kNumCodePoints, 0);
+  mark(roles, unicode_ranges::unnormalized(), kInert);
+  for (char32_t value = kFirstInteresting; value < kNumCodePoints; ++value) {
+    if (roles[value] != kInert) mark_unstable(value, roles);
+  }
+  constexpr CodePointRange kHangul[] = {{0x1161, 0x1175}, {0x11A8, 0x11C2}};  // vowels and finals
+  mark(roles, kHangul, kUnstable);
+  return roles;
 }
+
+uint8_t role_of(char32_t value) {
+  static const std::vector<uint8_t> roles = make_roles();
+  return value < kFirstInteresting ? 0 : roles[value];
+}
+
+bool is_unstable_at(const char* at) { return (role_of(decode_at(at).value) & kUnstable) != 0; }
 
 uint8_t combining_class(utf8proc_int32_t value) {
   return static_cast<uint8_t>(utf8proc_get_property(value)->combining_class);
@@ -110,9 +121,8 @@ size_t find_unstable(std::string_view text, size_t from) {
       from += length_of(text[from]);
       continue;
     }
-    const CodePoint point = decode_at(text.data() + from);
-    if (is_unstable(point.value)) return from;
-    from += point.length;
+    if (is_unstable_at(text.data() + from)) return from;
+    from += length_of(text[from]);
   }
   return text.size();
 }
@@ -146,11 +156,14 @@ void append_nfc(std::string_view text, std::string& out) {
   for (;;) {
     size_t at = find_unstable(text, done);
     if (at == text.size()) break;
-    // The stable character before it may change; from the next stable one on nothing does.
-    if (at > done) at = static_cast<size_t>(previous_character(text.data(), text.data() + at) - text.data());
-    out.append(text.substr(done, at - done));
     size_t end = at + length_of(text[at]);
-    while (end < text.size() && is_unstable(decode_at(text.data() + end).value)) end += length_of(text[end]);
+    while (end < text.size() && is_unstable_at(text.data() + end)) end += length_of(text[end]);
+    // The stable character before it may change too; from the next stable one on nothing does.
+    if (at > done) {
+      const char* const before = previous_character(text.data(), text.data() + at);
+      if ((role_of(decode_at(before).value) & kInert) == 0) at = static_cast<size_t>(before - text.data());
+    }
+    out.append(text.substr(done, at - done));
     append_normalized(text.substr(at, end - at), out);
     done = end;
   }

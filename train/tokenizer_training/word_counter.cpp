@@ -84,6 +84,9 @@ void WordCounter::count_documents(std::vector<WordTable>& tables) {
 }
 
 void WordCounter::count_batch() {
+  if (batch_.empty()) {
+    return;
+  }
   std::vector<WordTable> tables(static_cast<size_t>(options_.threads));
   count_documents(tables);
   io::run_workers(WordTable::kNumParts, options_.threads, [&](io::WorkQueue& queue) {

@@ -21,6 +21,7 @@ class WordCounts {
   // `word` is shorter than 4 GiB and not empty.
   void add(std::string_view word) { add(word, hash_of(word), 1); }
   void add(std::string_view word, uint64_t hash, uint64_t count);
+  void add(const WordCounts& other);
 
   size_t size() const { return size_; }
   // About what the words take in memory; the same for the same words in any order.
@@ -34,15 +35,14 @@ class WordCounts {
     }
   }
 
-  void add(const WordCounts& other);
-
   // Forgets words that occur less often than `count`. Returns how many.
   size_t drop_below(uint64_t count);
 
   static uint64_t hash_of(std::string_view word);
 
  private:
-  void grow();
+  // Room for so many words in a table that is at most half full.
+  void reserve(size_t num_words);
 
   std::string text_;          // of all words, one after another
   std::vector<Word> places_;  // open addressing, a power of two of them

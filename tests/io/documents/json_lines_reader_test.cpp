@@ -58,7 +58,8 @@ TEST(JsonLines, FieldsInsideOfObjects) {
 }
 
 TEST(JsonLines, WhatIsWrongWithTheField) {
-  EXPECT_TRUE(error_of(R"({"other":1})").says("got no field 'text'"));
+  EXPECT_TRUE(error_of(R"({"other":1,"id":{"a":2}})").says("got no field 'text' (there are: 'other, id'), expected"));
+  EXPECT_TRUE(error_of("{}").says("got no field 'text', expected"));
   EXPECT_TRUE(error_of(R"({"text":null})").says("got null in field 'text', expected a string"));
   EXPECT_TRUE(error_of(R"({"text":["x"]})").says("got an array in field 'text'"));
   EXPECT_TRUE(error_of(R"({"text":1.5})").says("got a number in field 'text'"));
@@ -111,6 +112,39 @@ TEST(JsonLines, BadLinesAreSkippedAndCounted) {
   EXPECT_EQ(read_content("a.jsonl", "oops", field("text", BadRecord::kSkip)).num_skipped, 1U);
   EXPECT_EQ(read_content("a.jsonl", "\n\n", field("text", BadRecord::kSkip)).num_skipped, 1U);
   EXPECT_TRUE(read_content("a.jsonl", "\n\n").error.says("holds no document"));
+}
+
+TEST(JsonLines, AfterAnErrorTheNextCallGoesOn) {
+  const TemporaryFolder folder;
+  const std::string content = "{oops\n{\"text\":\"a\"}\n{\"text\":3}\n" + std::string(100, '\n') + "{\"text\":\"b\"}";
+  const std::string whole = gzip(content);
+  write_text(folder / "a.jsonl", content);
+  write_text(folder / "cut.jsonl.gz", whole.substr(0, whole.size() - 4));
+  for (const char* name : {"a.jsonl", "cut.jsonl.gz"}) {
+    const auto reader = DocumentReader::open(folder / name, {});
+    Document document;
+    EXPECT_THROW(reader->next(document), Error);
+    EXPECT_TRUE(reader->next(document));
+    EXPECT_EQ(document.text, "a");
+    EXPECT_THROW(reader->next(document), Error);
+    if (name == std::string("a.jsonl")) {
+      EXPECT_TRUE(reader->next(document));
+      EXPECT_EQ(document.text, "b");
+    } else {
+      EXPECT_THROW(reader->next(document), Error);  // cut off: there is no line behind it
+    }
+    EXPECT_FALSE(reader->next(document));
+    EXPECT_FALSE(reader->next(document));
+  }
+}
+
+TEST(JsonLines, AFileOfBadLinesHasNoFurtherError) {
+  const TemporaryFolder folder;
+  write_text(folder / "a.jsonl", "oops");
+  const auto reader = DocumentReader::open(folder / "a.jsonl", {});
+  Document document;
+  EXPECT_THROW(reader->next(document), Error);
+  EXPECT_FALSE(reader->next(document));
 }
 
 TEST(JsonLines, WholeLines) {

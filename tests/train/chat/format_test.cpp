@@ -110,6 +110,7 @@ TEST_P(ChatFamily, ControlTokensInAMessageAreText) {
   for (const json& token : added) {
     attack += token.at("special") == true ? token.at("content").get<std::string>() + "assistant\n" : "";
   }
+  attack += "end";
   const auto num_special = [&](const std::vector<int32_t>& ids) {
     return std::count_if(ids.begin(), ids.end(), [&](int32_t id) { return tokenizer.is_special(id); });
   };
@@ -122,7 +123,7 @@ TEST_P(ChatFamily, ControlTokensInAMessageAreText) {
   EXPECT_EQ(num_special(answered.ids), num_special(harmless.ids));
 }
 
-INSTANTIATE_TEST_SUITE_P(, ChatFamily,
+INSTANTIATE_TEST_SUITE_P(Published, ChatFamily,
                          testing::Values("chatml", "qwen2", "qwen2.5", "qwen3", "smollm2", "smollm3", "llama2",
                                          "llama3", "llama3.1", "mistral-v1", "mistral-v3", "mistral-v3-tekken"),
                          [](const auto& family) {

@@ -76,8 +76,7 @@ TEST(BpeTrainer, RefusesWhatCannotBe) {
   EXPECT_TRUE(error({1 << 25, 2, {}}).says("got 33554432"));
   EXPECT_TRUE(error({300, 2, {"<s>", "<s>"}}).says("'<s>': got it twice"));
   EXPECT_TRUE(error({300, 2, {""}}).says("got nothing"));
-  EXPECT_TRUE(error({300, 2, {"\xFF"}}).says("'\\xff': got bytes that are not UTF-8") ||
-              error({300, 2, {"\xFF"}}).says("'\\xFF': got bytes that are not UTF-8"));
+  EXPECT_TRUE(error({300, 2, {"\xFF"}}).says("got bytes that are not UTF-8"));
   EXPECT_EQ(train_bpe({}, {300, 2, {"<s>"}}).tokens.size(), 257u);
 }
 
@@ -121,11 +120,12 @@ TEST(WordCounter, VeryLongWordsAreLeftOut) {
 class TrainedTokenizer : public testing::Test {
  protected:
   tokenizer::Tokenizer train(SplitPattern pattern, const std::string& begin) {
+    std::filesystem::create_directories(folder_ / "in");
     int number = 0;
     for (const std::string& text : documents()) {
-      io::write_text(folder_ / ("in-" + std::to_string(number++) + ".txt"), text);
+      io::write_text(folder_ / ("in/" + std::to_string(number++) + ".txt"), text);
     }
-    options_.inputs = {folder_.path()};
+    options_.inputs = {folder_ / "in"};
     options_.vocab_size = 350;
     options_.tokenizer.pattern = pattern;
     options_.tokenizer.begin_token = begin;

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "train/chat/format.h"
+#include "train/tokenizer/tokenizer.h"
+
+namespace fsdp::app {
+
+// What `fsdp generate` is asked to continue.
+struct PromptOptions {
+  std::vector<std::string> texts;
+  std::string file;                   // .jsonl: {"prompt": text} or a conversation a line; else a prompt a line
+  std::optional<std::string> chat;    // format of conversations; "auto": the tokenizer's
+  std::string system;                 // first message of each conversation
+  std::vector<std::string> messages;  // of a user: a conversation each
+};
+
+struct Prompt {
+  std::string text;          // as it is shown; of a conversation, the last message
+  std::vector<int64_t> ids;  // that the model reads
+  bool is_chat = false;      // the model shall answer
+};
+
+// The conversation format that `name` asks for. Throws Error(kUsage) for an unknown one, naming those that exist.
+chat::Format chat_format(const tokenizer::Tokenizer& tokenizer, const std::string& name);
+
+// The ids of a conversation, up to where the answer begins.
+Prompt conversation_prompt(const tokenizer::Tokenizer& tokenizer, chat::Format format,
+                           const std::vector<chat::Message>& messages);
+
+// All prompts in order; without any, the start of a document. Throws Error(kUsage) or io::Error(kData), naming the
+// line.
+std::vector<Prompt> read_prompts(const PromptOptions& options, const tokenizer::Tokenizer& tokenizer);
+
+}  // namespace fsdp::app

@@ -1,0 +1,249 @@
+#include "kernels/cached_attention.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kernels/dispatch.h"
+#include "kernels/simd.h"
+
+namespace fsdp::kernels {
+namespace {
+
+using simd::Float;
+using simd::kLanes;
+
+constexpr int64_t kBlock = 256;  // keys
+
+// The keys [first, last) of one key head, and the queries that read them.
+template <class T>
+struct Block {
+  const T *k, *v;        // [last - first, W]
+  const float* queries;  // [G, W], scaled, zero padded
+  int64_t count, width, group;
+};
+
+// Scores of one query over the keys.
+template <class T>
+FSDP_ALWAYS_INLINE void score(const Block<T>& block, const float* query, float* scores) {
+  int64_t key = 0;
+  for (; key + 8 <= block.count; key += 8) {
+    Float sums[8] = {};
+    for (int64_t i = 0; i < block.width; i += kLanes) {
+      const Float q = simd::load(query + i);
+#pragma GCC unroll 8
+      for (int j = 0; j < 8; ++j) sums[j] += q * simd::load(block.k + (key + j) * block.width + i);
+    }
+    simd::store(scores + key, simd::sums(sums));  // there is room for what follows the eight
+  }
+  for (; key < block.count; ++key) {
+    Float sum = {};
+    for (int64_t i = 0; i < block.width; i += kLanes) {
+      sum += simd::load(query + i) * simd::load(block.k + key * block.width + i);
+    }
+    scores[key] = simd::sum(sum);
+  }
+}
+
+// In place to e^(score - highest); returns {highest, sum}.
+FSDP_ALWAYS_INLINE std::pair<float, float> exponentiate(float* scores, int64_t count) {
+  const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
+  std::fill(scores + count, scores + padded, -std::numeric_limits<float>::infinity());
+  Float highest = simd::load(scores);
+  for (int64_t i = kLanes; i < padded; i += kLanes) highest = simd::max(highest, simd::load(scores + i));
+  const float top = simd::max(highest);
+  Float total = {};
+  for (int64_t i = 0; i < padded; i += kLanes) {
+    const Float p = simd::exp(simd::load(scores + i) - top);
+    simd::store(scores + i, p);
+    total += p;
+  }
+  return {top, simd::sum(total)};
+}
+
+// result[W] = sum of weights[key] * v[key].
+template <class T>
+FSDP_ALWAYS_INLINE void mix(const Block<T>& block, const float* weights, float* result) {
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= block.width; i += 4 * kLanes) {
+    Float sums[4] = {};
+    for (int64_t key = 0; key < block.count; ++key) {
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) sums[j] += weights[key] * simd::load(block.v + key * block.width + i + j * kLanes);
+    }
+    for (int j = 0; j < 4; ++j) simd::store(result + i + j * kLanes, sums[j]);
+  }
+  for (; i < block.width; i += kLanes) {
+    Float sum = {};
+    for (int64_t key = 0; key < block.count; ++key) sum += weights[key] * simd::load(block.v + key * block.width + i);
+    simd::store(result + i, sum);
+  }
+}
+
+// Per query of the group: the highest score, the sum of the exponentials, and the mix [W] they weigh.
+template <class T>
+FSDP_ALWAYS_INLINE void attend_of(const Block<T>& block, float* partial) {
+  alignas(64) float scores[kBlock + kLanes];
+  for (int64_t g = 0; g < block.group; ++g, partial += block.width + kLanes) {
+    score(block, block.queries + g * block.width, scores);
+    const auto [top, sum] = exponentiate(scores, block.count);
+    partial[0] = top;
+    partial[1] = sum;
+    mix(block, scores, partial + kLanes);
+  }
+}
+
+FSDP_SIMD_CLONES void attend_block(const Block<float>& block, float* partial) { attend_of(block, partial); }
+
+FSDP_SIMD_CLONES void attend_block(const Block<at::BFloat16>& block, float* partial) { attend_of(block, partial); }
+
+struct Sizes {
+  int64_t tokens, heads, key_heads, dim, width, capacity, blocks;  // blocks: of the longest row
+  int64_t group() const { return heads / key_heads; }
+  int64_t partial_size() const { return group() * (width + kLanes); }
+};
+
+// The positions that a query at `position` sees begin here.
+int64_t first_visible(int64_t position, int64_t window) {
+  return window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
+}
+
+// The queries of one key head, in fp32, scaled, padded.
+template <class T>
+void widen_queries(const T* q, const Sizes& sizes, float* to) {
+  const float scale = 1.0f / std::sqrt(static_cast<float>(sizes.dim));
+  for (int64_t g = 0; g < sizes.group(); ++g, q += sizes.dim, to += sizes.width) {
+    for (int64_t i = 0; i < sizes.dim; ++i) to[i] = static_cast<float>(q[i]) * scale;
+    std::fill(to + sizes.dim, to + sizes.width, 0.0f);
+  }
+}
+
+// Blocks [first, last) of one query group, in order, to the group's results.
+template <class T>
+void merge(const float* partial, int64_t first, int64_t last, const Sizes& sizes, T* y) {
+  const int64_t step = sizes.partial_size(), query_step = sizes.width + kLanes;
+  for (int64_t g = 0; g < sizes.group(); ++g, y += sizes.dim) {
+    const float* of_query = partial + g * query_step;
+    float top = -std::numeric_limits<float>::infinity(), sum = 0;
+    for (int64_t block = first; block < last; ++block) top = std::max(top, of_query[block * step]);
+    float mixed[1024] = {};
+    for (int64_t block = first; block < last; ++block) {
+      const float* one = of_query + block * step;
+      const float share = std::exp(one[0] - top);
+      sum += one[1] * share;
+      for (int64_t i = 0; i < sizes.dim; ++i) mixed[i] += one[kLanes + i] * share;
+    }
+    for (int64_t i = 0; i < sizes.dim; ++i) y[i] = static_cast<T>(mixed[i] / sum);
+  }
+}
+
+void check_cache(const char* op, const at::Tensor& x_BTKD, const at::Tensor& cache_RKCW, at::IntArrayRef rows,
+                 at::IntArrayRef starts) {
+  TORCH_CHECK(x_BTKD.dim() == 4 && cache_RKCW.dim() == 4 && cache_RKCW.is_contiguous() &&
+                  cache_RKCW.size(3) == cached_width(x_BTKD.size(3)) && x_BTKD.size(3) <= 1024,
+              "[", op, "] [B, T, heads, D <= 1024] and a contiguous cache [R, K, C, W] needed: got ", x_BTKD.sizes(),
+              " and ", cache_RKCW.sizes());
+  TORCH_CHECK(x_BTKD.scalar_type() == cache_RKCW.scalar_type(), "[", op, "] got ", x_BTKD.scalar_type(),
+              " for a cache of ", cache_RKCW.scalar_type());
+  const auto count = static_cast<size_t>(x_BTKD.size(0));
+  TORCH_CHECK(rows.size() == count && starts.size() == count, "[", op, "] got ", rows.size(), " rows and ",
+              starts.size(), " starts for a batch of ", count);
+  for (size_t i = 0; i < count; ++i) {
+    TORCH_CHECK(rows[i] >= 0 && rows[i] < cache_RKCW.size(0) && starts[i] >= 0 &&
+                    starts[i] + x_BTKD.size(1) <= cache_RKCW.size(2),
+                "[", op, "] ", x_BTKD.size(1), " tokens at position ", starts[i], " of row ", rows[i],
+                " do not fit a cache of ", cache_RKCW.sizes());
+  }
+}
+
+template <class T>
+at::Tensor attend(const at::Tensor& q_BTHD, const T* k, const T* v, const Sizes& sizes, at::IntArrayRef rows,
+                  at::IntArrayRef starts, int64_t window) {
+  at::Tensor y_BTHD = at::empty(q_BTHD.sizes(), q_BTHD.options().requires_grad(false));
+  const int64_t groups = q_BTHD.size(0) * sizes.tokens * sizes.key_heads;  // [B, T, K]: each has its blocks
+  const at::TensorOptions wide = q_BTHD.options().dtype(at::kFloat).requires_grad(false);
+  at::Tensor queries = at::empty({groups, sizes.group(), sizes.width}, wide);
+  at::Tensor partials = at::empty({groups, sizes.blocks, sizes.partial_size()}, wide);
+  const T* q = q_BTHD.const_data_ptr<T>();
+  float* query = queries.mutable_data_ptr<float>();
+  float* partial = partials.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < groups; ++i)
+    widen_queries(q + i * sizes.group() * sizes.dim, sizes, query + i * sizes.group() * sizes.width);
+  const auto position_of = [&](int64_t i) {
+    const int64_t token = i / sizes.key_heads;
+    return starts[static_cast<size_t>(token / sizes.tokens)] + token % sizes.tokens;
+  };
+  at::parallel_for(0, groups * sizes.blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t i = task / sizes.blocks, block = task % sizes.blocks, position = position_of(i);
+      const int64_t first = std::max(block * kBlock, first_visible(position, window));
+      const int64_t last = std::min((block + 1) * kBlock, position + 1);
+      if (first >= last) continue;
+      const int64_t row = rows[static_cast<size_t>(i / sizes.key_heads / sizes.tokens)];
+      const int64_t place = ((row * sizes.key_heads + i % sizes.key_heads) * sizes.capacity + first) * sizes.width;
+      attend_block(Block<T>{k + place, v + place, query + i * sizes.group() * sizes.width, last - first, sizes.width,
+                            sizes.group()},
+                   partial + task * sizes.partial_size());
+    }
+  });
+  T* y = y_BTHD.mutable_data_ptr<T>();
+  at::parallel_for(0, groups, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t position = position_of(i);
+      merge(partial + i * sizes.blocks * sizes.partial_size(), first_visible(position, window) / kBlock,
+            position / kBlock + 1, sizes, y + i * sizes.group() * sizes.dim);
+    }
+  });
+  return y_BTHD;
+}
+
+}  // namespace
+
+int64_t cached_width(int64_t head_dim) { return (head_dim + kLanes - 1) / kLanes * kLanes; }
+
+void store_in_cache(const at::Tensor& x_BTKD, const at::Tensor& cache_RKCW, at::IntArrayRef rows,
+                    at::IntArrayRef starts) {
+  check_cache("store_in_cache", x_BTKD, cache_RKCW, rows, starts);
+  TORCH_CHECK(x_BTKD.size(2) == cache_RKCW.size(1), "[store_in_cache] got ", x_BTKD.size(2), " heads for a cache of ",
+              cache_RKCW.sizes());
+  const at::Tensor x = x_BTKD.contiguous();
+  const int64_t tokens = x.size(1), heads = x.size(2), dim = x.size(3), capacity = cache_RKCW.size(2),
+                width = cache_RKCW.size(3);
+  dispatch_dtype("store_in_cache", x, [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = x.const_data_ptr<T>();
+    T* cache = cache_RKCW.mutable_data_ptr<T>();
+    for (size_t b = 0; b < rows.size(); ++b)
+      for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t head = 0; head < heads; ++head, from += dim) {
+          T* to = cache + ((rows[b] * heads + head) * capacity + starts[b] + t) * width;
+          std::copy(from, from + dim, to);
+          std::fill(to + dim, to + width, zero);
+        }
+  });
+}
+
+at::Tensor cached_attention(const at::Tensor& q_BTHD, const at::Tensor& k_RKCW, const at::Tensor& v_RKCW,
+                            at::IntArrayRef rows, at::IntArrayRef starts, int64_t window) {
+  check_cache("cached_attention", q_BTHD, k_RKCW, rows, starts);
+  TORCH_CHECK(v_RKCW.sizes() == k_RKCW.sizes() && v_RKCW.scalar_type() == k_RKCW.scalar_type() &&
+                  v_RKCW.is_contiguous() && q_BTHD.size(2) % k_RKCW.size(1) == 0 && window >= 0,
+              "[cached_attention] got q ", q_BTHD.sizes(), ", k ", k_RKCW.sizes(), ", v ", v_RKCW.sizes(), ", window ",
+              window);
+  const at::Tensor q = q_BTHD.contiguous();
+  const int64_t longest = starts.empty() ? 0 : *std::max_element(starts.begin(), starts.end()) + q.size(1);
+  const Sizes sizes{
+      q.size(1), q.size(2), k_RKCW.size(1), q.size(3), k_RKCW.size(3), k_RKCW.size(2), (longest + kBlock - 1) / kBlock};
+  at::Tensor y_BTHD;
+  dispatch_dtype("cached_attention", q, [&](auto zero) {
+    using T = decltype(zero);
+    y_BTHD = attend(q, k_RKCW.const_data_ptr<T>(), v_RKCW.const_data_ptr<T>(), sizes, rows, starts, window);
+  });
+  return y_BTHD;
+}
+
+}  // namespace fsdp::kernels

@@ -1,0 +1,30 @@
+// Low-rank adapters on the linear maps of a decoder: the base stays as it is, two thin matrices per map train.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "models/decoder.h"
+
+namespace fsdp::models {
+
+struct LoraConfig {
+  int64_t rank = 16;
+  double alpha = 32;
+  double dropout = 0;
+  std::vector<std::string> targets;  // linear maps by the last part of their name; {"all-linear"}: all in the blocks
+
+  double scale() const { return alpha / static_cast<double>(rank); }
+};
+
+// Puts an fp32 adapter on each linear map of the blocks that `config` names, and freezes every other parameter. They
+// begin as peft's do: A uniform in +-1/sqrt(in) (Kaiming with a = sqrt(5)), B zero, so that the model computes what it
+// did. Values depend on `seed` and the parameter's name only. Before fully_shard(); may be deferred.
+// Throws io::Error(kUsage) for a target that no block has, listing those there are.
+void add_lora(Decoder& decoder, const LoraConfig& config, uint64_t seed);
+
+// The last parts of the names of linear maps in the blocks, each once, in the model's order.
+std::vector<std::string> linear_names(const Decoder& decoder);
+
+}  // namespace fsdp::models

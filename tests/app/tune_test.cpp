@@ -1,0 +1,182 @@
+// Fine-tuning as a user does it: frozen parameters and adapters, stopped, resumed, merged, refused.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "io/json.h"
+#include "io/model_folder.h"
+#include "io/safetensors.h"
+#include "tests/app/training_fixture.h"
+
+namespace fsdp::app {
+namespace {
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+double heldout(const std::string& folder) {
+  std::ifstream file(folder + "/metrics.jsonl");
+  std::string last;
+  for (std::string line; std::getline(file, line);) last = line;
+  return nlohmann::json::parse(last).at("heldout").at("nats_per_byte");
+}
+
+// Trains a base first; the fine-tunings below start from it.
+class Tune : public TrainingFixture {
+ protected:
+  void SetUp() override {
+    TrainingFixture::SetUp();
+    const CommandResult result = run_fsdp(train("--train.steps=30 --output.folder=" + path("base")));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+  }
+  std::string base() const { return path("base") + "/model"; }
+  std::string tune(const std::string& folder, const std::string& more) const {
+    return train("--model.path=" + base() + " --output.folder=" + path(folder) + " " + more);
+  }
+  std::string lora(const std::string& folder, const std::string& more = "") const {
+    return tune(folder, "--tune.method=lora --tune.lora_rank=4 --tune.lora_alpha=12 --train.lr=1e-2 " + more);
+  }
+  // What a model is worth on the held-out split.
+  double worth(const std::string& model) {
+    const std::string folder = path("worth");
+    const CommandResult result = run_fsdp(train("--model.path=" + model + " --train.steps=1 --train.lr=0 " +
+                                                "--output.overwrite=replace --output.folder=" + folder));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return heldout(folder);
+  }
+};
+
+TEST_F(Tune, AnAdapterIsWrittenAsPeftNamesItAndMerges) {
+  for (const std::string precision : {"fp32", "bf16"}) {
+    const std::string run = "lora_" + precision;
+    const CommandResult result =
+        launch_fsdp(2, lora(run, "--train.steps=20 --checkpoint.every_steps=20 --shard.precision=" + precision));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_TRUE(contains(result.out,
+                         "LoRA of rank 4, alpha 12 on q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, "
+                         "down_proj: "))
+        << result.out;
+    const std::string adapter = path(run) + "/model";
+    const auto file = io::SafetensorsFile::open(adapter + "/adapter_model.safetensors");
+    EXPECT_EQ(file.tensors().size(), 4u * 7u * 2u);
+    ASSERT_NE(file.find("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"), nullptr);
+    ASSERT_NE(file.find("base_model.model.model.layers.3.mlp.down_proj.lora_B.weight"), nullptr);
+    const nlohmann::json config = io::read_json_file(adapter + "/adapter_config.json");
+    EXPECT_EQ(config["peft_type"], "LORA");
+    EXPECT_EQ(config["r"], 4);
+    EXPECT_EQ(config["lora_alpha"], 12);
+    EXPECT_EQ(config["base_model_name_or_path"], base());
+
+    const std::string merged = path("merged_" + precision);
+    const CommandResult exported = run_fsdp("export " + adapter + " --merge " + base() + " -o " + merged);
+    ASSERT_EQ(exported.exit_code, 0) << exported.err;
+    EXPECT_NEAR(worth(merged), heldout(path(run)), precision == "fp32" ? 1e-6 : 3e-3);
+    EXPECT_LT(heldout(path(run)), worth(base()) - 0.02);
+    EXPECT_TRUE(std::filesystem::exists(merged + "/fsdp_tokenizer.json"));
+    EXPECT_EQ(run_fsdp("generate " + merged + " --prompt line --max-tokens 8").exit_code, 0);
+    // A checkpoint has its base with it.
+    const std::string whole = path("whole_" + precision);
+    const CommandResult from_step = run_fsdp("export " + path(run) + "/checkpoints/step-20 --dtype fp32 -o " + whole);
+    ASSERT_EQ(from_step.exit_code, 0) << from_step.err;
+    EXPECT_NEAR(worth(whole), heldout(path(run)), precision == "fp32" ? 1e-6 : 3e-3);
+    if (precision == "fp32") {
+      EXPECT_TRUE(read_file(whole + "/model.safetensors") == read_file(merged + "/model.safetensors"));
+    }
+  }
+}
+
+TEST_F(Tune, StoppedTuningGoesOnBitForBit) {
+  struct Kind {
+    const char* name;
+    int ranks;
+    std::string options;
+    const char* weights;
+  };
+  const std::string method = "--tune.method=lora --tune.lora_rank=4 ";
+  for (const Kind& kind :
+       {Kind{"adapters", 2, method, "adapter_model.safetensors"},
+        Kind{"adapters, dropout", 2, method + "--tune.lora_dropout=0.2", "adapter_model.safetensors"},
+        Kind{"adapters, base in bf16", 2, method + "--shard.precision=bf16", "adapter_model.safetensors"},
+        Kind{"adapters, HSDP", 4, method + "--shard.strategy=hybrid --shard.replicas=2", "adapter_model.safetensors"},
+        Kind{"frozen blocks", 2, "--tune.frozen=model.embed_tokens.*,model.layers.[0-1].*", "model.safetensors"}}) {
+    const std::string more =
+        kind.options + " --train.steps=9 --checkpoint.every_steps=4 --resume=auto " + "--output.overwrite=replace";
+    std::filesystem::remove_all(path("straight"));
+    std::filesystem::remove_all(path("stopped"));
+    const CommandResult straight = launch_fsdp(kind.ranks, tune("straight", more));
+    ASSERT_EQ(straight.exit_code, 0) << kind.name << straight.err;
+    const CommandResult stopped =
+        launch_fsdp(kind.ranks, tune("stopped", more), {"FSDP_FAULT=term@step.end:rank=1:hit=5"});
+    ASSERT_EQ(stopped.exit_code, 75) << kind.name << stopped.out << stopped.err;
+    const CommandResult resumed = launch_fsdp(kind.ranks, tune("stopped", more));
+    ASSERT_EQ(resumed.exit_code, 0) << kind.name << resumed.err;
+    EXPECT_EQ(read_file(path("stopped") + "/ledger.jsonl"), read_file(path("straight") + "/ledger.jsonl")) << kind.name;
+    const std::string file = std::string("/model/") + kind.weights;
+    EXPECT_TRUE(read_file(path("stopped") + file) == read_file(path("straight") + file)) << kind.name;
+  }
+}
+
+TEST_F(Tune, AnAdapterTrainsOn) {
+  ASSERT_EQ(launch_fsdp(2, lora("first", "--train.steps=10")).exit_code, 0);
+  const CommandResult second = launch_fsdp(
+      3, lora("second",
+              "--train.batch_sequences=9 --train.steps=1 --train.lr=0 --tune.lora_from=" + path("first") + "/model"));
+  ASSERT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_NEAR(heldout(path("second")), heldout(path("first")), 1e-6);
+  const std::string file = "/model/adapter_model.safetensors";
+  EXPECT_TRUE(read_file(path("second") + file) == read_file(path("first") + file));
+  const CommandResult other =
+      run_fsdp(lora("third", "--tune.lora_rank=5 --tune.lora_from=" + path("first") + "/model"));
+  EXPECT_NE(other.exit_code, 0);
+  EXPECT_TRUE(contains(other.err, "another rank, alpha or other modules")) << other.err;
+}
+
+TEST_F(Tune, FrozenTensorsKeepTheirBits) {
+  const CommandResult result =
+      launch_fsdp(3, tune("frozen", "--train.batch_sequences=9 --tune.trained=model.layers.3.*,model.norm.*"));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(contains(result.out, " tensors are frozen: ")) << result.out;
+  const io::ModelFolder before = io::ModelFolder::open(base()),
+                        after = io::ModelFolder::open(path("frozen") + "/model");
+  ASSERT_EQ(before.names(), after.names());
+  for (const std::string& name : before.names()) {
+    const int64_t numel = before.find(name)->entry->numel();
+    std::vector<float> was(static_cast<size_t>(numel)), is(static_cast<size_t>(numel));
+    before.read(name, 0, numel, was.data());
+    after.read(name, 0, numel, is.data());
+    const bool trains = name.rfind("model.layers.3.", 0) == 0 || name == "model.norm.weight";
+    EXPECT_EQ(was != is, trains) << name;
+  }
+}
+
+TEST_F(Tune, MistakesAreNamed) {
+  const std::pair<std::string, const char*> mistakes[] = {
+      {lora("x", "--tune.lora_targets=q_prj"), "got 'q_prj', expected all-linear, or some of q_proj, "},
+      {lora("x", "--tune.frozen=model.norm.*"), "Leave them out"},
+      {train("--tune.method=lora --output.folder=" + path("x")), "random weights"},
+      {tune("x", "--tune.frozen=model.layer.0.*"), "near names: model.layers.0."},
+      {tune("x", "--tune.frozen=*"), "expected at least one"},
+      {tune("x", "--tune.lora_from=y"), "expected \"lora\""},
+      {lora("x", "--tune.lora_rank=0"), "from 1 to 65536"},
+      {"export " + base() + " --merge " + base() + " -o " + path("y"), "expected a LoRA adapter"},
+  };
+  for (const auto& [command, text] : mistakes) {
+    const CommandResult result = run_fsdp(command);
+    EXPECT_EQ(result.exit_code, 2) << command << result.err;
+    EXPECT_TRUE(contains(result.err, text)) << result.err;
+  }
+  ASSERT_EQ(run_fsdp(lora("run", "--train.steps=1")).exit_code, 0);
+  const CommandResult alone = run_fsdp("export " + path("run") + "/model -o " + path("y"));
+  EXPECT_EQ(alone.exit_code, 2);
+  EXPECT_TRUE(contains(alone.err, "Pass --merge")) << alone.err;
+  const CommandResult other = run_fsdp("export " + path("run") + "/model --merge " + FSDP_TEST_DATA_DIR +
+                                       "/models/llama3-mini -o " + path("y"));
+  EXPECT_NE(other.exit_code, 0);
+  EXPECT_TRUE(contains(other.err, "[merge] ")) << other.err;
+}
+
+}  // namespace
+}  // namespace fsdp::app
