@@ -17,6 +17,7 @@ int run_export(const Arguments& arguments) {
   std::string dtype = "keep";
   std::string config_path;
   std::string out;
+  std::string shard_size = "5GB";
   io::OutputFolder output;
   CLI::App parser(
       "Writes the weights of a checkpoint or a model folder for other programs.\n\n"
@@ -32,6 +33,7 @@ int run_export(const Arguments& arguments) {
   parser.add_option("--dtype", dtype, "of floating-point tensors: keep (default), bf16 or fp32");
   parser.add_option("--prefix", prefix, "dcp: start all names so; `model.` for a state dict {\"model\": ...}");
   parser.add_option("--config", config_path, "hf: a config.json to use instead of the source's");
+  parser.add_option("--shard-size", shard_size, kShardSizeHelp);
   parser.add_flag("--overwrite", output.overwrite, "replace an existing folder of weights");
   if (parse(parser, arguments) == Parsed::kHelpShown) {
     return 0;
@@ -46,6 +48,7 @@ int run_export(const Arguments& arguments) {
                                        ", expected it only with the other format. Leave one of them out.");
   }
   output.path = out;
+  output.max_shard_bytes = parse_shard_size("export", shard_size);
   const std::optional<io::DType> target = parse_weight_dtype("export", dtype);
   const std::unique_ptr<io::WeightSource> source = io::open_weight_source(path);
   const io::CopyPlan plan = io::plan_copy(*source, "", target);
@@ -55,7 +58,7 @@ int run_export(const Arguments& arguments) {
     return 0;
   }
   const std::optional<nlohmann::json> config = find_config("export", config_path, *source);
-  io::write_model_folder(*source, plan, output, config, target);
+  io::write_model_folder(*source, plan, output, config);
   print_copy("export", *source, plan, out);
   if (!config) {
     std::puts("export: the source has no config.json; pass --config before training or generating with this folder");

@@ -15,6 +15,7 @@ int run_import(const Arguments& arguments) {
   std::string dtype = "keep";
   std::string config_path;
   std::string out;
+  std::string shard_size = "5GB";
   io::OutputFolder output;
   CLI::App parser(
       "Turns a checkpoint of PyTorch into a model folder that `fsdp train` and Hugging Face read.\n"
@@ -24,23 +25,25 @@ int run_import(const Arguments& arguments) {
       "  fsdp import dcp/step-100 --prefix=model. --config=config.json --out=model --dtype=bf16",
       "fsdp import");
   parser.add_option("SOURCE", path, "folder with .metadata and *.distcp, or a model folder")->required();
-  parser.add_option("-o,--out", out, "model folder to write: model.safetensors, config.json")->required();
+  parser.add_option("-o,--out", out, "model folder to write: model.safetensors or shards, config.json")->required();
   parser.add_option(
       "--prefix", prefix,
       "take only tensors whose name starts so, and drop it: `model.` for what was saved as {\"model\": ...}; "
       "default: everything");
   parser.add_option("--dtype", dtype, "of floating-point tensors: keep (default), bf16 or fp32");
   parser.add_option("--config", config_path, "the model's config.json, to be put beside the weights");
+  parser.add_option("--shard-size", shard_size, kShardSizeHelp);
   parser.add_flag("--overwrite", output.overwrite, "replace an existing model folder");
   if (parse(parser, arguments) == Parsed::kHelpShown) {
     return 0;
   }
   output.path = out;
+  output.max_shard_bytes = parse_shard_size("import", shard_size);
   const std::optional<io::DType> target = parse_weight_dtype("import", dtype);
   const std::unique_ptr<io::WeightSource> source = io::open_weight_source(path);
   const std::optional<nlohmann::json> config = find_config("import", config_path, *source);
   const io::CopyPlan plan = io::plan_copy(*source, prefix, target);
-  io::write_model_folder(*source, plan, output, config, target);
+  io::write_model_folder(*source, plan, output, config);
 
   print_copy("import", *source, plan, out);
   if (!config) {

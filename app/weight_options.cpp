@@ -1,8 +1,10 @@
 #include "app/weight_options.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <map>
+#include <system_error>
 
 #include "fsdp/base/error.h"
 #include "fsdp/base/units.h"
@@ -40,6 +42,21 @@ std::optional<io::DType> parse_weight_dtype(const std::string& verb, const std::
   }
   throw Error(ErrorCode::kUsage,
               "[" + verb + "] --dtype: got " + io::in_quotes(text) + ", expected keep, bf16 or fp32.");
+}
+
+uint64_t parse_shard_size(const std::string& verb, const std::string& text) {
+  static const std::map<std::string, double> kUnits = {{"", 1},          {"B", 1},         {"KB", 1e3},
+                                                       {"MB", 1e6},      {"GB", 1e9},      {"TB", 1e12},
+                                                       {"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}};
+  double number = -1;
+  const auto end = std::from_chars(text.data(), text.data() + text.size(), number);
+  const auto unit = kUnits.find(std::string(end.ptr, text.data() + text.size()));
+  const double bytes = unit == kUnits.end() ? -1 : number * unit->second;
+  if (end.ec != std::errc() || !(bytes == 0 || (bytes >= 1 && bytes < 1e15))) {
+    throw Error(ErrorCode::kUsage, "[" + verb + "] --shard-size: got " + io::in_quotes(text) +
+                                       ", expected a size such as 5GB, 500MB or 2GiB, or 0 for one file.");
+  }
+  return static_cast<uint64_t>(bytes);
 }
 
 std::optional<nlohmann::json> find_config(const std::string& verb, const std::string& path,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -12,6 +13,11 @@ namespace fsdp::app {
 
 // "bf16", "fp32", or "keep": nothing. Throws Error(kUsage) for anything else.
 std::optional<io::DType> parse_weight_dtype(const std::string& verb, const std::string& text);
+
+// "5GB", "500MB", "2GiB", "0" (no limit), ...: bytes. Throws Error(kUsage) for anything else.
+uint64_t parse_shard_size(const std::string& verb, const std::string& text);
+inline constexpr const char* kShardSizeHelp =
+    "most bytes of one file of a model folder: 5GB (default), 500MB, 2GiB, ...; 0: no limit";
 
 // The config.json at `path`; without a path, the source's own, if it has one. Throws Error(kUsage) if it is no object.
 std::optional<nlohmann::json> find_config(const std::string& verb, const std::string& path,

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "benchmarks/measure.h"
 #include "fsdp/memory/host_cache.h"
 #include "kernels/adamw.h"
+#include "kernels/causal_attention.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/embedding.h"
 #include "kernels/linear.h"
@@ -129,6 +131,36 @@ void add_operators(Comparison& comparison, at::ScalarType dtype, int64_t tokens)
   add(
       "linear + cross entropy", [=] { return kernels::linear_cross_entropy(x, head, ids); },
       [=] { return at::cross_entropy_loss(at::linear(x, head), ids); });
+  const kernels::LossTerms terms{1e-4, 0.1};
+  add(
+      "linear + cross entropy, z-loss, smoothing",
+      [=] { return kernels::linear_cross_entropy(x, head, ids, kernels::Reduction::kMean, terms); },
+      [=] {
+        const at::Tensor result = at::linear(x, head).to(at::kFloat);
+        return at::cross_entropy_loss(result, ids, {}, at::Reduction::Mean, kernels::kIgnoreIndex,
+                                      terms.label_smoothing) +
+               terms.z_loss * result.logsumexp(1).square().mean();
+      });
+}
+
+// With a window the peer needs a mask and computes all products.
+void add_attention(Comparison& comparison, at::ScalarType dtype, int64_t tokens, int64_t window) {
+  const auto leaf = [&](int64_t heads) { return at::randn({1, tokens, heads, 64}).to(dtype).requires_grad_(); };
+  const at::Tensor q = leaf(8), k = leaf(2), v = leaf(2);
+  const auto repeated = [](const at::Tensor& x) { return x.repeat_interleave(4, 2).transpose(1, 2); };
+  std::optional<at::Tensor> mask;
+  if (window > 0) mask = at::ones({tokens, tokens}, at::kBool).tril().triu(1 - window);
+  const std::string label = (window > 0 ? ", window " + std::to_string(window) : "") +
+                            (dtype == at::kFloat ? ", fp32, " : ", bf16, ") + std::to_string(tokens) + " tokens";
+  comparison.add(
+      "attention" + label, training([=] { return kernels::causal_attention(q, k, v, {}, window).sum(); }, {q, k, v}),
+      training(
+          [=] {
+            return at::scaled_dot_product_attention(q.transpose(1, 2), repeated(k), repeated(v), mask, 0.0, !mask)
+                .sum();
+          },
+          {q, k, v}),
+      0);
 }
 
 }  // namespace
@@ -146,6 +178,7 @@ int main(int argc, char** argv) try {
   add_adamw(comparison, int64_t{29} << 20);
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     for (const int64_t tokens : {16, 1024}) add_operators(comparison, dtype, tokens);
+    for (const int64_t window : {0, 256}) add_attention(comparison, dtype, /*tokens=*/2048, window);
   }
   std::printf("%s\n", comparison.result().dump().c_str());
 } catch (const std::exception& error) {

@@ -87,7 +87,35 @@ void copy_companion(const std::filesystem::path& from, const std::filesystem::pa
   output.commit();
 }
 
-const char* config_name(DType dtype) { return dtype == DType::BF16 ? "bfloat16" : "float32"; }
+// What config.json calls the one type of all floating-point tensors; "" if they have several.
+std::string dtype_name(const CopyPlan& plan) {
+  std::set<DType> types;
+  for (const TensorDeclaration& output : plan.outputs)
+    if (is_float(output.dtype)) types.insert(output.dtype);
+  if (types.size() != 1) return "";
+  switch (*types.begin()) {
+    case DType::BF16:
+      return "bfloat16";
+    case DType::F16:
+      return "float16";
+    case DType::F64:
+      return "float64";
+    default:
+      return "float32";
+  }
+}
+
+// Older files call it "torch_dtype".
+void set_dtype(nlohmann::json& config, const std::string& dtype) {
+  if (dtype.empty()) return;
+  const bool is_old = config.contains("torch_dtype");
+  if (is_old) config["torch_dtype"] = dtype;
+  if (!is_old || config.contains("dtype")) config["dtype"] = dtype;
+}
+
+void write_json(const std::filesystem::path& path, const nlohmann::json& json) {
+  write_file_atomically(path, json.dump(2) + "\n");
+}
 
 }  // namespace
 
@@ -110,17 +138,16 @@ CopyPlan plan_copy(const WeightSource& source, std::string_view prefix, std::opt
 }
 
 void write_model_folder(const WeightSource& source, const CopyPlan& plan, const OutputFolder& output,
-                        std::optional<nlohmann::json> config, std::optional<DType> dtype) {
+                        std::optional<nlohmann::json> config) {
   check_not_source(source, output);
   StagedFolder staging(output.path, output.overwrite, plan.bytes);
-  SafetensorsWriter writer(staging.path() / "model.safetensors", plan.outputs, {{"format", "pt"}});
+  ModelFolderWriter writer(staging.path(), plan.outputs, output.max_shard_bytes);
   copy_elements(source, plan, writer);
   writer.commit();
   if (config) {
-    for (const char* key : {"torch_dtype", "dtype"}) {
-      if (dtype && config->contains(key)) (*config)[key] = config_name(*dtype);
-    }
-    write_file_atomically(staging.path() / "config.json", config->dump(2) + "\n");
+    set_dtype(*config, dtype_name(plan));
+    write_json(staging.path() / "config.json", *config);
+    write_json(staging.path() / "generation_config.json", generation_config(*config));  // the source's own wins
   }
   for (const auto& [name, text] : source.companion_texts()) write_file_atomically(staging.path() / name, text);
   for (const std::filesystem::path& companion : source.companions()) {

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "io/model_folder_writer.h"
 #include "io/safetensors.h"
 #include "io/weight_source.h"
 
@@ -28,12 +29,14 @@ CopyPlan plan_copy(const WeightSource& source, std::string_view prefix, std::opt
 struct OutputFolder {
   std::filesystem::path path;
   bool overwrite = false;
+  uint64_t max_shard_bytes = kDefaultShardBytes;  // of a model folder's files; 0: one file
 };
 
-// Writes a folder of Hugging Face: model.safetensors and, if given, config.json, whose "torch_dtype" is set to `dtype`
-// where it has one; and the companions of the source. The folder appears complete or not at all. Bounded memory.
+// Writes a folder of Hugging Face: model.safetensors or shards and their index; if given, config.json, whose "dtype"
+// becomes that of the weights where all have one, and generation_config.json; and the companions of the source. The
+// folder appears complete or not at all. Bounded memory.
 void write_model_folder(const WeightSource& source, const CopyPlan& plan, const OutputFolder& output,
-                        std::optional<nlohmann::json> config, std::optional<DType> dtype);
+                        std::optional<nlohmann::json> config);
 
 // Writes a checkpoint of DCP whose names start with `prefix`. The folder appears complete or not at all. Bounded
 // memory.

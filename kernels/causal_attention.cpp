@@ -35,12 +35,32 @@ struct Task {
 
 struct Sizes {
   int64_t heads, key_heads, dim, longest;  // longest document
+  int64_t window;                          // keys a query sees, its own included
   float scale;
 
   int64_t group() const { return heads / key_heads; }
   int64_t width() const { return round_up(dim); }
   int64_t padded() const { return round_up(longest); }
 };
+
+// The keys that a block of queries is multiplied with: a multiple of 16, from a multiple of 16 on.
+struct Band {
+  int64_t first, count;
+};
+
+Band band_of(int64_t begin, int64_t queries, int64_t window) {
+  const int64_t first = std::max<int64_t>(0, begin - window + 1) / kLanes * kLanes;
+  return {first, begin + queries - first};
+}
+
+// Keys [begin, end) of a band are those a query sees.
+struct Visible {
+  int64_t begin, end;
+};
+
+Visible visible_to(int64_t token, const Band& band, int64_t window) {
+  return {std::max<int64_t>(0, token - window + 1 - band.first), token + 1 - band.first};
+}
 
 // Copies a head's rows, `stride` apart, to `to` [P, W] times `scale`, zero padded.
 template <class T>
@@ -70,38 +90,43 @@ void transpose(const float* from_PW, int64_t padded, int64_t width, float* to_WP
       for (int64_t row = begin; row < begin + kLanes; ++row) to_WP[i * padded + row] = from_PW[row * width + i];
 }
 
-// Scores of one query over `keys` (a multiple of 16) of which the first `visible` count, to probabilities; returns the
+// Scores of one query over `keys` (a multiple of 16) to probabilities, 0 where it sees nothing; returns the
 // log-sum-exp.
-FSDP_SIMD_CLONES float softmax_row(float* scores, int64_t visible, int64_t keys) {
-  const int64_t used = (visible + kLanes - 1) / kLanes * kLanes;
+FSDP_SIMD_CLONES float softmax_row(float* scores, Visible visible, int64_t keys) {
+  const int64_t start = visible.begin / kLanes * kLanes, stop = (visible.end + kLanes - 1) / kLanes * kLanes;
   // exp() saturates at 1e-38: nothing beside the largest term's 1.
-  std::fill(scores + visible, scores + used, -std::numeric_limits<float>::infinity());
-  Float highest = simd::load(scores);
-  for (int64_t i = kLanes; i < used; i += kLanes) highest = simd::max(highest, simd::load(scores + i));
+  constexpr float kUnseen = -std::numeric_limits<float>::infinity();
+  std::fill(scores + start, scores + visible.begin, kUnseen);
+  std::fill(scores + visible.end, scores + stop, kUnseen);
+  Float highest = simd::load(scores + start);
+  for (int64_t i = start + kLanes; i < stop; i += kLanes) highest = simd::max(highest, simd::load(scores + i));
   const float top = simd::max(highest);
   Float total = {};
-  for (int64_t i = 0; i < used; i += kLanes) {
+  for (int64_t i = start; i < stop; i += kLanes) {
     const Float p = simd::exp(simd::load(scores + i) - top);
     simd::store(scores + i, p);
     total += p;
   }
   const float sum = simd::sum(total), inverse = 1.0f / sum;
-  for (int64_t i = 0; i < used; i += kLanes) simd::store(scores + i, simd::load(scores + i) * inverse);
-  std::fill(scores + visible, scores + keys, 0.0f);
+  for (int64_t i = start; i < stop; i += kLanes) simd::store(scores + i, simd::load(scores + i) * inverse);
+  std::fill(scores, scores + visible.begin, 0.0f);
+  std::fill(scores + visible.end, scores + keys, 0.0f);
   return top + std::log(sum);
 }
 
 // In place: scores -> probabilities p, and grad_p -> grad of the scores = p * (grad_p - delta).
 FSDP_SIMD_CLONES void softmax_gradient_row(float* scores, float* grad_p, float log_sum_exp, float delta,
-                                           int64_t visible, int64_t keys) {
-  const int64_t used = (visible + kLanes - 1) / kLanes * kLanes;
-  for (int64_t i = 0; i < used; i += kLanes) {
+                                           Visible visible, int64_t keys) {
+  const int64_t start = visible.begin / kLanes * kLanes, stop = (visible.end + kLanes - 1) / kLanes * kLanes;
+  for (int64_t i = start; i < stop; i += kLanes) {
     const Float p = simd::exp(simd::load(scores + i) - log_sum_exp);
     simd::store(scores + i, p);
     simd::store(grad_p + i, p * (simd::load(grad_p + i) - delta));
   }
-  std::fill(scores + visible, scores + keys, 0.0f);
-  std::fill(grad_p + visible, grad_p + keys, 0.0f);
+  for (float* row : {scores, grad_p}) {
+    std::fill(row, row + visible.begin, 0.0f);
+    std::fill(row + visible.end, row + keys, 0.0f);
+  }
 }
 
 float dot(const float* a, const float* b, int64_t count) {
@@ -149,14 +174,18 @@ void forward_task(const Task& task, const Sizes& sizes, const ForwardTensors<T>&
     const int64_t query_offset = task.first_token * query_stride + head * dim;
     pack_rows(tensors.q + query_offset, query_stride, task.length, dim, sizes.scale, q_PW);
     for (int64_t begin = 0; begin < task.length; begin += kQueryBlock) {
-      const int64_t queries = std::min(kQueryBlock, padded - begin), keys = begin + queries;
-      small_gemm(queries, keys, width, {q_PW + begin * width, width, 1}, k_WP, padded, scores_QP, padded, false);
+      const int64_t queries = std::min(kQueryBlock, padded - begin);
+      const Band band = band_of(begin, queries, sizes.window);
+      small_gemm(queries, band.count, width, {q_PW + begin * width, width, 1}, k_WP + band.first, padded, scores_QP,
+                 padded, false);
       for (int64_t i = 0; i < queries; ++i) {
         const int64_t token = begin + i;
-        const float log_sum_exp = softmax_row(scores_QP + i * padded, token + 1, keys);
+        const float log_sum_exp =
+            softmax_row(scores_QP + i * padded, visible_to(token, band, sizes.window), band.count);
         if (token < task.length) tensors.log_sum_exp[(task.first_token + token) * sizes.heads + head] = log_sum_exp;
       }
-      small_gemm(queries, width, keys, {scores_QP, padded, 1}, v_PW, width, y_PW + begin * width, width, false);
+      small_gemm(queries, width, band.count, {scores_QP, padded, 1}, v_PW + band.first * width, width,
+                 y_PW + begin * width, width, false);
     }
     unpack_rows(y_PW, task.length, dim, 1.0f, tensors.y + query_offset, query_stride);
   }
@@ -184,20 +213,26 @@ struct BackwardBuffers {
   }
 };
 
-void backward_block(const BackwardBuffers& b, int64_t begin, int64_t padded, int64_t width, int64_t length,
-                    const float* log_sum_exp, int64_t log_stride) {
-  const int64_t queries = std::min(kQueryBlock, padded - begin), keys = begin + queries;
+// `log_sum_exp` is that of the document's first token and of the query head.
+void backward_block(const BackwardBuffers& b, int64_t begin, const Sizes& sizes, int64_t length,
+                    const float* log_sum_exp) {
+  const int64_t padded = round_up(length), width = sizes.width(), queries = std::min(kQueryBlock, padded - begin);
+  const Band band = band_of(begin, queries, sizes.window);
   const float *q_QW = b.q_PW + begin * width, *grad_y_QW = b.grad_y_PW + begin * width;
-  small_gemm(queries, keys, width, {q_QW, width, 1}, b.k_WP, padded, b.scores_QP, padded, false);
-  small_gemm(queries, keys, width, {grad_y_QW, width, 1}, b.v_WP, padded, b.grad_QP, padded, false);
+  small_gemm(queries, band.count, width, {q_QW, width, 1}, b.k_WP + band.first, padded, b.scores_QP, padded, false);
+  small_gemm(queries, band.count, width, {grad_y_QW, width, 1}, b.v_WP + band.first, padded, b.grad_QP, padded, false);
   for (int64_t i = 0; i < queries; ++i) {
-    const int64_t token = begin + i, visible = token < length ? token + 1 : 0;  // padding takes no part
+    const int64_t token = begin + i;
+    const bool is_padding = token >= length;  // takes no part
     softmax_gradient_row(b.scores_QP + i * padded, b.grad_QP + i * padded,
-                         token < length ? log_sum_exp[token * log_stride] : 0, b.delta_P[token], visible, keys);
+                         is_padding ? 0 : log_sum_exp[token * sizes.heads], b.delta_P[token],
+                         is_padding ? Visible{0, 0} : visible_to(token, band, sizes.window), band.count);
   }
-  small_gemm(queries, width, keys, {b.grad_QP, padded, 1}, b.k_PW, width, b.grad_q_PW + begin * width, width, false);
-  small_gemm(keys, width, queries, {b.grad_QP, 1, padded}, q_QW, width, b.grad_k_PW, width, true);
-  small_gemm(keys, width, queries, {b.scores_QP, 1, padded}, grad_y_QW, width, b.grad_v_PW, width, true);
+  const int64_t first = band.first * width;
+  small_gemm(queries, width, band.count, {b.grad_QP, padded, 1}, b.k_PW + first, width, b.grad_q_PW + begin * width,
+             width, false);
+  small_gemm(band.count, width, queries, {b.grad_QP, 1, padded}, q_QW, width, b.grad_k_PW + first, width, true);
+  small_gemm(band.count, width, queries, {b.scores_QP, 1, padded}, grad_y_QW, width, b.grad_v_PW + first, width, true);
 }
 
 template <class T>
@@ -219,8 +254,7 @@ void backward_task(const Task& task, const Sizes& sizes, const BackwardTensors<T
     for (int64_t i = 0; i < padded; ++i) b.delta_P[i] = dot(b.q_PW + i * width, b.grad_y_PW + i * width, width);
     pack_rows(tensors.q + offset, query_stride, length, dim, sizes.scale, b.q_PW);
     for (int64_t begin = 0; begin < length; begin += kQueryBlock)
-      backward_block(b, begin, padded, width, length, tensors.log_sum_exp + task.first_token * sizes.heads + head,
-                     sizes.heads);
+      backward_block(b, begin, sizes, length, tensors.log_sum_exp + task.first_token * sizes.heads + head);
     unpack_rows(b.grad_q_PW, length, dim, sizes.scale, tensors.grad_q + offset, query_stride);
   }
   unpack_rows(b.grad_k_PW, length, dim, 1.0f, tensors.grad_k + key_offset, key_stride);
@@ -252,18 +286,24 @@ std::vector<Task> make_tasks(const at::Tensor& q, int64_t key_heads, at::IntArra
   return tasks;
 }
 
-Sizes make_sizes(const at::Tensor& q, const at::Tensor& k, const std::vector<Task>& tasks) {
+Sizes make_sizes(const at::Tensor& q, const at::Tensor& k, const std::vector<Task>& tasks, int64_t window) {
+  TORCH_CHECK(window >= 0, "[causal_attention] window: got ", window, ", expected 0 (all keys) or a number of keys");
   int64_t longest = 0;
   for (const Task& task : tasks) longest = std::max(longest, task.length);
-  return {q.size(2), k.size(2), q.size(3), longest, 1.0f / std::sqrt(static_cast<float>(q.size(3)))};
+  return {q.size(2),
+          k.size(2),
+          q.size(3),
+          longest,
+          window == 0 ? longest : std::min(window, longest),
+          1.0f / std::sqrt(static_cast<float>(q.size(3)))};
 }
 
 std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q_BTHD, const at::Tensor& k_BTKD,
-                                               const at::Tensor& v_BTKD, at::IntArrayRef lengths) {
+                                               const at::Tensor& v_BTKD, at::IntArrayRef lengths, int64_t window) {
   check_inputs(q_BTHD, k_BTKD, v_BTKD);
   const at::Tensor q = q_BTHD.contiguous(), k = k_BTKD.contiguous(), v = v_BTKD.contiguous();
   const auto tasks = make_tasks(q, k.size(2), lengths);
-  const Sizes sizes = make_sizes(q, k, tasks);
+  const Sizes sizes = make_sizes(q, k, tasks, window);
   at::Tensor y = at::empty(q.sizes(), q.options());
   at::Tensor log_sum_exp = at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(at::kFloat));
   dispatch_dtype("causal_attention", q, [&](auto zero) {
@@ -282,11 +322,11 @@ std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q_BTHD, const a
 std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_cpu(const at::Tensor& grad_y, const at::Tensor& q_BTHD,
                                                             const at::Tensor& k_BTKD, const at::Tensor& v_BTKD,
                                                             const at::Tensor& y, const at::Tensor& log_sum_exp,
-                                                            at::IntArrayRef lengths) {
+                                                            at::IntArrayRef lengths, int64_t window) {
   const at::Tensor grad = grad_y.contiguous();
   const at::Tensor q = q_BTHD.contiguous(), k = k_BTKD.contiguous(), v = v_BTKD.contiguous();
   const auto tasks = make_tasks(q, k.size(2), lengths);
-  const Sizes sizes = make_sizes(q, k, tasks);
+  const Sizes sizes = make_sizes(q, k, tasks, window);
   at::Tensor grad_q = at::empty(q.sizes(), q.options()), grad_k = at::empty(k.sizes(), k.options()),
              grad_v = at::empty(v.sizes(), v.options());
   dispatch_dtype("causal_attention_backward", q, [&](auto zero) {
@@ -306,12 +346,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_cpu(const at::Tensor& gr
 
 struct CausalAttention : torch::autograd::Function<CausalAttention> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v, at::IntArrayRef lengths) {
-    static const auto op = find_operator<std::tuple<at::Tensor, at::Tensor>(
-        const at::Tensor&, const at::Tensor&, const at::Tensor&, at::IntArrayRef)>("fsdp::causal_attention_forward");
-    auto [y, log_sum_exp] = op.call(q, k, v, lengths);
+                            const at::Tensor& v, at::IntArrayRef lengths, int64_t window) {
+    static const auto op =
+        find_operator<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                                         at::IntArrayRef, int64_t)>("fsdp::causal_attention_forward");
+    auto [y, log_sum_exp] = op.call(q, k, v, lengths, window);
     context->save_for_backward({q, k, v, y, log_sum_exp});
     context->saved_data["lengths"] = lengths.vec();
+    context->saved_data["window"] = window;
     return y;
   }
 
@@ -319,27 +361,28 @@ struct CausalAttention : torch::autograd::Function<CausalAttention> {
                                                  torch::autograd::variable_list grads) {
     static const auto op = find_operator<std::tuple<at::Tensor, at::Tensor, at::Tensor>(
         const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-        const at::Tensor&, at::IntArrayRef)>("fsdp::causal_attention_backward");
+        const at::Tensor&, at::IntArrayRef, int64_t)>("fsdp::causal_attention_backward");
     const auto saved = context->get_saved_variables();
     const auto lengths = context->saved_data["lengths"].toIntVector();
-    auto [grad_q, grad_k, grad_v] = op.call(grads[0], saved[0], saved[1], saved[2], saved[3], saved[4], lengths);
-    return {grad_q, grad_k, grad_v, at::Tensor()};
+    const int64_t window = context->saved_data["window"].toInt();
+    auto [grad_q, grad_k, grad_v] =
+        op.call(grads[0], saved[0], saved[1], saved[2], saved[3], saved[4], lengths, window);
+    return {grad_q, grad_k, grad_v, at::Tensor(), at::Tensor()};
   }
 };
 
 }  // namespace
 
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            at::IntArrayRef document_lengths) {
-  return CausalAttention::apply(q, k, v, document_lengths);
+                            at::IntArrayRef document_lengths, int64_t window) {
+  return CausalAttention::apply(q, k, v, document_lengths, window);
 }
 
 TORCH_LIBRARY_FRAGMENT(fsdp, library) {
-  library.def("causal_attention_forward(Tensor q, Tensor k, Tensor v, int[] lengths) -> (Tensor, Tensor)");
+  library.def("causal_attention_forward(Tensor q, Tensor k, Tensor v, int[] lengths, int window) -> (Tensor, Tensor)");
   library.def(
       "causal_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor y, Tensor log_sum_exp, int[] "
-      "lengths) "
-      "-> (Tensor, Tensor, Tensor)");
+      "lengths, int window) -> (Tensor, Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(fsdp, CPU, library) {

@@ -8,8 +8,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <tuple>
+#include <vector>
 
+#include "kernels/cross_entropy_parts.h"
 #include "kernels/dispatch.h"
 #include "kernels/simd.h"
 
@@ -37,30 +40,57 @@ FSDP_ALWAYS_INLINE float log_sum_exp_of(const T* logits, int64_t vocab) {
   return top + std::log(simd::sum(total));
 }
 
-// (softmax(logits) - one_hot(target)) * scale
 template <class T>
-FSDP_ALWAYS_INLINE void gradient_row_of(const T* logits, float log_sum_exp, int64_t target, float scale, T* grad,
+FSDP_ALWAYS_INLINE float mean_of(const T* logits, int64_t vocab) {
+  const int64_t whole = vocab - vocab % kLanes, rest = vocab - whole;
+  Float total = simd::load_first(logits + whole, rest);
+  for (int64_t i = 0; i < whole; i += kLanes) total += simd::load(logits + i);
+  return simd::sum(total) / static_cast<float>(vocab);
+}
+
+// The gradient of one row: (softmax(logits) * slope - spread - (at the target ? peak : 0)) * scale.
+struct RowGradient {
+  float log_sum_exp, slope, spread, peak, scale;
+};
+
+RowGradient make_row_gradient(const LossTerms& terms, float log_sum_exp, float scale, int64_t vocab) {
+  const double slope = 1 + 2 * terms.z_loss * log_sum_exp;
+  return {log_sum_exp, static_cast<float>(slope),
+          static_cast<float>(terms.label_smoothing / static_cast<double>(vocab)),
+          static_cast<float>(1 - terms.label_smoothing), scale};
+}
+
+template <class T>
+FSDP_ALWAYS_INLINE void gradient_row_of(const T* logits, const RowGradient& row, int64_t target, T* grad,
                                         int64_t vocab) {
   const int64_t whole = vocab - vocab % kLanes, rest = vocab - whole;
+  const float slope = row.slope * row.scale, spread = row.spread * row.scale;
   for (int64_t i = 0; i < whole; i += kLanes)
-    simd::store(grad + i, simd::exp(simd::load(logits + i) - log_sum_exp) * scale);
-  if (rest)
-    simd::store_first(grad + whole, simd::exp(simd::load_first(logits + whole, rest) - log_sum_exp) * scale, rest);
-  grad[target] = static_cast<T>((std::exp(static_cast<float>(logits[target]) - log_sum_exp) - 1.0f) * scale);
+    simd::store(grad + i, simd::exp(simd::load(logits + i) - row.log_sum_exp) * slope - spread);
+  if (rest) {
+    const Float tail = simd::load_first(logits + whole, rest);
+    simd::store_first(grad + whole, simd::exp(tail - row.log_sum_exp) * slope - spread, rest);
+  }
+  const float p = std::exp(static_cast<float>(logits[target]) - row.log_sum_exp);
+  grad[target] = static_cast<T>((p * row.slope - row.peak - row.spread) * row.scale);
 }
 
 FSDP_SIMD_CLONES float log_sum_exp(const float* logits, int64_t vocab) { return log_sum_exp_of(logits, vocab); }
 
 FSDP_SIMD_CLONES float log_sum_exp(const at::BFloat16* logits, int64_t vocab) { return log_sum_exp_of(logits, vocab); }
 
-FSDP_SIMD_CLONES void gradient_row(const float* logits, float log_sum_exp, int64_t target, float scale, float* grad,
+FSDP_SIMD_CLONES float mean_logit(const float* logits, int64_t vocab) { return mean_of(logits, vocab); }
+
+FSDP_SIMD_CLONES float mean_logit(const at::BFloat16* logits, int64_t vocab) { return mean_of(logits, vocab); }
+
+FSDP_SIMD_CLONES void gradient_row(const float* logits, const RowGradient& row, int64_t target, float* grad,
                                    int64_t vocab) {
-  gradient_row_of(logits, log_sum_exp, target, scale, grad, vocab);
+  gradient_row_of(logits, row, target, grad, vocab);
 }
 
-FSDP_SIMD_CLONES void gradient_row(const at::BFloat16* logits, float log_sum_exp, int64_t target, float scale,
+FSDP_SIMD_CLONES void gradient_row(const at::BFloat16* logits, const RowGradient& row, int64_t target,
                                    at::BFloat16* grad, int64_t vocab) {
-  gradient_row_of(logits, log_sum_exp, target, scale, grad, vocab);
+  gradient_row_of(logits, row, target, grad, vocab);
 }
 
 int64_t rows_per_task(int64_t vocab) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, vocab)); }
@@ -80,37 +110,59 @@ void check_targets(const int64_t* targets, int64_t count, int64_t vocab) {
   }
 }
 
+void check_terms(const LossTerms& terms) {
+  TORCH_CHECK(std::isfinite(terms.z_loss) && terms.z_loss >= 0, "[cross_entropy] z_loss: got ", terms.z_loss,
+              ", expected a number from 0 on");
+  TORCH_CHECK(terms.label_smoothing >= 0 && terms.label_smoothing <= 1, "[cross_entropy] label_smoothing: got ",
+              terms.label_smoothing, ", expected a number from 0 to 1");
+}
+
 int64_t count_valid(const int64_t* targets, int64_t count) {
   return count - std::count(targets, targets + count, kIgnoreIndex);
 }
 
-std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& logits_NV, const at::Tensor& targets_N, bool mean) {
+template <class T>
+double row_loss(const T* logits, float log_sum_exp, int64_t target, const LossTerms& terms, int64_t vocab) {
+  const double at_target = static_cast<float>(logits[target]), normaliser = log_sum_exp;
+  double loss = normaliser - at_target;
+  if (terms.label_smoothing > 0) loss += terms.label_smoothing * (at_target - mean_logit(logits, vocab));
+  if (terms.z_loss > 0) loss += terms.z_loss * normaliser * normaliser;
+  return loss;
+}
+
+std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& logits_NV, const at::Tensor& targets_N, bool mean,
+                                               double z_loss, double label_smoothing) {
+  const LossTerms terms{z_loss, label_smoothing};
   check_inputs(logits_NV, targets_N);
+  check_terms(terms);
   const at::Tensor logits = logits_NV.contiguous(), targets = targets_N.contiguous();
   const int64_t count = logits.size(0), vocab = logits.size(1);
   const int64_t* target = targets.const_data_ptr<int64_t>();
   check_targets(target, count, vocab);
   at::Tensor normaliser = at::empty({count}, logits.options().dtype(at::kFloat));
   float* normaliser_of = normaliser.mutable_data_ptr<float>();
-  double total = 0;
+  std::vector<double> losses(static_cast<size_t>(count));
   dispatch_dtype("cross_entropy", logits, [&](auto zero) {
     using T = decltype(zero);
     const T* row_of = logits.const_data_ptr<T>();
     at::parallel_for(0, count, rows_per_task(vocab), [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row)
-        normaliser_of[row] = target[row] == kIgnoreIndex ? 0.0f : log_sum_exp(row_of + row * vocab, vocab);
+      for (int64_t row = begin; row < end; ++row) {
+        const bool counts = target[row] != kIgnoreIndex;
+        const T* values = row_of + row * vocab;
+        normaliser_of[row] = counts ? log_sum_exp(values, vocab) : 0.0f;
+        if (counts) losses[static_cast<size_t>(row)] = row_loss(values, normaliser_of[row], target[row], terms, vocab);
+      }
     });
-    for (int64_t row = 0; row < count; ++row)
-      if (target[row] != kIgnoreIndex)
-        total += normaliser_of[row] - static_cast<float>(row_of[row * vocab + target[row]]);
   });
+  const double total = std::accumulate(losses.begin(), losses.end(), 0.0);
   const auto valid = std::max<int64_t>(1, count_valid(target, count));
   const double loss = mean ? total / static_cast<double>(valid) : total;
   return {at::scalar_tensor(loss, logits.options().dtype(at::kFloat)), normaliser};
 }
 
 at::Tensor backward_cpu(const at::Tensor& grad_loss, const at::Tensor& logits_NV, const at::Tensor& targets_N,
-                        const at::Tensor& normaliser, bool mean) {
+                        const at::Tensor& normaliser, bool mean, double z_loss, double label_smoothing) {
+  const LossTerms terms{z_loss, label_smoothing};
   const at::Tensor logits = logits_NV.contiguous(), targets = targets_N.contiguous();
   const int64_t count = logits.size(0), vocab = logits.size(1);
   const int64_t* target = targets.const_data_ptr<int64_t>();
@@ -124,10 +176,12 @@ at::Tensor backward_cpu(const at::Tensor& grad_loss, const at::Tensor& logits_NV
     T* grad_of = grad.mutable_data_ptr<T>();
     at::parallel_for(0, count, rows_per_task(vocab), [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
+        T* out = grad_of + row * vocab;
         if (target[row] == kIgnoreIndex)
-          std::fill_n(grad_of + row * vocab, vocab, T(0));
+          std::fill_n(out, vocab, T(0));
         else
-          gradient_row(row_of + row * vocab, normaliser_of[row], target[row], scale, grad_of + row * vocab, vocab);
+          gradient_row(row_of + row * vocab, make_row_gradient(terms, normaliser_of[row], scale, vocab), target[row],
+                       out, vocab);
       }
     });
   });
@@ -136,31 +190,33 @@ at::Tensor backward_cpu(const at::Tensor& grad_loss, const at::Tensor& logits_NV
 
 struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& logits_NV,
-                            const at::Tensor& targets_N, bool mean) {
-    static const auto op =
-        find_operator<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, bool)>(
-            "fsdp::cross_entropy_forward");
-    auto [loss, normaliser] = op.call(logits_NV, targets_N, mean);
+                            const at::Tensor& targets_N, bool mean, double z_loss, double label_smoothing) {
+    static const auto op = find_operator<CrossEntropyForward>("fsdp::cross_entropy_forward");
+    auto [loss, normaliser] = op.call(logits_NV, targets_N, mean, z_loss, label_smoothing);
     context->save_for_backward({logits_NV, targets_N, normaliser});
     context->saved_data["mean"] = mean;
+    context->saved_data["z_loss"] = z_loss;
+    context->saved_data["label_smoothing"] = label_smoothing;
     return loss;
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list grads) {
-    static const auto op =
-        find_operator<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>(
-            "fsdp::cross_entropy_backward");
+    static const auto op = find_operator<CrossEntropyBackward>("fsdp::cross_entropy_backward");
     const auto saved = context->get_saved_variables();
-    const bool mean = context->saved_data["mean"].toBool();
-    return {op.call(grads[0], saved[0], saved[1], saved[2], mean), at::Tensor(), at::Tensor()};
+    auto& data = context->saved_data;
+    torch::autograd::variable_list result(5);
+    result[0] = op.call(grads[0], saved[0], saved[1], saved[2], data["mean"].toBool(), data["z_loss"].toDouble(),
+                        data["label_smoothing"].toDouble());
+    return result;
   }
 };
 
 }  // namespace
 
-at::Tensor cross_entropy(const at::Tensor& logits_NV, const at::Tensor& targets_N, Reduction reduction) {
-  return CrossEntropy::apply(logits_NV, targets_N, reduction == Reduction::kMean);
+at::Tensor cross_entropy(const at::Tensor& logits_NV, const at::Tensor& targets_N, Reduction reduction,
+                         const LossTerms& terms) {
+  return CrossEntropy::apply(logits_NV, targets_N, reduction == Reduction::kMean, terms.z_loss, terms.label_smoothing);
 }
 
 int64_t count_valid_targets(const at::Tensor& targets) {
@@ -169,9 +225,12 @@ int64_t count_valid_targets(const at::Tensor& targets) {
 }
 
 TORCH_LIBRARY_FRAGMENT(fsdp, library) {
-  library.def("cross_entropy_forward(Tensor logits, Tensor targets, bool mean) -> (Tensor, Tensor)");
   library.def(
-      "cross_entropy_backward(Tensor grad, Tensor logits, Tensor targets, Tensor normaliser, bool mean) -> Tensor");
+      "cross_entropy_forward(Tensor logits, Tensor targets, bool mean, float z_loss, float label_smoothing) -> "
+      "(Tensor, Tensor)");
+  library.def(
+      "cross_entropy_backward(Tensor grad, Tensor logits, Tensor targets, Tensor normaliser, bool mean, float z_loss, "
+      "float label_smoothing) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(fsdp, CPU, library) {

@@ -11,22 +11,29 @@ inline constexpr int64_t kIgnoreIndex = -100;  // target value that carries no l
 
 enum class Reduction { kSum, kMean };  // over the targets that are not kIgnoreIndex
 
-// -log_softmax(logits)[target], summed or averaged over the valid targets, differentiable in the logits.
+// What is added to the cross entropy of a row, or blended into it.
+struct LossTerms {
+  double z_loss = 0;           // z: adds z * log_sum_exp(logits)^2, which keeps logits near 0 (PaLM, section 5)
+  double label_smoothing = 0;  // e: the target is 1 - e at its entry and e / V everywhere, as in torch
+};
+
+// -log_softmax(logits)[target], summed or averaged over the valid targets, differentiable in the logits; with `terms`
+// (1 - e) * that + e * mean(-log_softmax(logits)) + z * log_sum_exp(logits)^2.
 //   logits_NV fp32 or bf16, targets_N int64, on the CPU; result: fp32 scalar. Maths in fp32, the sum over rows in fp64.
 // With no valid target the result is 0 and so is the gradient (torch gives NaN for the mean).
 // Saves logits, targets and one fp32 number per row; the backward writes the gradient, in the logits' dtype, in one
 // pass. Targets are taken as they are: a causal model's labels must already be shifted. Operators:
 // fsdp::cross_entropy_forward, fsdp::cross_entropy_backward. Throws c10::Error if a target is neither kIgnoreIndex nor
-// in [0, V), naming its value, or if shapes do not fit.
+// in [0, V), naming its value, or if shapes or terms do not fit.
 at::Tensor cross_entropy(const at::Tensor& logits_NV, const at::Tensor& targets_N,
-                         Reduction reduction = Reduction::kMean);
+                         Reduction reduction = Reduction::kMean, const LossTerms& terms = {});
 
 // cross_entropy(x W^T, targets) without the logits: x_NE [N, E], weight_VE [V, E], both fp32 or both bf16. A chunk of
 // rows at a time is multiplied, in the backward once more, so that no more than kLogitsAtATime logits and as many
 // gradients are ever in memory; the weight's gradient is summed over chunks in fp32, in its GradientSlot where there is
 // one. Saves x, the weight, targets and one number per row. Operator: fsdp::linear_cross_entropy.
 at::Tensor linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor& weight_VE, const at::Tensor& targets_N,
-                                Reduction reduction = Reduction::kMean);
+                                Reduction reduction = Reduction::kMean, const LossTerms& terms = {});
 
 inline constexpr int64_t kLogitsAtATime = int64_t{1} << 22;
 

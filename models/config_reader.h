@@ -18,6 +18,8 @@ class ConfigReader {
 
   // The value, or null if the key is absent or null.
   const nlohmann::json* find(std::string_view key) const;
+  // The key is there and its value is null, which for some keys is not the same as no key.
+  bool is_null(std::string_view key) const { return object_.contains(key) && find(key) == nullptr; }
 
   // Typed values. Absent or null: `fallback`, or an objection if there is none. Wrong type or range: an objection, and
   // some value inside the range.

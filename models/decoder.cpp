@@ -108,12 +108,12 @@ at::Tensor DecoderImpl::forward(const at::Tensor& input_ids_BT, const Sequence& 
 }
 
 at::Tensor DecoderImpl::loss(const at::Tensor& input_ids_BT, const at::Tensor& targets_N, const Sequence& sequence,
-                             kernels::Reduction reduction) {
+                             kernels::Reduction reduction, const kernels::LossTerms& terms) {
   const at::Tensor hidden_NE =
       body_->forward(input_ids_BT, make_inputs(input_ids_BT, sequence), run_block_).flatten(0, 1);
   const int64_t bytes = hidden_NE.size(0) * config_.vocab_size * static_cast<int64_t>(hidden_NE.element_size());
-  if (bytes <= kMostLogitBytes) return kernels::cross_entropy(compute_logits(hidden_NE), targets_N, reduction);
-  return kernels::linear_cross_entropy(hidden_NE, head_VE(), targets_N, reduction);
+  if (bytes <= kMostLogitBytes) return kernels::cross_entropy(compute_logits(hidden_NE), targets_N, reduction, terms);
+  return kernels::linear_cross_entropy(hidden_NE, head_VE(), targets_N, reduction, terms);
 }
 
 at::Tensor DecoderImpl::forward_cached(const at::Tensor& input_ids_BT, DecoderCache& cache) {
@@ -134,7 +134,7 @@ void DecoderImpl::reset_parameters(uint64_t seed) {
   at::NoGradGuard no_grad;
   for (auto& entry : named_parameters()) {
     if (entry.value().dim() == 1)
-      entry.value().fill_(1);
+      entry.value().fill_(entry.key().ends_with(".bias") ? 0 : 1);
     else
       fill_normal(entry.value(), config_.initializer_range, seed, entry.key());
   }

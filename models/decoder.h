@@ -1,5 +1,5 @@
-// A Llama-style decoder: token ids in, logits out. Plain torch::nn on one device; knows nothing of sharding.
-// Shape suffixes: B rows, T tokens, E hidden, V vocabulary.
+// The decoder of all supported families: token ids in, logits out. Plain torch::nn on one device; knows nothing of
+// sharding. Shape suffixes: B rows, T tokens, E hidden, V vocabulary.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -65,18 +65,19 @@ class DecoderImpl : public torch::nn::Module {
   // Throws c10::Error on ids outside the vocabulary and on a Sequence that does not fit.
   at::Tensor forward(const at::Tensor& input_ids_BT, const Sequence& sequence = {});
 
-  // Cross entropy of the logits that forward() gives: targets [B * T] as kernels::cross_entropy() takes them; fp32
-  // scalar. Logits of more than kMostLogitBytes are never whole in memory.
+  // Cross entropy of the logits that forward() gives: targets [B * T] and terms as kernels::cross_entropy() takes them;
+  // fp32 scalar. Logits of more than kMostLogitBytes are never whole in memory.
   at::Tensor loss(const at::Tensor& input_ids_BT, const at::Tensor& targets_N, const Sequence& sequence = {},
-                  kernels::Reduction reduction = kernels::Reduction::kMean);
+                  kernels::Reduction reduction = kernels::Reduction::kMean, const kernels::LossTerms& terms = {});
   static constexpr int64_t kMostLogitBytes = int64_t{256} << 20;
 
   // Generation: `input_ids` [B, T] follow the tokens already in `cache`, which takes them in. Same logits as forward()
   // over everything at once, for the new tokens. Runs without gradients.
   at::Tensor forward_cached(const at::Tensor& input_ids_BT, DecoderCache& cache);
 
-  // Matrices ~ normal(0, initializer_range), norms 1. Each parameter's values depend on `seed` and its name only: not
-  // on the number of ranks, the dtype (but for rounding) or the global generators. Writes the parameters in place.
+  // Matrices ~ normal(0, initializer_range), norms 1, biases 0. Each parameter's values depend on `seed` and its name
+  // only: not on the number of ranks, the dtype (but for rounding) or the global generators. Writes the parameters in
+  // place.
   void reset_parameters(uint64_t seed);
 
   const DecoderConfig& config() const { return config_; }

@@ -24,9 +24,12 @@ struct RopeConfig {
   int64_t original_max_position_embeddings = 8192;
 };
 
-// A Llama-style decoder; plain data. Names are those of config.json.
+// Which projections of the attention block add a bias.
+enum class AttentionBias { kNone, kInputs, kInputsAndOutput };  // kInputs: q, k and v
+
+// A decoder of one of the supported families; plain data. Names are those of config.json, where it has them.
 struct DecoderConfig {
-  std::string model_type = "llama";  // "llama" (Llama 2 and 3, SmolLM2) or "smollm3"
+  std::string model_type = "llama";  // one of model_types()
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
@@ -35,8 +38,12 @@ struct DecoderConfig {
   int64_t num_key_value_heads = 0;
   int64_t head_dim = 0;
   double rms_norm_eps = 1e-6;
+  AttentionBias attention_bias = AttentionBias::kNone;
+  bool has_qk_norm = false;  // RMS norm of each head's query and key, before the rotary embedding
   RopeConfig rope;
   std::vector<bool> no_rope_layers;  // one per layer; true = the layer HAS a rotary embedding (Hugging Face's reading)
+  int64_t sliding_window = 0;        // a token sees so many, the last of them itself; 0: all before it
+  std::vector<bool> sliding_layers;  // one per layer: has the window; empty: all have it
   bool tie_word_embeddings = false;
   int64_t max_position_embeddings = 2048;
   double initializer_range = 0.02;
@@ -48,7 +55,17 @@ struct DecoderConfig {
 
   // True if layer `layer` rotates queries and keys; an empty list means that all do.
   bool has_rope(int64_t layer) const;
+  // The window of layer `layer`; 0: none.
+  int64_t window(int64_t layer) const;
 };
+
+// The values of model_type that are understood: llama (Llama 2 and 3, SmolLM2), smollm3, mistral, qwen2 (and 2.5),
+// qwen3.
+const std::vector<std::string>& model_types();
+
+// What the family `model_type` brings of itself: biases, norms, tied embeddings, rotary base. Sizes are 0. Throws
+// io::Error(kUsage) for an unknown family.
+DecoderConfig family_config(const std::string& model_type);
 
 // Reads `path`, a config.json or the folder that holds one, in the layout of transformers 4 or 5.
 // Throws io::Error(kModel) with ONE table of everything that is missing, out of range or not supported: key, value
@@ -65,8 +82,9 @@ nlohmann::json to_hugging_face(const DecoderConfig& config);
 int64_t num_parameters(const DecoderConfig& config);
 
 // Floating point operations of the model per token, forward and backward, with causal attention over `sequence_length`
-// tokens: 6 (L P + V h) + 6 L (s + 1) H d, where P are the matrix parameters of one layer. Look-ups, norms and softmax
-// count nothing; recomputation does not count.
+// tokens: 6 (L P + V h) + 12 L n H d, where P are the matrix parameters of one layer, and n is the mean number of
+// tokens that one sees: (s + 1) / 2 without a window. Look-ups, norms and softmax count nothing; recomputation does not
+// count.
 double flops_per_token(const DecoderConfig& config, int64_t sequence_length);
 
 }  // namespace fsdp::models

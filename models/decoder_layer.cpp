@@ -2,12 +2,9 @@
 
 #include <torch/torch.h>
 
-#include "kernels/rms_norm.h"
 #include "kernels/swiglu.h"
 
 namespace fsdp::models {
-
-at::Tensor RmsNormImpl::forward(const at::Tensor& x) { return kernels::rms_norm(x, weight, eps_); }
 
 GatedMlpImpl::GatedMlpImpl(const DecoderConfig& config, const at::TensorOptions& options)
     : gate_proj_(config.hidden_size, config.intermediate_size, options),

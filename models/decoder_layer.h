@@ -8,23 +8,9 @@
 #include "models/attention.h"
 #include "models/decoder_config.h"
 #include "models/linear.h"
+#include "models/rms_norm.h"
 
 namespace fsdp::models {
-
-// Root mean square norm over the last dimension; parameter `weight` [E].
-class RmsNormImpl : public torch::nn::Module {
- public:
-  RmsNormImpl(int64_t size, double eps, const at::TensorOptions& options)
-      : weight(register_parameter("weight", torch::empty({size}, options))), eps_(eps) {}
-
-  at::Tensor forward(const at::Tensor& x);
-
-  at::Tensor weight;
-
- private:
-  double eps_;
-};
-TORCH_MODULE(RmsNorm);
 
 // down(silu(gate(x)) * up(x)).
 class GatedMlpImpl : public torch::nn::Module {

@@ -2,8 +2,10 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -31,56 +33,60 @@ std::optional<at::ScalarType> scalar_type_of(io::DType dtype) {
   }
 }
 
-std::string describe(at::IntArrayRef shape) {
+std::string describe(const std::vector<int64_t>& shape) {
   std::ostringstream out;
-  out << shape;
+  out << at::IntArrayRef(shape);
   return out.str();
 }
 
 // In the file but not needed: a tied head written twice, and frequencies that old versions saved.
-bool is_tolerated(const std::string& name) {
-  constexpr std::string_view kFrequencies = "rotary_emb.inv_freq";
-  return name == "lm_head.weight" || (name.size() >= kFrequencies.size() &&
-                                      std::string_view(name).substr(name.size() - kFrequencies.size()) == kFrequencies);
-}
+bool is_tolerated(const std::string& name) { return name == "lm_head.weight" || name.ends_with("rotary_emb.inv_freq"); }
 
-std::vector<Mismatch> find_mismatches(const torch::OrderedDict<std::string, at::Tensor>& parameters,
-                                      const io::ModelFolder& folder) {
+std::vector<Mismatch> find_mismatches(const std::vector<ExpectedTensor>& expected, const io::ModelFolder& folder) {
   std::vector<Mismatch> mismatches;
-  for (const auto& parameter : parameters) {
-    const std::string expected = describe(parameter.value().sizes());
-    const auto location = folder.find(parameter.key());
+  std::set<std::string> known;
+  for (const auto& [name, shape] : expected) {
+    known.insert(name);
+    const auto location = folder.find(name);
     if (!location) {
-      mismatches.push_back({parameter.key(), "(absent)", expected});
+      mismatches.push_back({name, "(absent)", describe(shape)});
       continue;
     }
     const io::TensorEntry& entry = *location->entry;
-    if (parameter.value().sizes() != at::IntArrayRef(entry.shape))
-      mismatches.push_back({parameter.key(), describe(entry.shape), expected});
+    if (entry.shape != shape)
+      mismatches.push_back({name, describe(entry.shape), describe(shape)});
     else if (!scalar_type_of(entry.dtype))
-      mismatches.push_back({parameter.key(), std::string(io::name(entry.dtype)), "BF16, F16, F32 or F64"});
+      mismatches.push_back({name, std::string(io::name(entry.dtype)), "BF16, F16, F32 or F64"});
   }
   for (const std::string& name : folder.names())
-    if (!parameters.contains(name) && !is_tolerated(name))
+    if (known.count(name) == 0 && !is_tolerated(name))
       mismatches.push_back({io::in_quotes(name), describe(folder.find(name)->entry->shape), "(absent)"});
   return mismatches;
 }
 
-[[noreturn]] void throw_mismatches(const std::vector<Mismatch>& mismatches, const io::ModelFolder& folder) {
+}  // namespace
+
+void check_weights(const std::vector<ExpectedTensor>& expected, const io::ModelFolder& folder) {
+  const std::vector<Mismatch> mismatches = find_mismatches(expected, folder);
+  if (mismatches.empty()) return;
+  constexpr size_t kMostRows = 100;
   std::vector<Mismatch> rows = {{"tensor", "in file", "in model"}};
-  rows.insert(rows.end(), mismatches.begin(), mismatches.end());
+  rows.insert(rows.end(), mismatches.begin(),
+              mismatches.begin() + static_cast<std::ptrdiff_t>(std::min(mismatches.size(), kMostRows)));
+  if (mismatches.size() > kMostRows) rows.push_back({"...", "...", "..."});
   throw io::Error(io::ErrorKind::kModel, "[load_weights] " + io::in_quotes(folder.path().string()) + ": " +
-                                             std::to_string(mismatches.size()) + " tensor(s) do not fit the model" +
+                                             std::to_string(mismatches.size()) +
+                                             " tensor(s) do not fit config.json; use the config.json and weights of "
+                                             "one model" +
                                              text_table(rows));
 }
-
-}  // namespace
 
 void load_weights(torch::nn::Module& module, const io::ModelFolder& folder) {
   at::NoGradGuard no_grad;
   const auto parameters = module.named_parameters();
-  const auto mismatches = find_mismatches(parameters, folder);
-  if (!mismatches.empty()) throw_mismatches(mismatches, folder);
+  std::vector<ExpectedTensor> expected;
+  for (const auto& parameter : parameters) expected.push_back({parameter.key(), parameter.value().sizes().vec()});
+  check_weights(expected, folder);
   for (const auto& parameter : parameters) {
     const io::TensorEntry& entry = *folder.find(parameter.key())->entry;
     const at::Tensor stored = at::empty(entry.shape, at::TensorOptions().dtype(*scalar_type_of(entry.dtype)));

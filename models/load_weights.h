@@ -3,15 +3,28 @@
 
 #include <torch/nn/module.h>
 
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "io/model_folder.h"
 
 namespace fsdp::models {
 
+// A tensor that a model needs.
+struct ExpectedTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+
+// Throws io::Error(kModel) with ONE table of every name that is missing or surplus and every shape or dtype that does
+// not fit. `lm_head.weight` of a model with tied embeddings and `rotary_emb.inv_freq` tensors of old files are
+// tolerated. Reads no weights.
+void check_weights(const std::vector<ExpectedTensor>& expected, const io::ModelFolder& folder);
+
 // Fills every parameter of `module` from the tensor of the same name, converted from bf16, fp16, fp32 or fp64 to the
 // parameter's dtype. Reads one tensor at a time. Local.
-// Throws io::Error(kModel) with ONE table of every name that is missing or surplus and every shape or dtype that does
-// not fit; nothing has been written then. `lm_head.weight` of a model with tied embeddings and `rotary_emb.inv_freq`
-// tensors of old files are tolerated.
+// Throws what check_weights() throws; nothing has been written then.
 void load_weights(torch::nn::Module& module, const io::ModelFolder& folder);
 
 }  // namespace fsdp::models

@@ -37,8 +37,8 @@ Batch make_batch(const PackedSplit& split, std::span<const int64_t> sequences) {
 
 Part part_of(int64_t count, int rank, int size) { return {count * rank / size, count * (rank + 1) / size}; }
 
-at::Tensor summed_loss(models::Decoder& model, const Batch& batch) {
-  return model->loss(batch.input_ids_BT, batch.targets_N, batch.sequence, kernels::Reduction::kSum);
+at::Tensor summed_loss(models::Decoder& model, const Batch& batch, const kernels::LossTerms& terms) {
+  return model->loss(batch.input_ids_BT, batch.targets_N, batch.sequence, kernels::Reduction::kSum, terms);
 }
 
 }  // namespace fsdp::train

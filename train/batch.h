@@ -29,7 +29,7 @@ struct Part {
 };
 Part part_of(int64_t count, int rank, int size);
 
-// Sum of the cross entropies of all targets, fp32 scalar, differentiable.
-at::Tensor summed_loss(models::Decoder& model, const Batch& batch);
+// Sum of the cross entropies of all targets, fp32 scalar, differentiable; with terms, of what these make of them.
+at::Tensor summed_loss(models::Decoder& model, const Batch& batch, const kernels::LossTerms& terms = {});
 
 }  // namespace fsdp::train

@@ -23,6 +23,9 @@ struct ModelConfig {
   double rope_theta = 10000;
   double norm_eps = 1e-6;
   double init_std = 0.02;
+  std::string preset;
+  int64_t head_dim = 0;
+  int64_t sliding_window = 0;
 };
 
 struct DataConfig {
@@ -53,6 +56,8 @@ struct TrainConfig {
   int64_t eval_every = 0;
   int64_t eval_batches = 0;
   int64_t final_eval_batches = 0;
+  double z_loss = 0;
+  double label_smoothing = 0;
 };
 
 struct ShardConfig {

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "io/model_folder.h"
 #include "models/decoder_config.h"
+#include "models/presets.h"
 #include "train/config.h"
 
 namespace fsdp::train {
@@ -14,8 +16,14 @@ struct ModelChoice {
   std::optional<io::ModelFolder> weights;  // none: drawn at random
 };
 
-// `data_vocab_size` and `data_eos_id` are what the data set needs. Throws Error(kUsage) if the vocabularies do not fit,
-// io::Error for a model folder that is missing or broken.
+// `data_vocab_size` and `data_eos_id` are what the data set needs. Throws Error(kUsage) if the vocabularies do not fit
+// or keys of [model] contradict each other, io::Error for a model folder that is missing or broken.
 ModelChoice choose_model(const ModelConfig& config, int64_t data_vocab_size, int64_t data_eos_id);
+
+// Throws Error(kUsage) naming the nearest preset if there is none of that name.
+const models::Preset& preset_named(const std::string& name);
+
+// "3.08B parameters, 5.7 GiB in bf16, 11.5 GiB in fp32"
+std::string size_text(const models::DecoderConfig& config);
 
 }  // namespace fsdp::train

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
-#include <numeric>
 #include <sstream>
 #include <stdexcept>
 
 #include "fsdp/strategy/strategy.h"
+#include "train/edit_distance.h"
 
 namespace fsdp::train {
 namespace {
@@ -64,14 +64,15 @@ std::string toml_text(const std::string& value) {
 std::vector<Option> model_options() {
   return {
       {"model.path", FSDP_SLOT(model.path), any(),
-       "Hugging Face folder, or a config.json; empty: the model is made from the keys below"},
+       "Hugging Face folder, or a config.json; empty: the model is model.preset or made from the keys below"},
       {"model.weights", FSDP_SLOT(model.weights), one_of({"auto", "load", "random"}),
        "load: from model.path; random: drawn from train.seed; auto: load where model.path has weights"},
-      {"model.family", FSDP_SLOT(model.family), one_of({"smollm3", "llama"}), "architecture of a model made here"},
+      {"model.family", FSDP_SLOT(model.family), one_of({"smollm3", "llama", "mistral", "qwen2", "qwen3"}),
+       "architecture of a model made here"},
       {"model.vocab_size", FSDP_SLOT(model.vocab_size), at_least(0), "0: what the data set needs"},
       {"model.hidden_size", FSDP_SLOT(model.hidden_size), at_least(2), "width of the residual stream"},
       {"model.layers", FSDP_SLOT(model.layers), at_least(1), "decoder blocks"},
-      {"model.heads", FSDP_SLOT(model.heads), at_least(1), "attention heads; hidden_size / heads is even"},
+      {"model.heads", FSDP_SLOT(model.heads), at_least(1), "attention heads"},
       {"model.kv_heads", FSDP_SLOT(model.kv_heads), at_least(1), "heads of keys and values; divides heads"},
       {"model.ffn_size", FSDP_SLOT(model.ffn_size), at_least(1), "inner width of the gated MLP"},
       {"model.tie_embeddings", FSDP_SLOT(model.tie_embeddings), any(), "one matrix for input and output embedding"},
@@ -80,6 +81,12 @@ std::vector<Option> model_options() {
       {"model.rope_theta", FSDP_SLOT(model.rope_theta), at_least(1), "base of the rotary frequencies"},
       {"model.norm_eps", FSDP_SLOT(model.norm_eps), at_least(0), "epsilon of the RMS norms"},
       {"model.init_std", FSDP_SLOT(model.init_std), at_least(0), "standard deviation of random initial matrices"},
+      {"model.preset", FSDP_SLOT(model.preset), any(),
+       "a published model by name, such as smollm3-3b, with random weights; `fsdp inspect --presets` lists them"},
+      {"model.head_dim", FSDP_SLOT(model.head_dim), at_least(0),
+       "width of an attention head, even; 0: hidden_size / heads"},
+      {"model.sliding_window", FSDP_SLOT(model.sliding_window), at_least(0),
+       "so many tokens a token sees, itself included; 0: all before it; not for llama"},
   };
 }
 
@@ -130,6 +137,10 @@ std::vector<Option> train_options() {
        "batches of batch_sequences per evaluation during training; 0: the whole split"},
       {"train.final_eval_batches", FSDP_SLOT(train.final_eval_batches), at_least(0),
        "the same for the evaluation at the end; 0: the whole split"},
+      {"train.z_loss", FSDP_SLOT(train.z_loss), at_least(0),
+       "adds this x log(sum(exp(logits)))^2 to each target's loss, which keeps logits small; 0: none; usual: 1e-4"},
+      {"train.label_smoothing", FSDP_SLOT(train.label_smoothing), between(0, 1),
+       "part of a target's weight that is spread evenly over the vocabulary; evaluations never smooth"},
   };
 }
 
@@ -193,21 +204,6 @@ std::vector<Option> output_options() {
 }
 
 #undef FSDP_SLOT
-
-size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
-    }
-  }
-  return row[b.size()];
-}
 
 std::string last_part(const std::string& name) { return name.substr(name.rfind('.') + 1); }
 

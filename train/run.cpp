@@ -451,7 +451,11 @@ int run_training(const Config& config, const World& world) {
     choice = choose_model(config.model, data.vocab_size(), data.eos_id());
     verify_data(*splits, config.check.data);
   });
-  on_rank0(world, [&] { check_output({config.output.folder}, config); });
+  on_rank0(world, [&] {
+    check_output({config.output.folder}, config);
+    if (!config.model.preset.empty())
+      Console(Console::detect(stdout, 0)).line("train: " + config.model.preset + ": " + size_text(choice->config));
+  });
   check_ranks_agree(world, config, splits->train);
   Run run(config, world, {threads, std::move(*splits), std::move(*choice), stop_signal});
   return run.train();

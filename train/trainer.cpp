@@ -86,7 +86,8 @@ Trainer::Computed Trainer::compute() {
     computed.batch_hash += hash_rows(batch, position);
     seed_random_numbers(position);
     fault_point("step.forward");
-    const at::Tensor loss = summed_loss(model_.decoder, batch) / num_targets;  // of the global batch: ranks add up
+    const kernels::LossTerms terms{config_.z_loss, config_.label_smoothing};
+    const at::Tensor loss = summed_loss(model_.decoder, batch, terms) / num_targets;  // global: ranks add up
     fault_point("step.backward");
     loss.backward();
     computed.loss += loss.item<double>();

@@ -5,10 +5,11 @@
 
 #include <algorithm>
 #include <memory>
-#include <set>
+#include <nlohmann/json.hpp>
 
 #include "io/atomic_file.h"
-#include "io/error.h"
+#include "io/model_folder_writer.h"
+#include "models/load_weights.h"
 #include "train/agreement.h"
 #include "train/byte_tokenizer.h"
 #include "train/stored_tensor.h"
@@ -21,54 +22,12 @@ namespace fs = std::filesystem;
 // Elements per read: bounds the memory for the stored dtype.
 constexpr int64_t kPiece = int64_t{1} << 22;
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string text = "[";
-  for (const int64_t size : shape) {
-    text += (text.size() > 1 ? ", " : "") + std::to_string(size);
-  }
-  return text + "]";
-}
-
-// Tensors that real folders hold and that no parameter needs.
-bool is_tolerated(const std::string& name, bool tied) {
-  return (tied && name == "lm_head.weight") || name.find("rotary_emb.inv_freq") != std::string::npos;
-}
-
 using NamedLeaves = std::vector<std::pair<std::string, at::Tensor>>;
 
-void check_names_and_shapes(const NamedLeaves& leaves, const io::ModelFolder& folder, bool tied) {
-  std::string wrong;
-  int count = 0;
-  const auto add = [&](const std::string& text) {
-    if (++count <= 6) {
-      wrong += (count == 1 ? "" : "; ") + text;
-    } else if (count == 7) {
-      wrong += "; ...";
-    }
-  };
-  std::set<std::string> known;
-  for (const auto& [name, leaf] : leaves) {
-    known.insert(name);
-    const auto place = folder.find(name);
-    if (!place) {
-      add(name + " is missing");
-      continue;
-    }
-    weight_type(*place->entry);
-    if (place->entry->shape != logical_sizes(leaf)) {
-      add(name + " is " + shape_text(place->entry->shape) + ", expected " + shape_text(logical_sizes(leaf)));
-    }
-  }
-  for (const std::string& name : folder.names()) {
-    if (known.count(name) == 0 && !is_tolerated(name, tied)) {
-      add(io::in_quotes(name) + " belongs to no parameter");
-    }
-  }
-  if (count > 0) {
-    throw io::Error(io::ErrorKind::kModel, "[load] " + folder.path().string() + ": weights do not fit config.json (" +
-                                               std::to_string(count) + " differences): " + wrong +
-                                               ". Use the config.json and weights of one model.");
-  }
+void check_names_and_shapes(const NamedLeaves& leaves, const io::ModelFolder& folder) {
+  std::vector<models::ExpectedTensor> expected;
+  for (const auto& [name, leaf] : leaves) expected.push_back({name, logical_sizes(leaf)});
+  models::check_weights(expected, folder);
 }
 
 void load_slice(const std::string& name, const at::Tensor& leaf, const io::ModelFolder& folder) {
@@ -92,8 +51,7 @@ class ModelWriter {
     for (const auto& [name, leaf] : named_parameters(*model.decoder)) {
       tensors.push_back({name, io::DType::F32, logical_sizes(leaf)});
     }
-    writer_ = std::make_unique<io::SafetensorsWriter>(folder / "model.safetensors", std::move(tensors),
-                                                      std::map<std::string, std::string>{{"format", "pt"}});
+    writer_ = std::make_unique<io::ModelFolderWriter>(folder, std::move(tensors), io::kDefaultShardBytes);
   }
   void write(const std::string& name, int64_t first, const at::Tensor& values) {
     const at::Tensor flat = values.detach().to(at::kFloat).contiguous();
@@ -102,8 +60,14 @@ class ModelWriter {
   void commit() { writer_->commit(); }
 
  private:
-  std::unique_ptr<io::SafetensorsWriter> writer_;
+  std::unique_ptr<io::ModelFolderWriter> writer_;
 };
+
+nlohmann::json stored_config(const models::DecoderConfig& config) {
+  nlohmann::json json = models::to_hugging_face(config);
+  json["dtype"] = "float32";
+  return json;
+}
 
 // What is gathered for the forward is the main weight only if nothing is cast.
 bool gathers_main_weights(const ShardedModel& model, const NamedLeaves& leaves) {
@@ -162,7 +126,7 @@ void write_summed_slices(const World& world, ModelWriter* writer, const NamedLea
 void load_weights(const ShardedModel& model, const io::ModelFolder& folder) {
   const at::NoGradGuard no_grad;
   const NamedLeaves leaves = named_parameters(*model.decoder);
-  check_names_and_shapes(leaves, folder, model.decoder->config().tie_word_embeddings);
+  check_names_and_shapes(leaves, folder);
   for (const auto& [name, leaf] : leaves) {
     load_slice(name, leaf, folder);
   }
@@ -186,7 +150,9 @@ void save_model(const ShardedModel& model, const World& world, const fs::path& f
   }
   on_rank0(world, [&] {
     writer->commit();
-    io::write_file_atomically(staging / "config.json", models::to_hugging_face(model.decoder->config()).dump(2) + "\n");
+    const nlohmann::json config = stored_config(model.decoder->config());
+    io::write_file_atomically(staging / "config.json", config.dump(2) + "\n");
+    io::write_file_atomically(staging / "generation_config.json", io::generation_config(config).dump(2) + "\n");
     if (tokenizer == byte_tokenizer::kName) {
       io::write_file_atomically(staging / byte_tokenizer::kMarkerFile, byte_tokenizer::marker_json());
     }

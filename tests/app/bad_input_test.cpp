@@ -82,8 +82,13 @@ TEST_F(BadInput, ModelsThatDoNotFit) {
   ASSERT_TRUE(contains(text, size));
   std::ofstream(path("good/model/config.json"))
       << text.replace(text.find(size), size.size(), "\"intermediate_size\": 40");
-  expect_error(run_fsdp(train(load)), 4, "weights do not fit config.json");
-  expect_launched_error(launch_fsdp(2, train(load)), 4, "weights do not fit config.json");
+  // A row for each of 4 layers x 3 matrices, below a line and the names of the columns.
+  const CommandResult other = run_fsdp(train(load));
+  EXPECT_EQ(other.exit_code, 4) << other.err;
+  EXPECT_TRUE(contains(other.err, "12 tensor(s) do not fit config.json")) << other.err;
+  EXPECT_TRUE(contains(other.err, "model.layers.3.mlp.down_proj.weight  [32, 48]  [32, 40]")) << other.err;
+  EXPECT_EQ(std::count(other.err.begin(), other.err.end(), '\n'), 14) << other.err;
+  expect_launched_error(launch_fsdp(2, train(load)), 4, "12 tensor(s) do not fit config.json");
   EXPECT_FALSE(fs::exists(path("out")));
   truncate(path("good/model/model.safetensors"), 1000);
   expect_error(run_fsdp(train(load)), 4, "model.safetensors");

@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <set>
 
+#include "io/json.h"
 #include "tests/app/training_fixture.h"
 
 namespace fsdp::app {
@@ -50,6 +52,24 @@ TEST_P(Parity, LogitsLossGradientsAndCurve) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Parity, testing::Values(1, 2, 3, 4));
+
+class ParityOfFamilies : public testing::TestWithParam<int> {};
+
+// With packed documents where the set has them.
+TEST_P(ParityOfFamilies, LogitsLossAndGradients) {
+  std::set<std::string> types;
+  for (const fs::path& root : {fs::path(FSDP_TEST_DATA_DIR), fs::path(FSDP_FIXTURES_DIR)}) {
+    if (!fs::exists(root / "models")) continue;
+    for (const auto& folder : fs::directory_iterator(root / "models")) {
+      if (!fs::exists(folder.path() / "expected.safetensors")) continue;
+      expect_parity(GetParam(), folder.path().string());
+      types.insert(io::read_json_file(folder.path() / "config.json").at("model_type"));
+    }
+  }
+  EXPECT_EQ(types, (std::set<std::string>{"llama", "mistral", "qwen2", "qwen3", "smollm3"}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ParityOfFamilies, testing::Values(1, 3));
 
 // The bf16 curves are given for equal parts of the batch.
 class ParityInBf16 : public testing::TestWithParam<int> {};

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Small golden set of this repository: two tiny models with the values that Hugging Face computes for them.
+"""Small golden set of this repository: tiny models of each family with the values that Hugging Face computes for them.
 
     pip install torch==2.11.0 transformers==5.23.0 safetensors
     python make_golden.py [OUT]          # OUT: the folder of this script unless given
@@ -9,7 +9,7 @@ Files, written below OUT (all tensors in safetensors files):
                     expected.safetensors: input_ids, labels, logits, loss, grad.<parameter>;
                     packed.safetensors: one row of three documents: input_ids, position_ids, labels, cu_seqlens, logits,
                     loss, grad.* of the embedding and of the key projections
-    curves/<name>/  tokens.safetensors [steps, batch, seq + 1] int32, curve.json, final.safetensors (after curve fp32)
+    curves/<name>/  (the first two models) tokens.safetensors [steps, batch, seq + 1] int32, curve.json, final.safetensors (after curve fp32)
 
 Labels are shifted inside the loss: the logits at t predict labels[t + 1]; -100 carries no loss. What a step of a curve
 is: see train() below.
@@ -23,7 +23,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch.func import functional_call
-from transformers import AutoModelForCausalLM, LlamaConfig, SmolLM3Config
+from transformers import (AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config,
+                          SmolLM3Config)
 
 SEED = 7007  # with it, fp64 moves no loss and no gradient norm by more than 1e-6 (other seeds: up to 2e-4)
 BATCH, LENGTH, DOCUMENTS = 3, 19, (9, 1, 14)
@@ -40,7 +41,19 @@ MODELS = {
         rms_norm_eps=1e-5, rope_parameters={"rope_type": "llama3", "rope_theta": 3e4, "factor": 4.0,
                                             "low_freq_factor": 1.0, "high_freq_factor": 3.0,
                                             "original_max_position_embeddings": 24}),
+    "mistral-mini": MistralConfig(
+        vocab_size=59, hidden_size=20, intermediate_size=23, num_hidden_layers=2, num_attention_heads=5,
+        num_key_value_heads=1, head_dim=6, sliding_window=5, max_position_embeddings=64),
+    "qwen2-mini": Qwen2Config(  # layers with and without a window
+        vocab_size=57, hidden_size=24, intermediate_size=21, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, use_sliding_window=True, sliding_window=6, max_window_layers=1, tie_word_embeddings=True,
+        max_position_embeddings=64),
+    "qwen3-mini": Qwen3Config(  # norms of q and k, and biases of all four projections
+        vocab_size=63, hidden_size=18, intermediate_size=27, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=10, attention_bias=True, max_position_embeddings=64,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
 }
+WITH_CURVES = ("smollm3-mini", "llama3-mini")
 
 
 def make_model(config, generator):
@@ -154,8 +167,9 @@ def main():
         (folder / "generation_config.json").unlink(missing_ok=True)
         save_file(expected_values(model, generator), folder / "expected.safetensors")
         save_file(packed_values(model, generator), folder / "packed.safetensors")
-        make_curves(out / "curves" / name, model, generator)
-        files = [f for part in ("models", "curves") for f in (out / part / name).iterdir()]
+        if name in WITH_CURVES:
+            make_curves(out / "curves" / name, model, generator)
+        files = [f for part in ("models", "curves") for f in (out / part / name).glob("*")]
         for file in files:
             file.chmod(0o644)
         size = sum(file.stat().st_size for file in files)

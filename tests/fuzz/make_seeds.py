@@ -198,6 +198,13 @@ def config_json_seeds():
     seeds = {name: json.dumps(dict(LLAMA, **change)) for name, change in changed.items()}
     seeds["valid-llama"] = json.dumps(LLAMA)
     seeds["valid-smollm3"] = json.dumps(SMOLLM3)
+    seeds["valid-mistral"] = json.dumps(dict(LLAMA, model_type="mistral", architectures=[], sliding_window=9))
+    seeds["valid-qwen2"] = json.dumps(dict(LLAMA, model_type="qwen2", architectures=[], use_sliding_window=True,
+                                           sliding_window=9, max_window_layers=1))
+    seeds["valid-qwen3"] = json.dumps(dict(LLAMA, model_type="qwen3", architectures=[], attention_bias=True,
+                                           num_key_value_heads=None))
+    seeds["refused-window"] = json.dumps(dict(LLAMA, model_type="mistral", architectures=[], sliding_window=-3,
+                                              use_sliding_window=0, layer_types=["sliding_attention", 7]))
     seeds["refused-layers"] = json.dumps(dict(SMOLLM3, no_rope_layers=[1, 2, 0], layer_types=["sliding_attention"]))
     seeds["refused-list"] = "[]"
     return seeds

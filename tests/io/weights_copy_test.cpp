@@ -49,7 +49,7 @@ DType dtype_in(const fs::path& folder, const std::string& name) {
 void copy_model(const fs::path& from, const OutputFolder& to, std::string_view prefix = "",
                 std::optional<DType> dtype = {}) {
   const std::unique_ptr<WeightSource> source = open_weight_source(from);
-  write_model_folder(*source, plan_copy(*source, prefix, dtype), to, source->config(), dtype);
+  write_model_folder(*source, plan_copy(*source, prefix, dtype), to, source->config());
 }
 
 TEST(WeightsCopy, ModelFolderKeepsItsBits) {
@@ -76,6 +76,67 @@ TEST(WeightsCopy, ConvertsFloatsOnly) {
   EXPECT_EQ(read_json_file(folder / "narrow/config.json")["torch_dtype"], "bfloat16");
   copy_model(folder / "in", {folder / "wide"}, "", DType::F32);
   EXPECT_EQ(elements<float>(folder / "wide", "a.narrow"), (std::vector<float>{1, -1}));
+}
+
+// A limit of bytes cuts the weights into files with an index; what is read back is the same.
+TEST(WeightsCopy, ShardsBySize) {
+  const TemporaryFolder folder;
+  write_model(folder / "in");
+  const OutputFolder output = {.path = folder / "out", .overwrite = true, .max_shard_bytes = 16};
+  copy_model(folder / "in", output);
+  EXPECT_FALSE(fs::exists(folder / "out/model.safetensors"));
+  const auto index = read_json_file(folder / "out/model.safetensors.index.json");
+  EXPECT_EQ(index["metadata"]["total_size"], 24);  // 4 + 12 and 8 + 0 bytes
+  EXPECT_EQ(index["metadata"]["total_parameters"], 6);
+  EXPECT_EQ(index["weight_map"]["a.narrow"], "model-00001-of-00002.safetensors");
+  EXPECT_EQ(index["weight_map"]["a.wide"], "model-00001-of-00002.safetensors");
+  EXPECT_EQ(index["weight_map"]["b.integers"], "model-00002-of-00002.safetensors");
+  EXPECT_EQ(index["weight_map"]["b.none"], "model-00002-of-00002.safetensors");
+  const ModelFolder model = ModelFolder::open(folder / "out");
+  EXPECT_EQ(model.declared_bytes(), model.total_bytes());
+  EXPECT_EQ(elements<float>(folder / "out", "a.wide"), (std::vector<float>{1, 2.5F, -0.1F}));
+  EXPECT_EQ(elements<int64_t>(folder / "out", "b.integers"), std::vector<int64_t>{7});
+  // A tensor larger than the limit has a file to itself; no limit, one file; and a sharded folder may be replaced.
+  copy_model(folder / "in", {.path = folder / "out", .overwrite = true, .max_shard_bytes = 1});
+  EXPECT_EQ(read_json_file(folder / "out/model.safetensors.index.json")["weight_map"]["a.wide"],
+            "model-00002-of-00003.safetensors");
+  copy_model(folder / "in", {.path = folder / "out", .overwrite = true, .max_shard_bytes = 0});
+  EXPECT_EQ(read_text(folder / "out/model.safetensors"), read_text(folder / "in/model.safetensors"));
+}
+
+TEST(WeightsCopy, TellsTransformersTypeAndTokens) {
+  const TemporaryFolder folder;
+  fs::create_directories(folder / "in");
+  const float value = 1;
+  SafetensorsWriter writer(folder / "in/model.safetensors", {{"a", DType::F32, {1}}});
+  writer.write("a", 0, 1, &value);
+  writer.commit();
+  write_text(folder / "in/config.json", R"({"bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": null})");
+  copy_model(folder / "in", {folder / "narrow"}, "", DType::BF16);
+  EXPECT_EQ(read_json_file(folder / "narrow/config.json")["dtype"], "bfloat16");
+  const auto generation = read_json_file(folder / "narrow/generation_config.json");
+  EXPECT_EQ(generation["eos_token_id"], (std::vector<int>{2, 3}));
+  EXPECT_EQ(generation["bos_token_id"], 1);
+  EXPECT_FALSE(generation.contains("pad_token_id"));
+  write_text(folder / "in/generation_config.json", R"({"temperature": 0.6})");
+  copy_model(folder / "in", {folder / "kept"});
+  EXPECT_EQ(read_text(folder / "kept/generation_config.json"), R"({"temperature": 0.6})");
+  EXPECT_EQ(read_json_file(folder / "kept/config.json")["dtype"], "float32");
+}
+
+TEST(ModelFolderWriter, EveryElementOnce) {
+  const TemporaryFolder folder;
+  const float values[2] = {1, 2};
+  ModelFolderWriter writer(folder.path(), {{"a", DType::F32, {2}}, {"b", DType::F32, {2}}}, 8);
+  writer.write("a", 1, 1, values);
+  EXPECT_TRUE(catch_error([&] { writer.write("c", 0, 1, values); }).says("undeclared"));
+  writer.write("a", 0, 1, values);
+  EXPECT_TRUE(catch_error([&] { writer.write("a", 0, 1, values); }).says("a second time"));
+  EXPECT_TRUE(catch_error([&] { writer.commit(); }).says("tensor 'b': got 0 elements written, expected 2"));
+  EXPECT_FALSE(fs::exists(folder / "model.safetensors.index.json"));
+  EXPECT_TRUE(catch_error([&] {
+                ModelFolderWriter twice(folder.path(), {{"a", DType::F32, {1}}, {"a", DType::F32, {1}}}, 0);
+              }).says("twice"));
 }
 
 TEST(WeightsCopy, PrefixSelectsAndIsDropped) {
@@ -176,7 +237,7 @@ TEST(WeightsCopy, FailureLeavesNothing) {
   for (const bool is_dcp : {false, true}) {
     const Caught caught = catch_error([&] {
       is_dcp ? write_dcp_folder(*source, plan, {folder / "out"}, "")
-             : write_model_folder(*source, plan, {folder / "out"}, {}, {});
+             : write_model_folder(*source, plan, {folder / "out"}, {});
     });
     EXPECT_EQ(caught.kind, ErrorKind::kModel) << caught.text;
     EXPECT_EQ(folder.num_files(), 1u);

@@ -6,7 +6,7 @@ namespace fsdp::kernels {
 namespace {
 
 // One document after the other, with everything in fp32.
-at::Tensor reference(const Inputs& in, std::vector<int64_t> lengths) {
+at::Tensor reference(const Inputs& in, std::vector<int64_t> lengths, int64_t window = 0) {
   const int64_t rows = in[0].size(0), length = in[0].size(1), heads = in[0].size(2), dim = in[0].size(3);
   if (lengths.empty()) lengths.assign(static_cast<size_t>(length > 0 ? rows : 0), length);
   const int64_t group = heads / in[1].size(2);
@@ -19,8 +19,9 @@ at::Tensor reference(const Inputs& in, std::vector<int64_t> lengths) {
   for (const int64_t count : lengths) {
     const auto part = [&](const at::Tensor& x) { return x.narrow(1, first, count); };
     const at::Tensor scores = at::matmul(part(q), part(k).transpose(1, 2)) / std::sqrt(static_cast<double>(dim));
-    const at::Tensor future = at::ones({count, count}, at::kBool).triu(1);
-    results.push_back(at::matmul(scores.masked_fill(future, -INFINITY).softmax(-1), part(v)));
+    at::Tensor unseen = at::ones({count, count}, at::kBool).triu(1);
+    if (window > 0) unseen = unseen.logical_or(at::ones({count, count}, at::kBool).tril(-window));
+    results.push_back(at::matmul(scores.masked_fill(unseen, -INFINITY).softmax(-1), part(v)));
     first += count;
   }
   const at::Tensor y = results.empty() ? q : at::cat(results, 1);
@@ -53,6 +54,36 @@ TEST(CausalAttention, EqualsComposite) {
                   dtype == at::kFloat ? 1e-5 : 1.2e-2, c10::str(dtype, " T=", c.length, " D=", c.dim));
     }
   }
+}
+
+TEST(CausalAttention, WindowsEqualComposite) {
+  torch::manual_seed(4);
+  const std::vector<Case> cases = {
+      {2, 65, 3, 3, 18, {}}, {1, 200, 4, 2, 16, {}}, {1, 150, 2, 1, 32, {63, 65, 22}}, {2, 70, 2, 2, 24, {70, 69, 1}}};
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const Case& c : cases) {
+      for (const int64_t window : {1, 2, 9, 16, 17, 64, 65, 1000}) {
+        const std::vector<int64_t> keys = {c.rows, c.length, c.key_heads, c.dim};
+        // Who sees one key has a softmax of 1 and gradients of q and k that are 0: what is compared is noise.
+        const double fp32 = window == 1 ? 1e-3 : 1e-5;
+        expect_same([&](const Inputs& in) { return causal_attention(in[0], in[1], in[2], c.documents, window); },
+                    [&](const Inputs& in) { return reference(in, c.documents, window); },
+                    {2 * values({c.rows, c.length, c.heads, c.dim}, dtype), values(keys, dtype), values(keys, dtype)},
+                    dtype == at::kFloat ? fp32 : 1.2e-2, c10::str(dtype, " T=", c.length, " window=", window));
+      }
+    }
+  }
+}
+
+// Keys outside the window are not only masked: what lies there plays no part at all.
+TEST(CausalAttention, NotANumberOutsideTheWindowIsNotSeen) {
+  torch::manual_seed(5);
+  const at::Tensor q = at::randn({1, 400, 2, 8}), k = at::randn({1, 400, 1, 8}), v = at::randn({1, 400, 1, 8});
+  at::Tensor bad_k = k.clone(), bad_v = v.clone();
+  bad_k.narrow(1, 0, 100).fill_(NAN);
+  bad_v.narrow(1, 0, 100).fill_(NAN);
+  const at::Tensor y = causal_attention(q, k, v, {}, 20), other = causal_attention(q, bad_k, bad_v, {}, 20);
+  EXPECT_TRUE(at::equal(y.narrow(1, 256, 144), other.narrow(1, 256, 144)));
 }
 
 TEST(CausalAttention, TakesNonContiguousInputs) {
@@ -96,6 +127,7 @@ TEST(CausalAttention, RefusesWhatDoesNotFit) {
   EXPECT_THROW(causal_attention(q, k, k.to(at::kBFloat16)), c10::Error);
   EXPECT_THROW(causal_attention(q, k, k, {2, 3}), c10::Error);
   EXPECT_THROW(causal_attention(q, k, k, {0, 6}), c10::Error);
+  EXPECT_THROW(causal_attention(q, k, k, {}, -1), c10::Error);
 }
 
 }  // namespace

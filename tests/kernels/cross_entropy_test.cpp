@@ -5,9 +5,15 @@
 namespace fsdp::kernels {
 namespace {
 
-at::Tensor reference(const at::Tensor& logits, const at::Tensor& targets, Reduction reduction) {
-  return at::cross_entropy_loss(logits.to(at::kFloat), targets, {},
-                                reduction == Reduction::kMean ? at::Reduction::Mean : at::Reduction::Sum, kIgnoreIndex);
+at::Tensor reference(const at::Tensor& logits, const at::Tensor& targets, Reduction reduction,
+                     const LossTerms& terms = {}) {
+  const bool mean = reduction == Reduction::kMean;
+  const at::Tensor wide = logits.to(at::kFloat), valid = targets.ne(kIgnoreIndex);
+  const at::Tensor loss = at::cross_entropy_loss(wide, targets, {}, mean ? at::Reduction::Mean : at::Reduction::Sum,
+                                                 kIgnoreIndex, terms.label_smoothing);
+  if (terms.z_loss == 0) return loss;
+  const at::Tensor squares = terms.z_loss * (wide.logsumexp(1).square() * valid).sum();
+  return loss + (mean ? squares / valid.sum() : squares);
 }
 
 at::Tensor some_targets(int64_t count, int64_t vocab, bool ignore) {
@@ -31,6 +37,31 @@ TEST(CrossEntropy, EqualsComposite) {
         }
       }
     }
+  }
+}
+
+TEST(CrossEntropy, TermsEqualComposite) {
+  torch::manual_seed(5);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const auto& [count, vocab] : std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {9, 17}, {40, 333}, {5, 4096}}) {
+      for (const LossTerms& terms : {LossTerms{1e-2, 0}, LossTerms{0, 0.1}, LossTerms{1e-4, 0.3}, LossTerms{0.5, 1}}) {
+        for (const auto reduction : {Reduction::kSum, Reduction::kMean}) {
+          const at::Tensor targets = some_targets(count, vocab, /*ignore=*/true);
+          expect_same([&](const Inputs& in) { return cross_entropy(in[0], targets, reduction, terms); },
+                      [&](const Inputs& in) { return reference(in[0], targets, reduction, terms); },
+                      {3 * values({count, vocab}, dtype) + 2}, tolerance_of(dtype),
+                      c10::str(dtype, " ", count, "x", vocab, " z ", terms.z_loss, " e ", terms.label_smoothing));
+        }
+      }
+    }
+  }
+}
+
+TEST(CrossEntropy, RefusesTermsOutsideTheirRange) {
+  const at::Tensor logits = at::zeros({1, 3}), targets = at::zeros({1}, at::kLong);
+  for (const LossTerms& terms : {LossTerms{-1, 0}, LossTerms{NAN, 0}, LossTerms{0, -0.1}, LossTerms{0, 1.1}}) {
+    EXPECT_THROW(cross_entropy(logits, targets, Reduction::kMean, terms), c10::Error);
+    EXPECT_THROW(linear_cross_entropy(logits, at::zeros({4, 3}), targets, Reduction::kMean, terms), c10::Error);
   }
 }
 

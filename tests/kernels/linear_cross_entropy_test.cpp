@@ -22,6 +22,26 @@ TEST(LinearCrossEntropy, EqualsCrossEntropyOfTheLogits) {
   }
 }
 
+TEST(LinearCrossEntropy, TermsEqualThoseOfTheLogits) {
+  torch::manual_seed(2);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const LossTerms& terms : {LossTerms{1e-2, 0}, LossTerms{0, 0.1}, LossTerms{1e-3, 0.2}}) {
+      // One chunk, and three of which the last is not whole.
+      for (const auto& [rows, vocab] : std::vector<std::pair<int64_t, int64_t>>{{5, 37}, {70, 131072}}) {
+        at::Tensor targets = at::randint(0, vocab, {rows}, at::kLong);
+        targets[1] = kIgnoreIndex;
+        expect_same(
+            [&](const Inputs& in) { return linear_cross_entropy(in[0], in[1], targets, Reduction::kMean, terms); },
+            [&](const Inputs& in) {
+              return cross_entropy(kernels::linear(in[0], in[1]), targets, Reduction::kMean, terms);
+            },
+            {values({rows, 16}, dtype), values({vocab, 16}, dtype) * 0.3}, tolerance_of(dtype),
+            c10::str(dtype, ", ", rows, " x ", vocab));
+      }
+    }
+  }
+}
+
 TEST(LinearCrossEntropy, WithoutValidTargetsIsZero) {
   const at::Tensor x = at::ones({3, 4}).requires_grad_(), weight = at::ones({5, 4}).requires_grad_();
   const at::Tensor loss = linear_cross_entropy(x, weight, at::full({3}, kIgnoreIndex, at::kLong));

@@ -101,7 +101,6 @@ TEST(DecoderConfig, RoundTripsThroughHuggingFace) {
 
 TEST(DecoderConfig, RefusesEverySettingThatChangesTheMaths) {
   const std::vector<std::pair<const char*, json>> cases = {
-      {"attention_bias", true},
       {"mlp_bias", true},
       {"attention_dropout", 0.1},
       {"hidden_act", "gelu"},
@@ -150,20 +149,103 @@ TEST(DecoderConfig, AcceptsTheSameSettingsWhenTheyAreNeutral) {
 }
 
 TEST(DecoderConfig, OtherFamiliesAreRefusedWithTheSupportedOnes) {
-  for (const char* type : {"mistral", "qwen2", "qwen3", "gpt2"}) {
+  for (const char* type : {"mixtral", "qwen2_moe", "gemma", "gpt2"}) {
     const std::string message = error_of(with(llama(), "model_type", type));
     EXPECT_NE(message.find(type), std::string::npos);
-    EXPECT_NE(message.find("smollm3"), std::string::npos);
+    EXPECT_NE(message.find("llama, smollm3, mistral, qwen2, qwen3"), std::string::npos) << message;
   }
+  EXPECT_THROW(family_config("gpt2"), io::Error);
+}
+
+json of_family(const char* type, const char* architecture) {
+  json object = with(llama(), "model_type", type);
+  object["architectures"] = {architecture};
+  object.erase("rope_theta");
+  object["num_key_value_heads"] = 2;
+  return object;
+}
+
+json mistral() { return of_family("mistral", "MistralForCausalLM"); }
+json qwen2() { return of_family("qwen2", "Qwen2ForCausalLM"); }
+json qwen3() { return of_family("qwen3", "Qwen3ForCausalLM"); }
+
+TEST(DecoderConfig, WhatEachFamilyBrings) {
+  const DecoderConfig with_window = parse_decoder_config(mistral(), "test");
+  EXPECT_EQ(with_window.sliding_window, 4096);
+  EXPECT_EQ(with_window.window(2), 4096);
+  EXPECT_EQ(with_window.attention_bias, AttentionBias::kNone);
+  EXPECT_EQ(with_window.rope.theta, 1e4);
+  const DecoderConfig with_bias = parse_decoder_config(qwen2(), "test");
+  EXPECT_EQ(with_bias.attention_bias, AttentionBias::kInputs);
+  EXPECT_EQ(with_bias.sliding_window, 0);
+  const DecoderConfig with_norms = parse_decoder_config(qwen3(), "test");
+  EXPECT_TRUE(with_norms.has_qk_norm);
+  EXPECT_EQ(with_norms.head_dim, 128);
+  EXPECT_EQ(parse_decoder_config(with(qwen3(), "head_dim", nullptr), "test").head_dim, 8);
+  // A null says "as many as query heads"; an absent key means what the family is published with.
+  EXPECT_EQ(parse_decoder_config(with(mistral(), "num_key_value_heads", nullptr), "test").num_key_value_heads, 4);
+  EXPECT_EQ(parse_decoder_config(with(llama(), "attention_bias", true), "test").attention_bias,
+            AttentionBias::kInputsAndOutput);
+  for (const json& object : {mistral(), qwen2(), qwen3(), with(qwen3(), "attention_bias", true)}) {
+    const json written = to_hugging_face(parse_decoder_config(object, "test"));
+    EXPECT_EQ(to_hugging_face(parse_decoder_config(written, "test")), written);
+    EXPECT_TRUE(parse_decoder_config(written, "test").warnings.empty());
+  }
+}
+
+TEST(DecoderConfig, SlidingWindows) {
+  const auto windows = [](const json& object) {
+    const DecoderConfig config = parse_decoder_config(object, "test");
+    return std::vector<int64_t>{config.window(0), config.window(1), config.window(2)};
+  };
+  using Windows = std::vector<int64_t>;
+  EXPECT_EQ(windows(with(mistral(), "sliding_window", 9)), (Windows{9, 9, 9}));
+  EXPECT_EQ(windows(with(mistral(), "sliding_window", nullptr)), (Windows{0, 0, 0}));
+  EXPECT_EQ(windows(with(qwen2(), "sliding_window", 9)), (Windows{0, 0, 0}));
+  json object = with(qwen2(), "sliding_window", 9);
+  object["use_sliding_window"] = true;
+  EXPECT_EQ(windows(object), (Windows{0, 0, 0}));  // max_window_layers is 28
+  object["max_window_layers"] = 1;
+  EXPECT_EQ(windows(object), (Windows{0, 9, 9}));
+  const json written = to_hugging_face(parse_decoder_config(object, "test"));
+  EXPECT_EQ(windows(written), (Windows{0, 9, 9}));
+  object["layer_types"] = {"sliding_attention", "full_attention", "full_attention"};
+  EXPECT_EQ(windows(object), (Windows{9, 0, 0}));
+  // SmolLM3: layers without rotary embedding.
+  object = of_family("smollm3", "SmolLM3ForCausalLM");
+  object.update({{"sliding_window", 9}, {"use_sliding_window", true}, {"no_rope_layer_interval", 2}});
+  EXPECT_EQ(windows(object), (Windows{0, 9, 0}));
+}
+
+TEST(DecoderConfig, RefusesWindowsThatContradictThemselves) {
+  const std::vector<std::pair<json, const char*>> cases = {
+      {with(mistral(), "use_sliding_window", false), "use_sliding_window"},
+      {with(mistral(), "sliding_window", 0), "sliding_window"},
+      {with(mistral(), "sliding_window", "wide"), "sliding_window"},
+      {with(mistral(), "layer_types", {"full_attention", "full_attention", "full_attention"}), "layer_types"},
+      {with(qwen2(), "layer_types", {"sliding_attention", "full_attention", "full_attention"}), "layer_types"},
+      {with(qwen2(), "attention_bias", false), "attention_bias"},
+      {with(mistral(), "attention_bias", true), "attention_bias"},
+      {with(qwen3(), "use_sliding_window", 1), "use_sliding_window"}};
+  for (const auto& [object, key] : cases) {
+    const std::string message = error_of(object);
+    EXPECT_NE(message.find(key), std::string::npos) << object << ": " << message;
+  }
+  json object = with(qwen2(), "use_sliding_window", true);
+  object["layer_types"] = {"sliding_attention"};
+  EXPECT_NE(error_of(object).find("layer_types"), std::string::npos);
+  DecoderConfig config = parse_decoder_config(llama(), "test");
+  config.sliding_window = 5;
+  EXPECT_THROW(to_hugging_face(config), io::Error);
 }
 
 TEST(DecoderConfig, OneTableListsAllObjections) {
   json object = llama();
-  object.update({{"attention_bias", true}, {"hidden_act", "relu"}, {"rope_scaling", {{"type", "yarn"}}}});
+  object.update({{"mlp_bias", true}, {"hidden_act", "relu"}, {"rope_scaling", {{"type", "yarn"}}}});
   object.erase("vocab_size");
   const std::string message = error_of(object);
   EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 5);
-  for (const char* text : {"attention_bias", "\"relu\"", "rope_scaling.type", "(absent)"})
+  for (const char* text : {"mlp_bias", "\"relu\"", "rope_scaling.type", "(absent)"})
     EXPECT_NE(message.find(text), std::string::npos) << message;
 }
 
@@ -193,6 +275,10 @@ TEST(DecoderConfig, CountsParametersAndFlops) {
   EXPECT_EQ(num_parameters(config), 3075098624);
   EXPECT_NEAR(flops_per_token(config, 8192) / 1e9, 22.074, 1e-3);
   EXPECT_NEAR(flops_per_token(config, 2048) / 1e9, 19.356, 1e-3);
+  // With a window of 3 the tokens of a sequence of 5 see 1, 2, 3, 3 and 3 tokens; without, 1 to 5.
+  const double full = flops_per_token(config, 5);
+  config.sliding_window = 3;
+  EXPECT_NEAR(full - flops_per_token(config, 5), 12.0 * 36 * (15.0 / 5 - 12.0 / 5) * 2048, 1);
 }
 
 }  // namespace

@@ -55,6 +55,46 @@ TEST(Decoder, HasHuggingFaceNames) {
   EXPECT_EQ(model->layers()->size(), 3u);
 }
 
+TEST(Decoder, BiasesAndHeadNormsAreNamedAsHuggingFaceNamesThem) {
+  DecoderConfig config = small_config(/*tied=*/true);
+  config.attention_bias = AttentionBias::kInputsAndOutput;
+  config.has_qk_norm = true;
+  Decoder model(config);
+  model->reset_parameters(1);
+  const auto parameters = model->named_parameters();
+  const std::string block = "model.layers.1.self_attn.";
+  for (const char* name : {"q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias"}) {
+    ASSERT_TRUE(parameters.contains(block + name)) << name;
+    EXPECT_TRUE((parameters[block + name] == 0).all().item<bool>()) << name;
+  }
+  for (const char* name : {"q_norm.weight", "k_norm.weight"})
+    EXPECT_EQ(parameters[block + name].sizes(), at::IntArrayRef({8})) << name;
+  int64_t count = 0;
+  for (const auto& parameter : parameters) count += parameter.value().numel();
+  EXPECT_EQ(count, num_parameters(config));
+}
+
+// A token sees its window in each layer, so with 3 layers nothing from before 3 * (window - 1) tokens; one token at a
+// time with a cache sees the same, and the cache stays small.
+TEST(Decoder, SlidingWindowLimitsWhatATokenSeesWithAndWithoutCache) {
+  DecoderConfig config = small_config(/*tied=*/true);
+  config.sliding_window = 4;
+  Decoder model(config);
+  model->reset_parameters(3);
+  const at::Tensor ids = some_ids(1, 60);
+  at::Tensor other = ids.clone();
+  other.slice(1, 0, 20).fill_(1);
+  const at::Tensor logits = model->forward(ids);
+  EXPECT_LE(largest_difference(logits.slice(1, 29), model->forward(other).slice(1, 29)), 1e-6);
+  EXPECT_GE(largest_difference(logits.slice(1, 28), model->forward(other).slice(1, 28)), 1e-6);
+  DecoderCache cache;
+  for (int64_t token = 0; token < ids.size(1); ++token) {
+    const at::Tensor step = model->forward_cached(ids.slice(1, token, token + 1), cache);
+    EXPECT_LE(largest_difference(step, logits.slice(1, token, token + 1)), 1e-6) << token;
+    EXPECT_LE(cache.layers[0].k_BSKD.size(1), 2 * config.sliding_window);
+  }
+}
+
 TEST(Decoder, StartValuesDependOnSeedAndNameOnly) {
   Decoder a = small_decoder(false), b = small_decoder(true), c = small_decoder(false, at::kFloat, 8);
   at::randn({3});  // the global generator plays no part

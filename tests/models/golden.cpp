@@ -26,9 +26,6 @@ at::ScalarType scalar_type_of(io::DType dtype) {
   }
 }
 
-// Families that the decoder refuses for now.
-bool is_supported(const std::string& name) { return name.rfind("llama", 0) == 0 || name.rfind("smollm", 0) == 0; }
-
 }  // namespace
 
 Tensors read_tensors(const std::filesystem::path& path) {
@@ -60,8 +57,7 @@ std::vector<std::filesystem::path> golden_folders(const std::string& kind, const
   std::vector<std::filesystem::path> folders;
   for (const auto& root : golden_roots())
     for (const auto& entry : std::filesystem::directory_iterator(root / kind))
-      if (is_supported(entry.path().filename().string()) && std::filesystem::exists(entry.path() / file))
-        folders.push_back(entry.path());
+      if (std::filesystem::exists(entry.path() / file)) folders.push_back(entry.path());
   std::sort(folders.begin(), folders.end());
   return folders;
 }

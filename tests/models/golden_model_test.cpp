@@ -65,7 +65,8 @@ TEST_P(GoldenModel, CacheEqualsFullForward) {
   Decoder model = load_golden(GetParam());
   const at::Tensor ids = read_tensors(GetParam() / "expected.safetensors").at("input_ids");
   const at::Tensor full = model->forward(ids);
-  for (const std::vector<int64_t>& steps : {std::vector<int64_t>{ids.size(1)}, {5, 1, 1, 6, 3}, {1, 2, 16}}) {
+  for (const std::vector<int64_t>& steps :
+       {std::vector<int64_t>{ids.size(1)}, {5, 1, 1, 6, 3}, {1, 2, 16}, {12, 12, 1, 1, 9}}) {
     DecoderCache cache;
     int64_t begin = 0;
     for (const int64_t step : steps) {
