@@ -56,10 +56,10 @@ TEST(FewRows, ARowDependsOnNothingBesideIt) {
 TEST(FewRows, LinearUsesItWithoutGradientsOnly) {
   torch::manual_seed(3);
   const at::Tensor x = values({2, 1, 64}, at::kFloat), weight = values({40, 64}, at::kFloat).requires_grad_();
-  EXPECT_TRUE(linear(x, weight).requires_grad());
+  EXPECT_TRUE(kernels::linear(x, weight).requires_grad());
   const at::NoGradGuard no_grad;
-  EXPECT_TRUE(at::equal(linear(x, weight), few_rows_product(x, weight)));
-  EXPECT_EQ(linear(x, weight).sizes(), at::IntArrayRef({2, 1, 40}));
+  EXPECT_TRUE(at::equal(kernels::linear(x, weight), few_rows_product(x, weight)));
+  EXPECT_EQ(kernels::linear(x, weight).sizes(), at::IntArrayRef({2, 1, 40}));
 }
 
 TEST(FewRows, NarrowWeightsAndManyRows) {
@@ -69,7 +69,7 @@ TEST(FewRows, NarrowWeightsAndManyRows) {
   for (const int64_t rows : {3, 128, 129, 300}) {
     const at::Tensor x = values({1, rows, 96}, at::kFloat);
     const at::Tensor expected = at::linear(x.to(at::kDouble), weight.to(at::kDouble));
-    EXPECT_LE(relative_difference(linear(x, weight), expected), 2e-6) << rows;
+    EXPECT_LE(relative_difference(kernels::linear(x, weight), expected), 2e-6) << rows;
   }
 }
 
