@@ -177,7 +177,7 @@ class AdapterFiles : public testing::Test {
 
 TEST_F(AdapterFiles, MergesInto) {
   const auto source = merge();
-  write_model_folder(*source, plan_copy(*source, "", {}), {folder_ / "out"}, source->config(), {});
+  write_model_folder(*source, plan_copy(*source, "", {}), {folder_ / "out"}, source->config());
   const ModelFolder out = ModelFolder::open(folder_ / "out");
   EXPECT_EQ(out.names(), (std::vector<std::string>{"norm.weight", "x.k_proj.weight", "x.q_proj.weight"}));
   std::vector<float> merged(kOut * kIn), other(kOut * kIn);

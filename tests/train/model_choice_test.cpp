@@ -28,7 +28,7 @@ TEST(ModelChoice, PresetsNeedNoFile) {
   const ModelChoice choice = choose_model(config, 259, 257);
   EXPECT_FALSE(choice.weights.has_value());
   EXPECT_EQ(models::num_parameters(choice.config), 596049920);
-  EXPECT_EQ(size_text(choice.config), "596.0M parameters, 1.1 GiB in bf16, 2.2 GiB in fp32");
+  EXPECT_EQ(size_text(choice.config), "596.0M parameters, 1.11 GiB in bf16, 2.22 GiB in fp32");
 }
 
 TEST(ModelChoice, UnknownPresetsNameTheNearest) {
@@ -52,7 +52,7 @@ TEST(ModelChoice, APresetStandsAlone) {
   expect_says(error_of(config), "got both model.path and model.preset");
   config.path = "";
   config.weights = "load";
-  expect_says(error_of(config), "A preset has no weights");
+  expect_says(error_of(config), "got load with model.preset, expected random or auto");
 }
 
 TEST(ModelChoice, MakesEveryFamily) {
