@@ -1,8 +1,22 @@
 #include "train/tokenizer/json_node.h"
 
+#include <algorithm>
+
 #include "io/error.h"
 
 namespace fsdp::tokenizer {
+
+namespace {
+
+constexpr size_t kMaxItems = size_t{1} << 20;
+
+// A key as it stands, or in quotes if it is not a plain word: it comes from the file.
+std::string printable(std::string_view key) {
+  const bool is_plain = std::all_of(key.begin(), key.end(), [](char c) { return c == '_' || (c >= 'a' && c <= 'z'); });
+  return is_plain && !key.empty() ? std::string(key) : io::in_quotes(key);
+}
+
+}  // namespace
 
 std::string JsonNode::place() const { return io::in_quotes(file_) + ": " + (path_.empty() ? "the file" : path_); }
 
@@ -30,6 +44,7 @@ int64_t JsonNode::integer() const {
 
 std::vector<JsonNode> JsonNode::items() const {
   if (!value_->is_array()) fail(value_->type_name(), "an array");
+  if (value_->size() > kMaxItems) fail(std::to_string(value_->size()) + " entries", "fewer");
   std::vector<JsonNode> result;
   result.reserve(value_->size());
   for (size_t i = 0; i < value_->size(); ++i) {
@@ -51,17 +66,12 @@ std::optional<JsonNode> JsonNode::find(std::string_view key) const {
   require_object();
   const auto found = value_->find(key);
   if (found == value_->end() || found->is_null()) return std::nullopt;
-  return JsonNode(*found, file_, path_.empty() ? std::string(key) : path_ + "." + std::string(key));
+  return JsonNode(*found, file_, (path_.empty() ? "" : path_ + ".") + printable(key));
 }
 
 bool JsonNode::flag_or(std::string_view key, bool otherwise) const {
   const auto node = find(key);
   return node ? node->flag() : otherwise;
-}
-
-int64_t JsonNode::integer_or(std::string_view key, int64_t otherwise) const {
-  const auto node = find(key);
-  return node ? node->integer() : otherwise;
 }
 
 }  // namespace fsdp::tokenizer

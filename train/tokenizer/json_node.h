@@ -35,7 +35,6 @@ class JsonNode {
   std::optional<JsonNode> find(std::string_view key) const;
 
   bool flag_or(std::string_view key, bool otherwise) const;
-  int64_t integer_or(std::string_view key, int64_t otherwise) const;
 
  private:
   const nlohmann::json* value_;

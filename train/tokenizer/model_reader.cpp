@@ -88,7 +88,7 @@ BpeModel read_model(const JsonNode& root, Bpe::Alphabet alphabet) {
     type->fail("the type " + io::in_quotes(type->text()), "BPE");
   }
   if (const auto dropout = node.find("dropout"); dropout && dropout->json() != 0.0) {
-    dropout->fail(dropout->json().dump(), "null: encoding is not random");
+    dropout->fail(io::in_quotes(dropout->json().dump()), "null: encoding is not random");
   }
   refuse_unless_empty(node, "continuing_subword_prefix");
   refuse_unless_empty(node, "end_of_word_suffix");

@@ -133,7 +133,8 @@ class Translator {
     if (c == 'p' || c == 'P') return translate_property();
     static constexpr std::string_view kSame = "rntfd";
     const bool is_symbol = std::ispunct(static_cast<unsigned char>(c)) != 0;
-    if (kSame.find(c) == std::string_view::npos && !is_symbol) refuse(std::string("the escape \\") + c);
+    if (kSame.find(c) == std::string_view::npos && !is_symbol)
+      refuse("the escape " + io::in_quotes(pattern_.substr(at_, 2)));
     take(2);
   }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <span>
+#include <unordered_map>
 
 #include "train/tokenizer/unicode_ranges.h"
 
@@ -132,15 +133,13 @@ size_t find_unstable(std::string_view text, size_t from) {
 CharacterClasses::CharacterClasses() {
   const std::vector<uint8_t> classes = make_classes();
   constexpr size_t kBlock = size_t{1} << kBits;
+  std::unordered_map<std::string_view, uint16_t> known;
   for (size_t block = 0; block < index_.size(); ++block) {
-    const auto first = classes.begin() + static_cast<std::ptrdiff_t>(block * kBlock);
-    size_t known = 0;
-    while (known < blocks_.size() &&
-           !std::equal(first, first + kBlock, blocks_.begin() + static_cast<std::ptrdiff_t>(known))) {
-      known += kBlock;
-    }
-    if (known == blocks_.size()) blocks_.insert(blocks_.end(), first, first + kBlock);
-    index_[block] = static_cast<uint16_t>(known / kBlock);
+    const uint8_t* const first = classes.data() + block * kBlock;
+    const std::string_view content(reinterpret_cast<const char*>(first), kBlock);
+    const auto [place, is_new] = known.try_emplace(content, static_cast<uint16_t>(known.size()));
+    if (is_new) blocks_.insert(blocks_.end(), first, first + kBlock);
+    index_[block] = place->second;
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -69,7 +70,7 @@ class WordTable {
     std::memcpy(slot.key, key.words, sizeof slot.key);
     slot.size = static_cast<uint16_t>(word.size());
     slot.num_ids = static_cast<uint16_t>(num_ids);
-    std::memcpy(slot.ids, ids, num_ids * sizeof *ids);
+    std::copy_n(ids, num_ids, slot.ids);
   }
 
  private:

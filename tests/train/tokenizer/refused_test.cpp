@@ -42,7 +42,7 @@ TEST(TokenizerRefused, StagesThatAreNotSupported) {
 }
 
 TEST(TokenizerRefused, SettingsThatAreNotSupported) {
-  expect_refused(with("/model/dropout", 0.1), "model.dropout: got 0.1");
+  expect_refused(with("/model/dropout", 0.1), "model.dropout: got '0.1'");
   expect_refused(with("/model/end_of_word_suffix", "</w>"), "model.end_of_word_suffix");
   expect_refused(with("/model/continuing_subword_prefix", "##"), "model.continuing_subword_prefix");
   expect_refused(with("/truncation", {{"max_length", 3}}), "truncation: got an object, expected null");
