@@ -6,6 +6,7 @@
 #include "kernels/rope.h"
 
 namespace fsdp::models {
+
 AttentionImpl::AttentionImpl(const DecoderConfig& config, int64_t layer, const at::TensorOptions& options)
     : layer_(layer), head_dim_(config.head_dim), window_(config.window(layer)), has_rope_(config.has_rope(layer)) {
   const int64_t hidden = config.hidden_size, query = config.num_attention_heads * config.head_dim,

@@ -30,9 +30,6 @@ class AttentionImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x_BTE, const AttentionInputs& inputs);
 
  private:
-  at::Tensor attend(const at::Tensor& q_BTHD, const at::Tensor& k_BTKD, const at::Tensor& v_BTKD,
-                    const AttentionInputs& inputs) const;
-
   int64_t layer_, head_dim_, window_;
   bool has_rope_;
   Linear q_proj_{nullptr}, k_proj_{nullptr}, v_proj_{nullptr}, o_proj_{nullptr};
