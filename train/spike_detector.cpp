@@ -17,11 +17,14 @@ double median(std::vector<double>& values) {
   return *middle;
 }
 
-double limit_of(const std::deque<double>& history, double threshold) {
+constexpr double kLossPart = 1.0 / 200;
+constexpr double kNormPart = 1.0 / 10;
+
+double limit_of(const std::deque<double>& history, double threshold, double part) {
   std::vector<double> values(history.begin(), history.end());
   const double middle = median(values);
   for (double& value : values) value = std::abs(value - middle);
-  return middle + threshold * std::max(median(values), std::abs(middle) / 200);
+  return middle + threshold * std::max(median(values), part * std::abs(middle));
 }
 
 std::deque<double> numbers(const nlohmann::json& object, const char* key) {
@@ -34,7 +37,7 @@ std::deque<double> numbers(const nlohmann::json& object, const char* key) {
 
 std::optional<Spike> SpikeDetector::check(double loss, double grad_norm) const {
   if (window_ == 0 || losses_.size() < window_) return std::nullopt;
-  const Spike spike{limit_of(losses_, threshold_), limit_of(grad_norms_, threshold_)};
+  const Spike spike{limit_of(losses_, threshold_, kLossPart), limit_of(grad_norms_, threshold_, kNormPart)};
   if (loss <= spike.loss_limit && grad_norm <= spike.grad_norm_limit) return std::nullopt;
   return spike;
 }

@@ -14,11 +14,12 @@ struct Spike {
 };
 
 // Notices steps whose loss or gradient norm is far above those of the steps before: above
-//   median + threshold * max(MAD, median / 200)
-// of the last `window` steps, MAD being the median of the distances from the median. Unlike mean and standard deviation
-// neither is moved by the spikes themselves (Huber, Robust Statistics, 1981). The lower bound of MAD keeps a run whose
-// numbers hardly change from taking each flicker for a spike. Everything follows from the numbers that were added, so
-// ranks that add the same agree without talking.
+//   median + threshold * max(MAD, part * median)
+// of the last `window` steps, MAD being the median of the distances from the median, and part 1/200 for the loss and
+// 1/10 for the norm. Unlike mean and standard deviation neither is moved by the spikes themselves (Huber, Robust
+// Statistics, 1981). The part keeps a run whose numbers hardly change from taking each flicker for a spike; that of the
+// norm is larger, because single batches move it by far more than its MAD. Everything follows from the numbers that
+// were added, so ranks that add the same agree without talking.
 class SpikeDetector {
  public:
   // `window` 0: never finds any and keeps nothing.

@@ -36,6 +36,8 @@ TEST(SpikeDetector, ABitMoreThanUsualIsNoSpike) {
   for (int i = 0; i < 8; ++i) detector.add(2, 0.5);
   EXPECT_FALSE(detector.check(2 * 1.049, 0.5));
   EXPECT_TRUE(detector.check(2 * 1.051, 0.5));
+  EXPECT_FALSE(detector.check(2, 0.5 * 1.99));
+  EXPECT_TRUE(detector.check(2, 0.5 * 2.01));
 }
 
 // A falling, noisy curve raises no alarm in many steps; ten times its noise does.
