@@ -24,6 +24,16 @@ double heldout(const std::string& folder) {
   return nlohmann::json::parse(last).at("heldout").at("nats_per_byte");
 }
 
+std::vector<double> losses(const std::string& folder) {
+  std::ifstream file(folder + "/metrics.jsonl");
+  std::vector<double> values;
+  for (std::string line; std::getline(file, line);) {
+    const nlohmann::json step = nlohmann::json::parse(line);
+    if (step.contains("loss")) values.push_back(step["loss"]);
+  }
+  return values;
+}
+
 // Trains a base first; the fine-tunings below start from it.
 class Tune : public TrainingFixture {
  protected:
@@ -149,6 +159,36 @@ TEST_F(Tune, FrozenTensorsKeepTheirBits) {
     after.read(name, 0, numel, is.data());
     const bool trains = name.rfind("model.layers.3.", 0) == 0 || name == "model.norm.weight";
     EXPECT_EQ(was != is, trains) << name;
+  }
+}
+
+// Chats of which only the answers, long and short, are predicted: a step is the same however the batch is cut.
+TEST_F(Tune, AnswersCountOnceHoweverTheyAreSpread) {
+  std::ofstream chats(path("chats.jsonl"));
+  for (int chat = 0; chat < 90; ++chat) {
+    const std::string question(static_cast<size_t>(5 + 37 * chat % 60), static_cast<char>('a' + chat % 20));
+    const std::string answer(static_cast<size_t>(1 + chat % 7 * (chat % 11)), static_cast<char>('A' + chat % 20));
+    chats << nlohmann::json{{"prompt", question}, {"completion", answer}}.dump() << "\n";
+  }
+  chats.close();
+  ASSERT_EQ(run_fsdp("prepare " + path("chats.jsonl") + " --chat plain --holdout 10% -o " + path("chats")).exit_code,
+            0);
+  struct Cut {
+    int ranks;
+    const char* micro;
+  };
+  std::vector<double> expected;
+  for (const Cut& cut : {Cut{1, "0"}, Cut{1, "1"}, Cut{2, "2"}, Cut{4, "1"}}) {
+    const std::string run = std::to_string(cut.ranks) + "x" + cut.micro;
+    const CommandResult result = launch_fsdp(
+        cut.ranks, lora(run, "--data.path=" + path("chats") + " --train.microbatch_sequences=" + cut.micro));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const std::vector<double> actual = losses(path(run));
+    if (expected.empty()) expected = actual;
+    ASSERT_EQ(actual.size(), expected.size());
+    for (size_t step = 0; step < expected.size(); ++step) {
+      EXPECT_NEAR(actual[step], expected[step], 1e-5 * expected[step]) << run << ", step " << step;
+    }
   }
 }
 
