@@ -108,12 +108,10 @@ std::vector<int32_t> SampleWriter::continue_ids(models::Decoder& decoder, std::v
 
 std::vector<Sample> SampleWriter::write(ShardedModel& model) const {
   const ForwardOnly scope(model.root);
-  model.decoder->eval();
   std::vector<Sample> samples;
   for (const Prompt& prompt : prompts_) {
     samples.push_back({prompt.text, decode(prompt.ids, continue_ids(model.decoder, prompt.ids))});
   }
-  model.decoder->train();
   return samples;
 }
 
