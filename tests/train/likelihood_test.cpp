@@ -22,8 +22,8 @@ namespace fs = std::filesystem;
 std::vector<fs::path> golden_models() {
   std::vector<fs::path> folders;
   for (const fs::path& root : {fs::path(FSDP_SOURCE_DIR) / "tests/data/models", fs::path(FSDP_FIXTURES_DIR) / "models"})
-    for (const char* name :
-         {"smollm3-mini", "llama3-mini", "smollm3-tiny", "llama3-tiny", "llama2-tiny", "smollm2-tiny"})
+    for (const char* name : {"smollm3-mini", "llama3-mini", "smollm3-tiny", "llama3-tiny", "llama2-tiny",
+                             "smollm2-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny"})
       if (fs::exists(root / name / "expected.safetensors")) folders.push_back(root / name);
   return folders;
 }
