@@ -23,7 +23,8 @@ set(FUZZ_TARGETS
 # Sources of LibTorch-free parts that live in folders that link LibTorch; relative to the checkout.
 set(FUZZ_SOURCES_config_json models/config_keys.cpp models/config_reader.cpp models/decoder_config.cpp
     models/decoder_config_parser.cpp models/family.cpp models/text_table.cpp)
-set(FUZZ_SOURCES_toml train/config_file.cpp train/edit_distance.cpp train/option_table.cpp fsdp/strategy/strategy.cpp)
+set(FUZZ_SOURCES_toml train/config_file.cpp train/edit_distance.cpp train/format.cpp train/lr_schedule.cpp
+    train/option_table.cpp fsdp/strategy/strategy.cpp)
 set(FUZZ_SOURCES_conversation train/chat/message.cpp)
 
 # Libraries beside fsdp_io.
