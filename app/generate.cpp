@@ -215,8 +215,9 @@ class Batch {
     num_read_ = counts[0].item<int64_t>();
     num_written_ = counts[1].item<int64_t>();
     if (world.rank != 0) return;
-    for (const std::string& text : all)
-      for (Json& result : Json::parse(text)) done_[result["index"].get<size_t>()] = std::move(result);
+    for (const std::string& text : all) {
+      for (const Json& result : Json::parse(text)) done_[result["index"].get<size_t>()] = result;
+    }
     print_done();
   }
 

@@ -209,4 +209,14 @@ at::Tensor few_rows_product(const at::Tensor& x, const at::Tensor& weight) {
   return y;
 }
 
+namespace {
+
+thread_local int num_scopes = 0;
+
+}  // namespace
+
+FewRowsScope::FewRowsScope() { ++num_scopes; }
+FewRowsScope::~FewRowsScope() { --num_scopes; }
+bool FewRowsScope::is_active() { return num_scopes > 0; }
+
 }  // namespace fsdp::kernels

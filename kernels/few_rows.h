@@ -21,4 +21,15 @@ bool fits_few_rows(const at::Tensor& x, const at::Tensor& weight);
 // processors that have them (AMX). A row's result depends neither on the rows beside it nor on the number of threads.
 at::Tensor few_rows_product(const at::Tensor& x, const at::Tensor& weight);
 
+// While one lives on this thread, linear() takes this product where gradients are off and the tensors fit. Not a matter
+// of gradients alone: what is computed again with gradients must have the bits that it had without.
+class FewRowsScope {
+ public:
+  FewRowsScope();
+  ~FewRowsScope();
+  FewRowsScope(const FewRowsScope&) = delete;
+  FewRowsScope& operator=(const FewRowsScope&) = delete;
+  static bool is_active();
+};
+
 }  // namespace fsdp::kernels

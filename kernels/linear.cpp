@@ -118,7 +118,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight) {
   static const auto op = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("fsdp::linear");
   static const auto few_rows = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("fsdp::few_rows_linear");
   if (!at::GradMode::is_enabled()) {
-    if (fits_few_rows(x, weight)) return few_rows.call(x, weight);
+    if (FewRowsScope::is_active() && fits_few_rows(x, weight)) return few_rows.call(x, weight);
     if (x.scalar_type() == at::kFloat && weight.scalar_type() == at::kBFloat16) return widened_product(x, weight);
   }
   const auto dtype = weight.scalar_type();

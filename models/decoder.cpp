@@ -9,6 +9,7 @@
 
 #include "kernels/cross_entropy.h"
 #include "kernels/embedding.h"
+#include "kernels/few_rows.h"
 #include "kernels/linear.h"
 
 namespace fsdp::models {
@@ -137,6 +138,7 @@ at::Tensor DecoderImpl::token_losses(const at::Tensor& input_ids_BT, const at::T
 at::Tensor DecoderImpl::forward_cached(const at::Tensor& input_ids_BT, KeyValueCache& cache, std::vector<int64_t> rows,
                                        LogitsOf which) {
   const at::NoGradGuard no_grad;
+  const kernels::FewRowsScope few_rows;
   TORCH_CHECK(input_ids_BT.dim() == 2 && input_ids_BT.numel() > 0, "[decoder] input_ids [B, T] int64 needed: got ",
               input_ids_BT.sizes());
   const int64_t length = input_ids_BT.size(1);

@@ -36,6 +36,7 @@ models::DecoderConfig inline_model(const ModelConfig& config, int64_t data_vocab
   model.rope.theta = config.rope_theta;
   model.sliding_window = config.sliding_window;
   model.tie_word_embeddings = config.tie_embeddings;
+  model.max_position_embeddings = models::DecoderConfig().max_position_embeddings;
   model.initializer_range = config.init_std;
   if (config.family == "smollm3" && config.nope_interval > 0) {
     for (int64_t layer = 0; layer < config.layers; ++layer) {

@@ -57,7 +57,8 @@ TEST_F(Eval, AgreesWithTheLossOfTheTrainingRun) {
   const std::string mark = "held out after step 6: ";
   const size_t place = trained_.rfind(mark);
   ASSERT_NE(place, std::string::npos) << trained_;
-  const double nats_per_byte = std::stod(trained_.substr(place + mark.size()));
+  const size_t number = trained_.rfind(", ", trained_.find(" bits per byte", place));
+  const double nats_per_byte = std::stod(trained_.substr(number + 2)) * std::log(2.0);
   const auto data = result_of(eval("--json --context 32 --data " + path("data"))).at("data");
   EXPECT_NEAR(data.at("bits_per_byte").get<double>() * std::log(2.0), nats_per_byte, 0.02 * nats_per_byte);
 }

@@ -52,8 +52,9 @@ class Tune : public TrainingFixture {
   // What a model is worth on the held-out split.
   double worth(const std::string& model) {
     const std::string folder = path("worth");
-    const CommandResult result = run_fsdp(train("--model.path=" + model + " --train.steps=1 --train.lr=0 " +
-                                                "--output.overwrite=replace --output.folder=" + folder));
+    const CommandResult result =
+        run_fsdp(train("--model.path=" + model + " --train.steps=1 --train.warmup_steps=1 --train.lr=0 " +
+                       "--output.overwrite=replace --output.folder=" + folder));
     EXPECT_EQ(result.exit_code, 0) << result.err;
     return heldout(folder);
   }
@@ -132,8 +133,9 @@ TEST_F(Tune, StoppedTuningGoesOnBitForBit) {
 TEST_F(Tune, AnAdapterTrainsOn) {
   ASSERT_EQ(launch_fsdp(2, lora("first", "--train.steps=10")).exit_code, 0);
   const CommandResult second = launch_fsdp(
-      3, lora("second",
-              "--train.batch_sequences=9 --train.steps=1 --train.lr=0 --tune.lora_from=" + path("first") + "/model"));
+      3,
+      lora("second", "--train.batch_sequences=9 --train.steps=1 --train.warmup_steps=1 --train.lr=0 --tune.lora_from=" +
+                         path("first") + "/model"));
   ASSERT_EQ(second.exit_code, 0) << second.err;
   EXPECT_NEAR(heldout(path("second")), heldout(path("first")), 1e-6);
   const std::string file = "/model/adapter_model.safetensors";
@@ -208,7 +210,7 @@ TEST_F(Tune, MistakesAreNamed) {
     EXPECT_EQ(result.exit_code, 2) << command << result.err;
     EXPECT_TRUE(contains(result.err, text)) << result.err;
   }
-  ASSERT_EQ(run_fsdp(lora("run", "--train.steps=1")).exit_code, 0);
+  ASSERT_EQ(run_fsdp(lora("run", "--train.steps=1 --train.warmup_steps=1")).exit_code, 0);
   const CommandResult alone = run_fsdp("export " + path("run") + "/model -o " + path("y"));
   EXPECT_EQ(alone.exit_code, 2);
   EXPECT_TRUE(contains(alone.err, "Pass --merge")) << alone.err;

@@ -53,12 +53,15 @@ TEST(FewRows, ARowDependsOnNothingBesideIt) {
   }
 }
 
-TEST(FewRows, LinearUsesItWithoutGradientsOnly) {
+TEST(FewRows, LinearUsesItInItsScopeWithoutGradientsOnly) {
   torch::manual_seed(3);
   const at::Tensor x = values({2, 1, 64}, at::kFloat), weight = values({40, 64}, at::kFloat).requires_grad_();
+  const at::Tensor trained = kernels::linear(x, weight).detach();
+  const FewRowsScope scope;
   EXPECT_TRUE(kernels::linear(x, weight).requires_grad());
   const at::NoGradGuard no_grad;
   EXPECT_TRUE(at::equal(kernels::linear(x, weight), few_rows_product(x, weight)));
+  EXPECT_LE(relative_difference(trained, kernels::linear(x, weight)), 2e-6);
   EXPECT_EQ(kernels::linear(x, weight).sizes(), at::IntArrayRef({2, 1, 40}));
 }
 
