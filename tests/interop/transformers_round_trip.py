@@ -61,7 +61,8 @@ def write_expected(model, file):
     loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     loss.backward()
     gradients = {f"grad.{name}": parameter.grad for name, parameter in model.named_parameters()}
-    save_file({"input_ids": ids, "labels": ids, "logits": logits.detach().contiguous(), "loss": loss.detach(), **gradients},
+    save_file({"input_ids": ids, "labels": ids.clone(), "logits": logits.detach().contiguous(), "loss": loss.detach(),
+               **gradients},
               file)
 
 
