@@ -97,4 +97,16 @@ inline std::string_view without_mark(std::string_view text) {
   return text.substr(text.starts_with("\xef\xbb\xbf") ? 3 : 0);
 }
 
+// `expect` reads the content in another way; a file of another format is passed over as a whole.
+inline void require_expected(std::string_view content, const ReadDocuments& got,
+                             ReadDocuments (*expect)(std::string_view)) {
+  if (looks_like_another_format(content)) {
+    FUZZ_REQUIRE(got.texts.empty() && got.num_skipped == 1);
+    return;
+  }
+  const ReadDocuments expected = expect(content);
+  FUZZ_REQUIRE(got.texts == expected.texts);
+  FUZZ_REQUIRE(got.num_skipped == expected.num_skipped);
+}
+
 }  // namespace fsdp::fuzz
