@@ -26,6 +26,11 @@ if(MOLD_PROGRAM)
   add_link_options(-fuse-ld=mold)
 endif()
 
+# Half a dozen sources at a time are compiled as one: each compilation costs 8 s for LibTorch's templates, whatever is in
+# it. So names of unnamed namespaces differ within a folder; sources for which they had better not (tests, mostly) set
+# SKIP_UNITY_BUILD_INCLUSION.
+option(FSDP_UNITY "Compile several sources at a time" ON)
+
 # A target whose sources include torch: links LibTorch and uses the shared precompiled header.
 function(fsdp_use_torch target)
   target_link_libraries(${target} PUBLIC LibTorch::LibTorch)
@@ -37,5 +42,8 @@ function(fsdp_use_torch target)
                               <torch/csrc/distributed/c10d/ProcessGroup.hpp>)
   endif()
   target_precompile_headers(${target} REUSE_FROM fsdp_pch)
-  set_target_properties(${target} PROPERTIES DEFINE_SYMBOL "")
+  set_target_properties(${target} PROPERTIES DEFINE_SYMBOL "" UNITY_BUILD ${FSDP_UNITY} UNITY_BUILD_BATCH_SIZE 6)
+  if(FSDP_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    target_compile_options(${target} PRIVATE -Wno-subobject-linkage)  # the sources look like headers to it
+  endif()
 endfunction()

@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <new>
 #include <stdexcept>
+#include <string>
+#include <system_error>
 
 #include "fsdp/base/error.h"
 #include "io/error.h"
@@ -38,6 +40,16 @@ Failure torch_failure(const c10::Error& error) {
                 : failure(ErrorCode::kInternal, first_line);
 }
 
+// A thread whose stack finds no memory is refused as one too many.
+Failure system_failure(const std::system_error& error) {
+  const bool memory =
+      error.code() == std::errc::resource_unavailable_try_again || error.code() == std::errc::not_enough_memory;
+  if (!memory) return failure(ErrorCode::kInternal, error.what());
+  return failure(ErrorCode::kMemory, std::string("out of memory, or of threads: ") + error.what() +
+                                         ". Use a smaller microbatch, or more ranks, or raise the limits of this user "
+                                         "(ulimit -v, ulimit -u).");
+}
+
 }  // namespace
 
 Failure describe_failure(const std::exception_ptr& exception) noexcept {
@@ -53,6 +65,8 @@ Failure describe_failure(const std::exception_ptr& exception) noexcept {
     return torch_failure(error);
   } catch (const std::filesystem::filesystem_error& error) {
     return failure(ErrorCode::kFileSystem, error.what());
+  } catch (const std::system_error& error) {
+    return system_failure(error);
   } catch (const std::bad_alloc&) {
     return failure(ErrorCode::kMemory, "out of memory. Use a smaller microbatch, or more ranks.");
   } catch (const std::invalid_argument& error) {  // of the folders that know neither torch nor our errors

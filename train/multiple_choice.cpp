@@ -46,7 +46,7 @@ size_t best(const std::vector<double>& scores) {
   return static_cast<size_t>(std::max_element(scores.begin(), scores.end()) - scores.begin());
 }
 
-struct Batch {
+struct QuestionBatch {
   std::vector<ScoredText> texts;
   std::vector<const MultipleChoice*> questions;
 };
@@ -124,7 +124,7 @@ ScoredText scored_choice(const tokenizer::Tokenizer& tokenizer, const MultipleCh
 MultipleChoiceResult evaluate(InferenceModel& model, const tokenizer::Tokenizer& tokenizer,
                               const std::vector<MultipleChoice>& questions, int64_t context) {
   MultipleChoiceResult result;
-  Batch batch;
+  QuestionBatch batch;
   const auto score = [&] {
     count_answers(log_likelihoods(model, batch.texts, kTokensAtATime), batch.questions, result);
     batch = {};

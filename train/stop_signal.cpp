@@ -1,11 +1,9 @@
 #include "train/stop_signal.h"
 
-#include <signal.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
@@ -13,15 +11,13 @@
 namespace fsdp::train {
 namespace {
 
-constexpr std::array<int, 3> kSignals = {SIGTERM, SIGUSR1, SIGINT};
-
 constexpr char kAnswer[] = "\nfsdp: asked to stop: saving after this step; ask again after a second to end at once\n";
 
 std::atomic<int> first{0};
 std::atomic<bool> answers{false};
-std::array<struct sigaction, kSignals.size()> before;
+std::array<struct sigaction, kStopSignals.size()> before;
 
-std::atomic<int64_t> first_demand_ns{0};  // when the first SIGTERM or SIGINT came
+std::atomic<int64_t> first_demand_ns{0};  // when the first but SIGUSR1 came
 
 int64_t now_ns() {
   timespec now = {};
@@ -56,11 +52,15 @@ StopSignal::StopSignal(Answer answer) {
   action.sa_handler = handle;
   action.sa_flags = SA_RESTART;  // a read that is interrupted for this would only be begun again
   sigemptyset(&action.sa_mask);
-  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &action, &before[i]);
+  for (size_t i = 0; i < kStopSignals.size(); ++i) {
+    sigaction(kStopSignals[i], &action, &before[i]);
+    const bool is_nohup = kStopSignals[i] == SIGHUP && before[i].sa_handler == SIG_IGN;
+    if (is_nohup) sigaction(SIGHUP, &before[i], nullptr);
+  }
 }
 
 StopSignal::~StopSignal() {
-  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before[i], nullptr);
+  for (size_t i = 0; i < kStopSignals.size(); ++i) sigaction(kStopSignals[i], &before[i], nullptr);
 }
 
 std::optional<int> StopSignal::received() const {

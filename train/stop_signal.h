@@ -1,13 +1,20 @@
 #pragma once
 
+#include <signal.h>
+
+#include <array>
 #include <optional>
 #include <string>
 
 namespace fsdp::train {
 
-// Requests to stop, as the system brings them: SIGTERM, SIGUSR1 (Slurm's warning) and SIGINT. The handler sets a flag
-// and nothing else; the training loop asks for it between steps, and all ranks agree. A SIGTERM or SIGINT that
-// comes a second after the first, or later, ends the process at once, as if nobody had handled it. One per process.
+// SIGUSR1 is Slurm's warning; SIGHUP comes when a terminal is closed.
+inline constexpr std::array<int, 4> kStopSignals = {SIGTERM, SIGUSR1, SIGINT, SIGHUP};
+
+// Requests to stop, as the system brings them. The handler sets a flag and nothing else; the training loop asks for it
+// between steps, and all ranks agree. Another one but SIGUSR1 that comes a second after the first, or later, ends the
+// process at once, as if nobody had handled it. A SIGHUP that is ignored, as under nohup, stays ignored. One per
+// process.
 class StopSignal {
  public:
   // What the first request is answered with: nothing, where a launcher does, or a line on the standard error.

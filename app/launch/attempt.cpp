@@ -172,7 +172,7 @@ void Attempt::pass_on(int signal_number) {
   }
   if (has_failed() || !passed_on_.insert(signal_number).second) return;  // they are stopping already
   end_.culprit.reset();
-  signal_all(signal_number);
+  signal_all(signal_number == SIGHUP ? SIGTERM : signal_number);  // few programs save when a terminal closes
   if (phase_ != Phase::kStopping) {
     output_.note("launch: asked ranks to stop; up to " + in_seconds(options_.grace) + " to save");
   }

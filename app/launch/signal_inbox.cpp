@@ -18,6 +18,9 @@ SignalInbox::SignalInbox() {
   sigset_t set;
   sigemptyset(&set);
   for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGCHLD}) sigaddset(&set, number);
+  struct sigaction hangup{};
+  sigaction(SIGHUP, nullptr, &hangup);
+  if (hangup.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);  // nohup ignores it
   signal(SIGCHLD, SIG_DFL);  // where a parent ignored it, children would leave no trace
   sigprocmask(SIG_BLOCK, &set, nullptr);
   descriptor_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);

@@ -39,6 +39,8 @@ struct AllocatorOptions {
 // traced).
 class BufferAllocator {
  public:
+  static constexpr int64_t kAlignment = 64;  // bytes
+
   explicit BufferAllocator(c10::Device device) : device_(device) {}
   // From now on memory of the system is memory that ranks of this host can read (CPU only).
   void share(std::shared_ptr<comm::SharedArena> arena) { arena_ = std::move(arena); }
@@ -46,7 +48,7 @@ class BufferAllocator {
   BufferAllocator(const BufferAllocator&) = delete;
   BufferAllocator& operator=(const BufferAllocator&) = delete;
 
-  // At least `bytes`, 64-byte aligned; contents are left over from the last user. Throws Error(kMemory).
+  // At least `bytes`, aligned to kAlignment; contents are left over from the last user. Throws Error(kMemory).
   virtual c10::DataPtr take(int64_t bytes) = 0;
   virtual void give_back(c10::DataPtr memory, int64_t bytes) = 0;
   // A step is over. Called between steps; means nothing while buffers are in use.

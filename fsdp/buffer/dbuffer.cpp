@@ -44,6 +44,13 @@ c10::DataPtr DBuffer::exchange(c10::DataPtr memory) {
   return local_.storage().unsafeGetStorageImpl()->set_data_ptr(std::move(memory));
 }
 
+void DBuffer::refuse_access(const std::string& reason) {
+  c10::StorageImpl* storage = local_.storage().unsafeGetStorageImpl();
+  storage->set_nbytes(static_cast<size_t>(bytes()));  // or views would fail first, with another text
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(reason);
+  refuses_access_ = true;
+}
+
 int64_t DBuffer::bytes() const { return numel_ * static_cast<int64_t>(local_.element_size()); }
 
 at::Tensor DBuffer::part(size_t i) const {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "fsdp/buffer/buffer_allocator.h"
 #include "fsdp/comm/comm.h"
@@ -50,6 +51,10 @@ class DBuffer {
   void release(BufferAllocator& allocator);
   // Exchanges the memory for `memory`, of the same size, and returns what was there. Views follow.
   c10::DataPtr exchange(c10::DataPtr memory);
+  // From now on and for good, whoever reads or writes this buffer or a view of it gets a c10::Error with this text. For
+  // a buffer that must be read and for which there is no memory.
+  void refuse_access(const std::string& reason);
+  bool refuses_access() const { return refuses_access_; }
 
   // COLLECTIVE. Fills this replicated buffer from every rank's `shard` [S], which may be own_slice().
   comm::Pending all_gather_from(const at::Tensor& shard, comm::Comm& comm, comm::CallLabel label);
@@ -61,6 +66,7 @@ class DBuffer {
   at::Tensor local_;
   int64_t numel_ = 0;
   bool resident_ = false;
+  bool refuses_access_ = false;
 };
 
 // Makes sense of writing into a buffer whose views autograd has saved: the result has a version counter of its own.

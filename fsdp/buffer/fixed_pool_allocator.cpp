@@ -9,8 +9,6 @@
 namespace fsdp {
 namespace {
 
-constexpr int64_t kAlignment = 64;
-
 // Pieces of one arena: first fit, neighbours joined again when they come back.
 class FixedPoolAllocator : public BufferAllocator {
  public:

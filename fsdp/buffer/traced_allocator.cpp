@@ -9,7 +9,6 @@
 namespace fsdp {
 namespace {
 
-constexpr int64_t kAlignment = 64;
 // A step that takes more buffers never ends: some outlive every backward. It is no longer recorded.
 constexpr size_t kLongestStep = size_t{1} << 16;
 

@@ -8,15 +8,14 @@
 #include <mutex>
 #include <utility>
 
+#include "fsdp/comm/store.h"
+
 namespace fsdp::comm {
 namespace {
 
 // More wait only while the store hangs.
 constexpr size_t kMostJobs = 64;
 constexpr std::chrono::seconds kLeavePatience{1};
-
-std::vector<uint8_t> to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
-std::string to_text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
 
 }  // namespace
 

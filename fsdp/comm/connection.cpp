@@ -3,8 +3,11 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
+#include <cstring>
 #include <fstream>
+#include <new>
 #include <thread>
 
 #include "fsdp/base/check.h"
@@ -131,7 +134,12 @@ std::unique_ptr<Transport> Connection::make_gloo(const std::string& name, const 
     try {
       return make_gloo_transport(store, gloo);
     } catch (const std::exception& error) {
-      FSDP_THROW(kCommunication, place, error.what());
+      const std::string why = error.what();
+      // Gloo tells of every failed system call by its text alone.
+      if (why.find(std::strerror(ENOMEM)) != std::string::npos || dynamic_cast<const std::bad_alloc*>(&error)) {
+        FSDP_THROW(kMemory, place, why, ". Use more hosts, or fewer ranks of a host.");
+      }
+      FSDP_THROW(kCommunication, place, why);
     }
   });
 }

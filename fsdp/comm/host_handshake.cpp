@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "fsdp/comm/mailbox.h"
+#include "fsdp/comm/store.h"
 
 namespace fsdp::comm {
 namespace {
@@ -17,9 +18,6 @@ constexpr milliseconds kPause{2};
 constexpr milliseconds kSlice{20};  // between looks at whether somebody has said no
 constexpr const char* kNo = "no";
 constexpr const char* kYes = "yes";
-
-std::string to_text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
-std::vector<uint8_t> to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
 
 class Handshake {
  public:

@@ -12,13 +12,12 @@
 #include <thread>
 
 #include "fsdp/base/check.h"
+#include "fsdp/comm/store.h"
 
 namespace fsdp::comm {
 namespace {
 
-constexpr std::chrono::milliseconds kPause{2};
-
-std::vector<uint8_t> to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
+constexpr std::chrono::milliseconds kLookAgainAfter{2};
 
 // Equal wherever ranks could share memory; not only there.
 std::string identity(const std::string& label) {
@@ -37,7 +36,7 @@ bool all_agree(c10d::Store& store, int rank, int size, bool yes, std::chrono::mi
     if (HostLinks::Clock::now() >= until) {
       FSDP_THROW(kCommunication, "[init] rank ", rank, ": not all ranks said with whom they share a host.");
     }
-    std::this_thread::sleep_for(kPause);
+    std::this_thread::sleep_for(kLookAgainAfter);
   }
   return !store.check({"no"});
 }

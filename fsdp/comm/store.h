@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "fsdp/comm/launch_environment.h"
 
@@ -25,5 +26,9 @@ class StoreServer {
 // Connects to (or, for rank 0 of a launcher without a store, hosts) the store of `env`. Keys are private to the
 // attempt. Throws Error(kCommunication): port in use, or nobody answers by the deadline.
 c10::intrusive_ptr<c10d::Store> open_store(const LaunchEnvironment& env, std::chrono::milliseconds deadline);
+
+// Values of a store are bytes; ours are text.
+inline std::vector<uint8_t> to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
+inline std::string to_text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
 
 }  // namespace fsdp::comm

@@ -314,6 +314,10 @@ int64_t ParameterGroup::start_unshard(const std::string& cause) {
     forget_forward_shard();
     refresh_model_weight();
   }
+  if (unsharded_.refuses_access()) {
+    FSDP_THROW(kMemory, "[unshard] there was no memory for the weights of '", unit_name_,
+               "' before, and no way back: save what you need and start again, with smaller units or more ranks.");
+  }
   if (!unsharded_.resident()) unsharded_.reallocate(*allocator_);
   weight_phase_.change_to(WeightPhase::kUnsharding);
   unsharded_revision_ = revision;
@@ -454,15 +458,24 @@ void ParameterGroup::update_in_backward() {
 }
 
 void ParameterGroup::poison() {
-  if (residence_ == Residence::kAliased) return;
-  isolate_unsharded();
+  if (residence_ == Residence::kAliased || unsharded_.refuses_access()) return;
   try {
     gather_.wait();  // it writes there
   } catch (const std::exception&) {
     // The program hears of the failure that led here.
   }
-  if (!unsharded_.resident()) unsharded_.reallocate(*allocator_);
-  writable(unsharded_.local()).fill_(std::numeric_limits<double>::quiet_NaN());
+  try {
+    isolate_unsharded();
+    if (!unsharded_.resident()) unsharded_.reallocate(*allocator_);
+    writable(unsharded_.local()).fill_(std::numeric_limits<double>::quiet_NaN());
+  } catch (const std::exception& error) {
+    // Memory is what is missing. The one copy of this host is whole, and not this rank's to spoil.
+    if (residence_ != Residence::kShared) {
+      unsharded_.refuse_access(
+          c10::str("[unshard] out of memory for the weights of '", unit_name_, "': ", error.what()));
+      if (!unsharded_.resident()) return;
+    }
+  }
   if (weight_phase() == WeightPhase::kResting) weight_phase_.change_to(WeightPhase::kUnsharding);
   if (weight_phase() == WeightPhase::kUnsharding) weight_phase_.change_to(WeightPhase::kUnsharded);
   unsharded_revision_ = kNoRevision;

@@ -109,7 +109,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // What is about to be written is this rank's alone.
   void isolate_unsharded();
   void write_back();
-  // For a gather that failed: NaN, so that nothing reads freed memory before the error is thrown.
+  // For a gather that failed: NaN, so that nothing reads freed memory before the error is thrown. Without memory for
+  // them, reads throw.
   void poison();
 
   // ---- gradients

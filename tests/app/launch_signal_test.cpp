@@ -44,6 +44,21 @@ TEST_F(LaunchSignals, WarningOfSlurm) {
   EXPECT_TRUE(has(result.err, "stopped by signal 10 (User defined signal 1); the run can be resumed\n")) << result.err;
 }
 
+TEST_F(LaunchSignals, AClosedTerminalIsARequest) {
+  const CommandResult result = launch("trap 'echo saved; exit 75' TERM", "kill -HUP $PPID");
+  EXPECT_EQ(result.exit_code, 75);
+  EXPECT_TRUE(has(result.err, "stopped by signal 1 (Hangup); the run can be resumed\n")) << result.err;
+  EXPECT_EQ(count(result.out, "saved\n"), 2) << result.out;
+}
+
+TEST_F(LaunchSignals, UnderNohupAClosedTerminalIsNone) {
+  const auto before = signal(SIGHUP, SIG_IGN);
+  const CommandResult result = launch("trap 'echo saved; exit 75' TERM", "kill -HUP $PPID; sleep 0.3; stop=1");
+  signal(SIGHUP, before);
+  EXPECT_EQ(result.exit_code, 75);  // of rank 0, by itself
+  EXPECT_FALSE(has(result.err, "stopped by signal")) << result.err;
+}
+
 TEST_F(LaunchSignals, EachIsPassedOnOnce) {
   const CommandResult result = launch(
       "trap 'echo warned; if [ $RANK = 0 ]; then kill -USR1 $PPID; kill -TERM $PPID; fi' USR1\n"

@@ -21,7 +21,7 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 
-struct Entry {
+struct Arrival {
   int rank;
   Member member;
 };
@@ -36,7 +36,7 @@ Member member(int size, const std::string& host = "a", int64_t process = 1) {
 }
 
 // All entries meet at once, each on a thread; what each got.
-std::vector<Outcome> meet(const std::vector<Entry>& entries, milliseconds deadline = std::chrono::seconds(20)) {
+std::vector<Outcome> meet(const std::vector<Arrival>& entries, milliseconds deadline = std::chrono::seconds(20)) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<Outcome> outcomes(entries.size());
   std::vector<std::thread> threads;
@@ -87,21 +87,21 @@ TEST(Roster, NamesARankThatTwoProcessesClaim) {
 }
 
 TEST(Roster, NamesARankWithAnotherBuild) {
-  std::vector<Entry> entries;
+  std::vector<Arrival> entries;
   for (int rank = 0; rank < 4; ++rank) entries.push_back({rank, member(4, "a", rank)});
   entries[2].member.build = "build 2";
   expect_usage(meet(entries), "rank 2 (host 'a', process 2): build of fsdp: got build 2, expected build 1");
 }
 
 TEST(Roster, TheOddRankMayBeRankZero) {
-  std::vector<Entry> entries;
+  std::vector<Arrival> entries;
   for (int rank = 0; rank < 3; ++rank) entries.push_back({rank, member(3, "a", rank)});
   entries[0].member.settings = "settings 2";
   expect_usage(meet(entries), "rank 0 (host 'a', process 0): settings: got settings 2, expected settings 1");
 }
 
 TEST(Roster, OfTwoRanksTheSecondIsOdd) {
-  std::vector<Entry> entries = {{0, member(2)}, {1, member(2)}};
+  std::vector<Arrival> entries = {{0, member(2)}, {1, member(2)}};
   entries[1].member.build = "another";
   expect_usage(meet(entries), "rank 1 (host 'a', process 1): build of fsdp: got another, expected build 1");
 }

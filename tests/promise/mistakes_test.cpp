@@ -50,6 +50,29 @@ void expect_that_it_trains(const World& world, ShardedBlocks& sharded, SGD& opti
   EXPECT_LT(loss_of(*sharded.module, rows).item<double>(), before);
 }
 
+// The pool holds the root's weights, and not those of a block beside them: neither the weights nor the NaNs that stand
+// for them after a failure.
+TEST(Mistakes, AGatherWithoutMemoryForItsWeightsIsAnErrorOfTheOperator) {
+  run_ranks(2, [](const World& world) {
+    ShardOptions options;
+    options.allocator = AllocatorOptions::fixed_pool(512);
+    ShardedBlocks sharded = shard_blocks(world, options);
+    SGD optimizer(parameters(*sharded.module), {.lr = 0.1});
+    const torch::Tensor rows = share_of(world, batch(2));
+    std::string text;
+    try {
+      sharded.module->forward(rows);
+    } catch (const c10::Error& error) {
+      text = error.what_without_backtrace();
+    }
+    EXPECT_THAT(text, HasSubstr("out of memory for the weights of 'layers.0'"));
+    EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("left in the fixed pool"));
+    expect_same_weights(*sharded.module, *make_block_model());
+    EXPECT_THROW(sharded.module->forward(rows), c10::Error);
+    EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("no way back"));
+  });
+}
+
 TEST(Mistakes, OptimizerOnModuleParametersIsSeenAtTheSecondBackward) {
   run_ranks(2, [](const World& world) {
     ShardedBlocks sharded = shard_blocks(world);
