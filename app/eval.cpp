@@ -23,6 +23,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Json = nlohmann::ordered_json;
 
+constexpr int64_t kUsualContext = 2048;  // tokens; what perplexities are most often given for
+
 struct Options {
   std::string folder;
   std::vector<std::string> texts;
@@ -47,7 +49,8 @@ Parsed parse_options(const Arguments& arguments, Options& options) {
   parser.add_option("--split", options.split, "of --data; default heldout");
   parser.add_option("--multiple-choice", options.multiple_choice,
                     "accuracy on a .jsonl file: {\"question\" or \"context\", \"choices\": [...], \"answer\": index}");
-  parser.add_option("--context", options.context, "tokens of a window; default: what the model looks back")
+  parser
+      .add_option("--context", options.context, "tokens of a window; default: what the model looks back, at most 2048")
       ->check(CLI::Range(int64_t{2}, int64_t{1} << 30));
   parser.add_option("--stride", options.stride, "tokens from a window to the next; default: half of --context")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
@@ -67,7 +70,8 @@ class Evaluation {
  public:
   Evaluation(const Options& options, train::InferenceModel& model, const tokenizer::Tokenizer& tokenizer)
       : options_(options), model_(model), tokenizer_(tokenizer) {
-    windows_.context = options.context == 0 ? model.config().max_position_embeddings : options.context;
+    const int64_t usual = std::min(kUsualContext, model.config().max_position_embeddings);
+    windows_.context = options.context == 0 ? usual : options.context;
     windows_.stride = options.stride == 0 ? std::max<int64_t>(1, windows_.context / 2) : options.stride;
   }
 
@@ -167,7 +171,8 @@ class Evaluation {
   Json evaluate_choices() {
     std::vector<train::MultipleChoice> questions;
     train::on_all_ranks(model_.world(), [&] { questions = read_questions(); });
-    const auto result = train::evaluate(model_, tokenizer_, questions, windows_.context);
+    const int64_t longest = options_.context == 0 ? model_.config().max_position_embeddings : options_.context;
+    const auto result = train::evaluate(model_, tokenizer_, questions, longest);
     const int64_t count = result.num_questions;
     return {{"accuracy", result.accuracy()},
             {"accuracy_stderr", train::standard_error(result.accuracy(), count)},

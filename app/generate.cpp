@@ -12,6 +12,7 @@
 #include "app/command_line.h"
 #include "app/generate_prompts.h"
 #include "io/error.h"
+#include "io/generation_config.h"
 #include "train/agreement.h"
 #include "train/byte_tokenizer.h"
 #include "train/format.h"
@@ -19,6 +20,7 @@
 #include "train/generation.h"
 #include "train/inference_model.h"
 #include "train/threads.h"
+#include "train/tokenizer/utf8.h"
 
 namespace fsdp::app {
 namespace {
@@ -91,6 +93,7 @@ std::vector<int64_t> stop_ids_of(const Options& options, const models::DecoderCo
                                  const tokenizer::Tokenizer& tokenizer, bool has_chats) {
   std::vector<int64_t> ids = options.stop_ids;
   ids.insert(ids.end(), config.eos_token_ids.begin(), config.eos_token_ids.end());
+  for (const int64_t id : io::end_tokens_of(options.folder, config.vocab_size)) ids.push_back(id);
   if (tokenizer.eos()) ids.push_back(*tokenizer.eos());
   if (tokenizer.name() == train::byte_tokenizer::kName)
     ids.insert(ids.end(), {train::byte_tokenizer::kBegin, train::byte_tokenizer::kPad});
@@ -183,7 +186,7 @@ class Batch {
       const std::string rest = text->finish();
       if (is_streamed()) return print(rest + "\n");
       done_[index] = {{"index", index},
-                      {"prompt", train::to_valid_utf8(prompts_[index].text)},
+                      {"prompt", tokenizer::to_valid_utf8(prompts_[index].text)},
                       {"text", text->text()},
                       {"prompt_tokens", prompts_[index].ids.size()},
                       {"tokens", text->ids().size()},
@@ -192,7 +195,7 @@ class Batch {
       if (model_.world().size == 1) print_done();
     };
     generator_->add(std::move(request));
-    if (is_streamed() && !prompts_[index].is_chat) print(train::to_valid_utf8(prompts_[index].text));
+    if (is_streamed() && !prompts_[index].is_chat) print(tokenizer::to_valid_utf8(prompts_[index].text));
   }
 
   // Results are printed in the order of the prompts.

@@ -28,6 +28,7 @@
 #include "benchmarks/command_line.h"
 #include "benchmarks/measure.h"
 #include "benchmarks/peer_inputs.h"
+#include "benchmarks/rank_clock.h"
 #include "benchmarks/raw_disk.h"
 #include "fsdp/optim/flat_parameters.h"
 #include "models/decoder.h"
@@ -99,30 +100,14 @@ double seconds_since_start() {
   return uptime - std::stod(field) / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
-// The ranks, and clocks they read together.
-class Bench {
+class Bench : public RankClock {
  public:
-  Bench(const World& world, const Options& options) : world_(world), options_(options) {}
-
-  void together() const { barrier(world_, "checkpoint benchmark"); }
-
-  double slowest(double seconds) const {
-    at::Tensor values = at::zeros({world_.size}, at::kDouble);
-    values.mutable_data_ptr<double>()[world_.rank] = seconds;
-    return sum_over_ranks(world_, values).max().item<double>();
-  }
-
-  double seconds(const std::function<void()>& action) const {
-    together();
-    Stopwatch watch;
-    action();
-    return slowest(watch.lap() / 1e3);
-  }
+  Bench(const World& world, const Options& options) : RankClock(world), options_(options) {}
 
   // Without `path`, and with nothing left for the disk to do.
   void clean(const fs::path& path) const {
     together();
-    if (world_.rank == 0) {
+    if (world().rank == 0) {
       fs::remove_all(path);
       ::sync();
     }
@@ -130,11 +115,9 @@ class Bench {
   }
 
   fs::path saved() const { return options_.folder / "step-1"; }
-  const World& world() const { return world_; }
   const Options& options() const { return options_; }
 
  private:
-  World world_;
   Options options_;
 };
 
@@ -276,7 +259,7 @@ nlohmann::json measure_async(const Bench& bench) {
     result["start"].push_back(bench.seconds([&] { saver.start(i, training.state()); }));
     while (!saver.written()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     result["finish"].push_back(bench.seconds([&] { result["bytes"] = saver.finish().bytes; }));
-    result["total"].push_back(bench.slowest(whole.lap() / 1e3));
+    result["total"].push_back(bench.largest(whole.lap() / 1e3));
   }
   bench.clean(root);
   return result;
@@ -305,15 +288,15 @@ nlohmann::json measure_load(const Bench& bench) {
 }
 
 nlohmann::json measure_restart(const Bench& bench) {
-  nlohmann::json result = {{"start", bench.slowest(seconds_since_start())}};
+  nlohmann::json result = {{"start", bench.largest(seconds_since_start())}};
   Stopwatch watch;
   Training training(bench);
-  result["build"] = bench.slowest(watch.lap() / 1e3);
+  result["build"] = bench.largest(watch.lap() / 1e3);
   checkpoint::load(bench.saved(), training.state());
-  result["load"] = bench.slowest(watch.lap() / 1e3);
+  result["load"] = bench.largest(watch.lap() / 1e3);
   training.step();
-  result["step"] = bench.slowest(watch.lap() / 1e3);
-  result["total"] = bench.slowest(seconds_since_start());
+  result["step"] = bench.largest(watch.lap() / 1e3);
+  result["total"] = bench.largest(seconds_since_start());
   return result;
 }
 

@@ -12,6 +12,7 @@ from documents import documents
 from generation import generation
 from harness import (TRANSPORTS, entry, middle, ours, peer, pooled, print_table, relative_difference, run, script, spread,
                      stop_what_was_started, write_json)
+from import_model import import_model
 from statistics import median
 from step_time import step_time
 
@@ -110,7 +111,7 @@ def main():
                   "kernels": (kernels, None, None, None),
                   "hook_cost": (hook_cost, 3, 0, 0), "functional": (functional, 2, 2, 5),
                   "checkpoint": (checkpoint, None, None, None), "documents": (documents, None, None, None),
-                  "generation": (generation, None, None, None)}
+                  "generation": (generation, None, None, None), "import_model": (import_model, None, None, None)}
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", choices=[*benchmarks, []], help="default: all")
     parser.add_argument("--tokens", type=int, nargs="+", help="of step_time, any of 16 128 1024 4096; of functional, one")

@@ -95,13 +95,4 @@ void ModelFolderWriter::write_index() const {
   write_file_atomically(folder_ / "model.safetensors.index.json", index.dump(2) + "\n");
 }
 
-nlohmann::json generation_config(const nlohmann::json& config) {
-  nlohmann::json result = {{"_from_model_config", true}};
-  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
-    const auto found = config.find(key);
-    if (found != config.end() && !found->is_null()) result[key] = *found;
-  }
-  return result;
-}
-
 }  // namespace fsdp::io

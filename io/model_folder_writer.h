@@ -53,7 +53,4 @@ class ModelFolderWriter {
   std::unordered_map<std::string, size_t> shard_of_;
 };
 
-// generation_config.json as transformers makes it of a config.json: the tokens at which a generation begins and ends.
-nlohmann::json generation_config(const nlohmann::json& config);
-
 }  // namespace fsdp::io

@@ -42,6 +42,12 @@ void check_header(const InputFile& file, const TokenShardInfo& info, const std::
   }
 }
 
+void check_item_bytes(const InputFile& file, const TokenShardHeader& header, uint32_t expected, const char* item) {
+  if (header.item_bytes == expected) return;
+  throw file.error("dataset", "got " + std::to_string(header.item_bytes) + " bytes per " + item +
+                                  " at offset 12, expected " + std::to_string(expected) + ". The file is damaged.");
+}
+
 // The file must be exactly its header and `count` items.
 void check_size(const InputFile& file, uint64_t count, uint64_t item_bytes) {
   uint64_t expected = 0;
@@ -120,10 +126,7 @@ void TokenDataset::Shard::check_idx() const {
   const auto file = idx.open();
   TokenShardHeader header = {};
   check_header(*file, info, kIndexMagic, &header);
-  if (header.item_bytes != kIndexItemBytes) {
-    throw file->error("dataset", "got " + std::to_string(header.item_bytes) +
-                                     " bytes per offset at offset 12, expected 8. The file is damaged.");
-  }
+  check_item_bytes(*file, header, kIndexItemBytes, "offset");
   check_size(*file, header.num_documents, kIndexItemBytes);
   if ((num_tokens == 0) != (num_documents == 0) || num_documents > num_tokens) {
     throw file->error("dataset", "got " + std::to_string(num_documents) + " documents for " +
@@ -141,10 +144,7 @@ void TokenDataset::Shard::check_mask() const {
   const auto file = mask->open();
   TokenShardHeader header = {};
   check_header(*file, info, kMaskMagic, &header);
-  if (header.item_bytes != kMaskItemBytes) {
-    throw file->error("dataset", "got " + std::to_string(header.item_bytes) +
-                                     " bytes per token at offset 12, expected 1. The file is damaged.");
-  }
+  check_item_bytes(*file, header, kMaskItemBytes, "token");
   check_size(*file, header.num_tokens, kMaskItemBytes);
 }
 

@@ -8,6 +8,7 @@
 #include "io/dcp_writer.h"
 #include "io/element_cast.h"
 #include "io/error.h"
+#include "io/generation_config.h"
 #include "io/input_file.h"
 #include "io/staged_folder.h"
 

@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 TORCH_VERSION=2.11.0
 PEER=.deps/peer
 TRANSFORMERS_VERSION=5.23.0
-TARGETS="step_time collectives kernels hook_cost functional checkpoint documents generation"
+TARGETS="step_time collectives kernels hook_cost functional checkpoint documents generation import_model"
 
 # The LibTorch of scripts/setup.sh is a whole PyTorch for Python 3.11; what it lacks is added. Other Pythons get their own.
 install_peer() {
@@ -35,7 +35,7 @@ install_peer() {
   import_peer
 }
 
-# What generation is compared with.
+# What generation and import_model are compared with.
 install_transformers() {
   python3 -W ignore -c 'import transformers' 2>/dev/null && return
   echo "== installing transformers $TRANSFORMERS_VERSION into $PEER (about 60 MB to download)"
@@ -60,7 +60,7 @@ main() {
     cmake --build "$FSDP_BUILD" --target $TARGETS
   fi
   install_peer
-  case " $* " in *" generation "* | "  ") install_transformers ;; esac
+  case " $* " in *" generation "* | *" import_model "* | "  ") install_transformers ;; esac
   python3 -W ignore benchmarks/compare.py "$@"
 }
 

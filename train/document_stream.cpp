@@ -74,10 +74,8 @@ bool DocumentStream::next(io::Document& document) {
       if (reader_->next(document)) return true;
     } catch (const io::Error& error) {
       if (options_.documents.bad_record == io::BadRecord::kStop || error.kind() != io::ErrorKind::kData) throw;
-      const bool is_stuck = error.what() == last_reason_;
-      if (!is_stuck) skipped_.add(error.what());
-      last_reason_ = error.what();
-      if (reader_ != nullptr && !is_stuck) continue;
+      skipped_.add(error.what());
+      if (reader_ != nullptr) continue;  // where the rest cannot be read, it ends by itself
     }
     if (next_file_ > 0) finished_bytes_ += files_[next_file_ - 1].num_bytes;
     reader_.reset();

@@ -49,7 +49,6 @@ class DocumentStream {
   size_t next_file_ = 0;
   std::unique_ptr<io::DocumentReader> reader_;
   uint64_t finished_bytes_ = 0;
-  std::string last_reason_;
   Skipped skipped_;
 };
 

@@ -72,8 +72,8 @@ InferenceModel::InferenceModel(const std::filesystem::path& path, const std::str
   std::optional<models::DecoderConfig> config;
   std::optional<io::ModelFolder> folder;
   const auto open = [&] {
+    folder = io::ModelFolder::open(path);  // first: it knows a file from a folder
     config = models::read_decoder_config(path);
-    folder = io::ModelFolder::open(path);
   };
   if (world.size == 1) {
     open();

@@ -2,12 +2,12 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
-#include <random>
+#include <span>
 
-#include "train/byte_tokenizer.h"
 #include "train/format.h"
+#include "train/sampling.h"
+#include "train/tokenizer/utf8.h"
 
 namespace fsdp::train {
 namespace {
@@ -18,23 +18,12 @@ std::vector<int32_t> encode(const tokenizer::Tokenizer& tokenizer, const std::st
   return ids;
 }
 
-// By the inverse of the distribution function: not std::discrete_distribution, which differs between standard
-// libraries.
-int64_t draw(const at::Tensor& logits_V, double temperature, std::mt19937_64& random) {
-  if (temperature == 0) return logits_V.argmax().item<int64_t>();
-  const at::Tensor cumulative_V = at::softmax(logits_V.to(at::kDouble) / temperature, 0).cumsum(0);
-  const double uniform = static_cast<double>(random() >> 11) * 0x1p-53;
-  const int64_t last = logits_V.numel() - 1;
-  const double total = cumulative_V[last].item<double>();
-  return std::min(last, cumulative_V.le(uniform * total).sum().item<int64_t>());
-}
-
 }  // namespace
 
 std::string to_json(int64_t step, const Sample& sample) {
   nlohmann::ordered_json json;
   json["step"] = step;
-  json["prompt"] = to_valid_utf8(sample.prompt);
+  json["prompt"] = tokenizer::to_valid_utf8(sample.prompt);
   json["text"] = sample.text;
   return json.dump();
 }
@@ -96,11 +85,16 @@ std::string SampleWriter::decode(const std::vector<int32_t>& prompt, const std::
 // Always max_tokens: ranks on unlike machines might meet an end at different places, and wait for each other. Without
 // a cache, whose memory the training would have to leave room for; samples are short and rare.
 std::vector<int32_t> SampleWriter::continue_ids(models::Decoder& decoder, std::vector<int32_t> ids) const {
-  std::mt19937_64 random(static_cast<uint64_t>(seed_));
+  SamplingOptions options;
+  options.temperature = config_.temperature;
+  options.seed = static_cast<uint64_t>(seed_);
+  Sampler sampler(options);
   std::vector<int32_t> added;
   for (int64_t count = 0; count < config_.max_tokens; ++count) {
     const at::Tensor logits_BTV = decoder->forward(at::tensor(ids, at::kLong).unsqueeze(0));
-    added.push_back(static_cast<int32_t>(draw(logits_BTV[0][-1], config_.temperature, random)));
+    const at::Tensor last_V = logits_BTV[0][-1].to(at::kFloat).contiguous();
+    added.push_back(
+        static_cast<int32_t>(sampler.draw({last_V.const_data_ptr<float>(), static_cast<size_t>(last_V.numel())})));
     ids.push_back(added.back());
   }
   return added;

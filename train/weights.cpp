@@ -9,6 +9,7 @@
 
 #include "io/adapter.h"
 #include "io/atomic_file.h"
+#include "io/generation_config.h"
 #include "io/model_folder_writer.h"
 #include "models/load_weights.h"
 #include "train/agreement.h"

@@ -88,6 +88,24 @@ TEST_F(Generate, StopStringsEndTheText) {
   EXPECT_EQ(line.at("finish"), "stop_string");
 }
 
+TEST_F(Generate, EndTokensOfGenerationConfigEndTheText) {
+  const std::string options = generate("--prompt line --temperature 0 --json");
+  const std::vector<int64_t> ids = json_lines(run_fsdp(options).out)[0].at("ids");
+  ASSERT_GE(ids.size(), 4u);
+  const nlohmann::json config = {{"eos_token_id", {0, ids[3]}}};
+  std::ofstream(path("out/model/generation_config.json")) << config.dump();
+  const auto line = json_lines(run_fsdp(options).out)[0];
+  EXPECT_EQ(line.at("finish"), "stop_id");
+  const auto first = std::find(ids.begin(), ids.end(), ids[3]);
+  EXPECT_EQ(line.at("text").get<std::string>().size(), static_cast<size_t>(first - ids.begin()));
+
+  std::ofstream(path("out/model/generation_config.json")) << R"({"eos_token_id": [7, 999]})";
+  const CommandResult refused = run_fsdp(options);
+  EXPECT_NE(refused.exit_code, 0);
+  EXPECT_TRUE(contains(refused.err, "generation_config.json: eos_token_id: got 999, expected token ids below 259"))
+      << refused.err;
+}
+
 TEST_F(Generate, AnswersMessages) {
   const CommandResult result = run_fsdp(generate("--chat plain --message Hello --system Be --json --temperature 0"));
   EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -114,6 +132,7 @@ class GenerateMistakes : public Generate {
 
 TEST_F(GenerateMistakes, AreToldInOneLine) {
   expect_error(generate("--prompt " + std::string(5000, 'x')), 2, "Shorten the prompt");
+  expect_error("generate " + path("prompts.txt") + " --prompt x", 4, "got a file, expected a model folder");
   expect_error(generate("--top-p 0"), 2, "top-p: got 0");
   expect_error(generate("--min-p 7"), 2, "min-p: got 7");
   expect_error(generate("--rows 0"), 2, "rows at a time: got 0");

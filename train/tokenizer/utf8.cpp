@@ -108,4 +108,12 @@ void Utf8Repair::finish(std::string& text) {
   held_.clear();
 }
 
+std::string to_valid_utf8(std::string_view bytes) {
+  std::string text;
+  Utf8Repair repair;
+  repair.push(bytes, text);
+  repair.finish(text);
+  return text;
+}
+
 }  // namespace fsdp::tokenizer

@@ -60,4 +60,7 @@ class Utf8Repair {
   std::string held_;
 };
 
+// All of `bytes` at once.
+std::string to_valid_utf8(std::string_view bytes);
+
 }  // namespace fsdp::tokenizer
