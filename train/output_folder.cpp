@@ -1,6 +1,7 @@
 #include "train/output_folder.h"
 
 #include <system_error>
+#include <utility>
 
 #include "fsdp/base/error.h"
 #include "io/atomic_file.h"
@@ -27,13 +28,39 @@ bool has_checkpoints(const OutputFolder& folder) {
   }
 }
 
+bool is_inside(const fs::path& path, const fs::path& folder) {
+  std::error_code error;
+  const fs::path way = fs::weakly_canonical(path, error).lexically_relative(fs::weakly_canonical(folder, error));
+  return !way.empty() && *way.begin() != "..";
+}
+
+// What a run starts from must still be there when it starts.
+void keep_sources(const OutputFolder& folder, const Config& config) {
+  const std::pair<const char*, const std::string&> sources[] = {{"checkpoint.resume", config.checkpoint.resume},
+                                                                {"model.path", config.model.path},
+                                                                {"tune.lora_from", config.tune.lora_from}};
+  for (const auto& [key, source] : sources) {
+    if (source.empty()) continue;
+    for (const fs::path& removed : {folder.checkpoints(), folder.model()}) {
+      if (!is_inside(source, removed)) continue;
+      throw Error(ErrorCode::kUsage,
+                  std::string("[train] ") + key + ": got " + source +
+                      ", which output.overwrite = \"replace\" removes. Choose another output.folder" +
+                      (source == config.checkpoint.resume ? ", or go on by --resume=auto." : "."));
+    }
+  }
+}
+
 }  // namespace
 
 OutputUse check_output(const OutputFolder& folder, const Config& config) {
   std::error_code error;
   const bool goes_on = has_checkpoints(folder) && config.checkpoint.resume == "auto";
   if (goes_on) return OutputUse::kContinue;
-  if (config.output.overwrite == "replace") return OutputUse::kReplace;
+  if (config.output.overwrite == "replace") {
+    keep_sources(folder, config);
+    return OutputUse::kReplace;
+  }
   const std::string place = "[train] output.folder: " + folder.root.string();
   const std::string otherwise = "hoose another output.folder, or output.overwrite = \"replace\".";
   if (config.checkpoint.resume == "auto") {

@@ -94,7 +94,7 @@ TEST_F(BadInput, ModelsThatDoNotFit) {
   expect_error(run_fsdp(train(load)), 4, "model.safetensors");
   fs::remove(path("good/model/model.safetensors"));
   expect_error(run_fsdp(train(load + " --model.weights=load")), 4, "model.safetensors");
-  expect_error(run_fsdp("generate " + path("text")), 4, "config.json");
+  expect_error(run_fsdp("generate " + path("text")), 4, "got a folder without model.safetensors");
 }
 
 TEST_F(BadInput, OutputThatCannotBeUsed) {
@@ -105,6 +105,17 @@ TEST_F(BadInput, OutputThatCannotBeUsed) {
   ASSERT_EQ(run_fsdp(train("--output.folder=" + path("used"))).exit_code, 0);
   expect_error(run_fsdp(train("--output.folder=" + path("used"))), 2, "holds a run already");
   EXPECT_EQ(run_fsdp(train("--output.overwrite=replace --output.folder=" + path("used"))).exit_code, 0);
+}
+
+TEST_F(BadInput, ARunDoesNotReplaceWhatItStartsFrom) {
+  const std::string folder = "--output.overwrite=replace --output.folder=" + path("used");
+  ASSERT_EQ(run_fsdp(train(folder + " --checkpoint.every_steps=1")).exit_code, 0);
+  expect_error(run_fsdp(train(folder + " --resume=" + path("used/checkpoints/step-6"))), 2,
+               "checkpoint.resume: got " + path("used/checkpoints/step-6") + ", which output.overwrite");
+  expect_error(run_fsdp(train(folder + " --model.path=" + path("used/./model"))), 2, "model.path: got");
+  expect_launched_error(launch_fsdp(2, train(folder + " --tune.lora_from=" + path("used/model"))), 2, "tune.lora_from");
+  EXPECT_TRUE(std::filesystem::exists(path("used/checkpoints/step-6/manifest.json")));
+  EXPECT_TRUE(std::filesystem::exists(path("used/model/config.json")));
 }
 
 // The system's answer to a write past the limit is a signal that ends the program without a word.

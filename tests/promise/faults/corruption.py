@@ -297,13 +297,13 @@ def data_is_not_whole(name, spoil, scene):
 def other_data(scene):
     """Of the same size: the run that goes on notices."""
     def spoil(data):
-        swap(data / "train-00000.bin", data / "heldout-00000.bin")
-        swap(data / "train-00000.idx", data / "heldout-00000.idx")
+        swap(data / "train-00000-00000.bin", data / "heldout-00000-00000.bin")
+        swap(data / "train-00000-00000.idx", data / "heldout-00000-00000.idx")
         path = data / "dataset.json"
         manifest = json.loads(path.read_text())
         splits = manifest["splits"]
         splits["train"], splits["heldout"] = splits["heldout"], splits["train"]
-        splits["train"][0]["name"], splits["heldout"][0]["name"] = "train-00000", "heldout-00000"
+        splits["train"][0]["name"], splits["heldout"][0]["name"] = "train-00000-00000", "heldout-00000-00000"
         path.write_text(json.dumps(manifest))
     check_data_refused(scene, spoiled_data(scene, spoil), "another data set")
     return "REFUSED"
@@ -353,7 +353,7 @@ def data_cases():
     for kind in ("*.bin", "*.idx", "dataset.json"):
         for number in range(4):
             yield Case(PART, f"flips:data:{kind}:{number}", functools.partial(flips_in_data, kind), 5)
-    for name in ("train-00000.bin", "train-00000.idx", "heldout-00000.bin", "dataset.json"):
+    for name in ("train-00000-00000.bin", "train-00000-00000.idx", "heldout-00000-00000.bin", "dataset.json"):
         for size in (0, 1, 64, 100):
             yield Case(PART, f"data:{name}:cut-to-{size}",
                        functools.partial(data_is_not_whole, name, lambda data, n, size=size: truncate(data / n, size)), 2)

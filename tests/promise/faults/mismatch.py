@@ -122,8 +122,12 @@ def check_one_refused(jobs, rank):
 
 def other_build(scene):
     """A copy of the program with another build id."""
-    binary = scene.folder / "fsdp-other"
+    binary = scene.folder / "bin" / "fsdp-other"
+    binary.parent.mkdir()
     shutil.copyfile(scene.workload.binary, binary)
+    installed = scene.workload.binary.parent.parent / "lib"
+    if installed.is_dir():  # where an installed program looks for its libraries
+        (scene.folder / "lib").symlink_to(installed)
     binary.chmod(0o755)
     note = b"\x04\x00\x00\x00\x14\x00\x00\x00\x03\x00\x00\x00GNU\0"
     at = binary.read_bytes().find(note)

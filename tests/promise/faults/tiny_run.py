@@ -84,7 +84,7 @@ class RunFolder:
     def steps(self):
         """Of folders that look like checkpoints, ascending."""
         names = [path.name for path in self.checkpoints.glob("step-*")]
-        return sorted(int(name[5:]) for name in names if re.fullmatch(r"step-\d+", name))
+        return sorted(int(name[5:]) for name in names if re.fullmatch(r"step-(0|[1-9]\d*)", name))
 
     def checkpoint(self, step):
         return self.checkpoints / f"step-{step}"
