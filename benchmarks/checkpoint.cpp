@@ -14,7 +14,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -106,12 +105,10 @@ class Bench : public RankClock {
 
   // Without `path`, and with nothing left for the disk to do.
   void clean(const fs::path& path) const {
-    together();
-    if (world().rank == 0) {
+    on_rank0([&] {
       fs::remove_all(path);
       ::sync();
-    }
-    together();
+    });
   }
 
   fs::path saved() const { return options_.folder / "step-1"; }
@@ -331,9 +328,7 @@ int main(int argc, char** argv) try {
   const fsdp::World world = fsdp::init();
   at::set_num_threads(1);
   const Bench bench(world, options);
-  const nlohmann::json result = kActions.at(options.action)(bench);
-  if (world.rank == 0) std::printf("%s\n", result.dump().c_str());
-  bench.together();
+  bench.report(kActions.at(options.action)(bench));
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;

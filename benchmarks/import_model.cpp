@@ -5,7 +5,6 @@
 //   import_model write --folder F --preset smollm2-1.7b --dtype bf16        then, at any number of ranks
 //   fsdp launch --nproc 2 -- import_model read --folder F
 #include <ATen/ATen.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -69,15 +68,6 @@ nlohmann::json write_folder(const RankClock&, const Options& options) {
   return {{"parameters", models::num_parameters(preset->config)}};
 }
 
-train::ShardedModel sharded_zeros(const models::DecoderConfig& config, const World& world) {
-  models::Decoder decoder = deferred([&] {
-    models::Decoder whole(config);
-    train::zero_parameters(*whole);
-    return whole;
-  });
-  return train::parallelize(std::move(decoder), train::make_mesh(world, 1), ShardOptions());
-}
-
 double sum_of(const train::NamedLeaves& leaves, const World& world) {
   at::Tensor total = at::zeros({1}, at::kDouble);
   for (const auto& [name, leaf] : leaves) total += leaf.detach().sum(at::kDouble);
@@ -87,13 +77,13 @@ double sum_of(const train::NamedLeaves& leaves, const World& world) {
 // `extra_bytes`: what a rank held at most while it read, beyond what it had before and its shard.
 nlohmann::json read_folder(const RankClock& clock, const Options& options) {
   const int64_t before = process_memory().resident_bytes;
-  train::ShardedModel model = sharded_zeros(models::read_decoder_config(options.folder), clock.world());
+  const models::DecoderConfig config = models::read_decoder_config(options.folder);
+  train::ShardedModel model =
+      train::parallelize(train::deferred_zeros(config), train::make_mesh(clock.world(), 1), ShardOptions());
   const train::NamedLeaves leaves = named_parameters(*model.decoder);
   int64_t shard_bytes = 0;
   for (const auto& [name, leaf] : leaves) shard_bytes += static_cast<int64_t>(leaf.nbytes());
-  clock.together();
-  if (clock.world().rank == 0) drop_from_cache(options.folder);
-  clock.together();
+  clock.on_rank0([&] { drop_from_cache(options.folder); });
   reset_peak_memory();
   nlohmann::json result;
   result["seconds"] = {clock.seconds([&] { train::load_weights(model, io::ModelFolder::open(options.folder)); })};
@@ -117,14 +107,12 @@ nlohmann::json read_disk(const RankClock& clock, const Options& options) {
   nlohmann::json result = {{"bytes", bytes}};
   for (const int threads : {1, 2}) {
     for (const bool direct : {true, false}) {
-      clock.together();
-      if (clock.world().rank == 0) drop_from_cache(folder);
+      clock.on_rank0([&] { drop_from_cache(folder); });
       const std::string name = std::to_string(threads) + (direct ? " direct" : " cached");
       result["read"][name] = clock.seconds([&] { read_raw(file, {threads, direct, false}); });
     }
   }
-  clock.together();
-  if (clock.world().rank == 0) fs::remove_all(folder);
+  clock.on_rank0([&] { fs::remove_all(folder); });
   return result;
 }
 
@@ -152,9 +140,7 @@ int main(int argc, char** argv) try {
   const Options options = parse(argc, argv);
   const RankClock clock(fsdp::init());
   at::set_num_threads(1);
-  const nlohmann::json result = kActions.at(options.action)(clock, options);
-  if (clock.world().rank == 0) std::printf("%s\n", result.dump().c_str());
-  clock.together();
+  clock.report(kActions.at(options.action)(clock, options));
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;

@@ -3,7 +3,9 @@
 
 #include <ATen/ATen.h>
 
+#include <cstdio>
 #include <functional>
+#include <nlohmann/json.hpp>
 
 #include "benchmarks/measure.h"
 #include "fsdp/fsdp.h"
@@ -15,7 +17,21 @@ class RankClock {
   explicit RankClock(const World& world) : world_(world) {}
 
   const World& world() const { return world_; }
+  // COLLECTIVE.
   void together() const { barrier(world_, "benchmark"); }
+
+  // COLLECTIVE. By rank 0, after what all did before and before what any does next.
+  void on_rank0(const std::function<void()>& action) const {
+    together();
+    if (world_.rank == 0) action();
+    together();
+  }
+
+  // COLLECTIVE. The last line that rank 0 prints; no rank ends before it.
+  void report(const nlohmann::json& result) const {
+    if (world_.rank == 0) std::printf("%s\n", result.dump().c_str());
+    together();
+  }
 
   // COLLECTIVE. The largest value of any rank.
   double largest(double value) const {

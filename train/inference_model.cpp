@@ -52,14 +52,9 @@ models::Decoder load_whole(const models::DecoderConfig& config, const io::ModelF
 
 ShardedModel load_sharded(const models::DecoderConfig& config, const io::ModelFolder& folder,
                           const Precision& precision, const World& world) {
-  models::Decoder decoder = deferred([&] {
-    models::Decoder whole(config);
-    zero_parameters(*whole);
-    return whole;
-  });
   ShardOptions options;
   options.precision = precision;
-  ShardedModel model = parallelize(std::move(decoder), make_mesh(world, 1), options);
+  ShardedModel model = parallelize(deferred_zeros(config), make_mesh(world, 1), options);
   on_all_ranks(world, [&] { load_weights(model, folder); });
   return model;
 }

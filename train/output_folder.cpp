@@ -1,5 +1,6 @@
 #include "train/output_folder.h"
 
+#include <array>
 #include <system_error>
 #include <utility>
 
@@ -28,6 +29,9 @@ bool has_checkpoints(const OutputFolder& folder) {
   }
 }
 
+// Folders of an earlier run that OutputUse::kReplace removes.
+std::array<fs::path, 2> replaced_folders(const OutputFolder& folder) { return {folder.checkpoints(), folder.model()}; }
+
 bool is_inside(const fs::path& path, const fs::path& folder) {
   std::error_code error;
   const fs::path way = fs::weakly_canonical(path, error).lexically_relative(fs::weakly_canonical(folder, error));
@@ -41,7 +45,7 @@ void keep_sources(const OutputFolder& folder, const Config& config) {
                                                                 {"tune.lora_from", config.tune.lora_from}};
   for (const auto& [key, source] : sources) {
     if (source.empty()) continue;
-    for (const fs::path& removed : {folder.checkpoints(), folder.model()}) {
+    for (const fs::path& removed : replaced_folders(folder)) {
       if (!is_inside(source, removed)) continue;
       throw Error(ErrorCode::kUsage,
                   std::string("[train] ") + key + ": got " + source +
@@ -91,11 +95,10 @@ void start_output(const OutputFolder& folder, const Config& config, OutputUse us
     refuse_folder(folder, std::string("cannot be written: ") + failure.what());
   }
   if (use == OutputUse::kContinue) return;
-  fs::remove_all(folder.checkpoints());
   fs::remove(folder.metrics());
   fs::remove(folder.ledger());
   fs::remove(folder.samples());
-  fs::remove_all(folder.model());
+  for (const fs::path& path : replaced_folders(folder)) fs::remove_all(path);
 }
 
 }  // namespace fsdp::train

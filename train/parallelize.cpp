@@ -34,6 +34,14 @@ void zero_parameters(torch::nn::Module& module) {
   }
 }
 
+models::Decoder deferred_zeros(const models::DecoderConfig& config) {
+  return deferred([&] {
+    models::Decoder whole(config);
+    zero_parameters(*whole);
+    return whole;
+  });
+}
+
 void recompute_blocks(models::Decoder& decoder, int64_t every) {
   if (every == 0) {
     return;

@@ -24,12 +24,7 @@ ShardedModel load_model(const ParityOptions& options, const World& world) {
   ShardOptions shard;
   shard.strategy = options.strategy;
   shard.precision = options.precision;
-  models::Decoder decoder = deferred([&] {
-    models::Decoder whole(*config);
-    zero_parameters(*whole);
-    return whole;
-  });
-  ShardedModel model = parallelize(std::move(decoder), make_mesh(world, options.replicas), shard);
+  ShardedModel model = parallelize(deferred_zeros(*config), make_mesh(world, options.replicas), shard);
   on_all_ranks(world, [&] { load_weights(model, *folder); });
   return model;
 }

@@ -155,7 +155,8 @@ void Trainer::seed_random_numbers(int64_t position) const {
 
 // The small all-reduce of the step. Halves of the hash: a double adds 32-bit integers exactly.
 StepResult Trainer::agree(const Computed& computed, const RankNews& news) const {
-  at::Tensor values = at::zeros({11}, at::kDouble);
+  constexpr int kFirstSignal = 7;  // one value for each
+  at::Tensor values = at::zeros({kFirstSignal + int64_t{kStopSignals.size()}}, at::kDouble);
   double* mine = values.mutable_data_ptr<double>();
   mine[0] = computed.loss;
   mine[1] = world_.rank == 0 && news.wants_stop ? 1 : 0;
@@ -163,8 +164,8 @@ StepResult Trainer::agree(const Computed& computed, const RankNews& news) const 
   mine[3] = static_cast<double>(computed.batch_hash & 0xffffffff);
   mine[4] = static_cast<double>(computed.batch_hash >> 32);
   mine[5] = world_.rank == 0 && news.wants_save ? 1 : 0;
-  for (size_t i = 0; i < kStopSignals.size(); ++i) mine[6 + i] = news.signal == kStopSignals[i] ? 1 : 0;
-  mine[10] = world_.rank == 0 && news.stop_file ? 1 : 0;
+  mine[6] = world_.rank == 0 && news.stop_file ? 1 : 0;
+  for (size_t i = 0; i < kStopSignals.size(); ++i) mine[kFirstSignal + i] = news.signal == kStopSignals[i] ? 1 : 0;
   values = sum_over_ranks(world_, values);
   const double* sums = values.const_data_ptr<double>();
   StepResult result;
@@ -173,10 +174,10 @@ StepResult Trainer::agree(const Computed& computed, const RankNews& news) const 
   result.stop = sums[1] > 0;
   result.save = sums[5] > 0;
   result.saves_written = sums[2] == world_.size;
-  result.stop_file = sums[10] > 0;
+  result.stop_file = sums[6] > 0;
   result.batch_hash = static_cast<uint64_t>(sums[3]) + (static_cast<uint64_t>(sums[4]) << 32);
   for (size_t i = kStopSignals.size(); i-- > 0;) {
-    if (sums[6 + i] > 0) result.signal = kStopSignals[i];
+    if (sums[kFirstSignal + i] > 0) result.signal = kStopSignals[i];
   }
   return result;
 }

@@ -40,6 +40,10 @@ struct AllocatorOptions {
 class BufferAllocator {
  public:
   static constexpr int64_t kAlignment = 64;  // bytes
+  // What `bytes` take where pieces lie side by side: whole alignments, at least one.
+  static constexpr int64_t aligned_size(int64_t bytes) {
+    return bytes <= kAlignment ? kAlignment : (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
 
   explicit BufferAllocator(c10::Device device) : device_(device) {}
   // From now on memory of the system is memory that ranks of this host can read (CPU only).

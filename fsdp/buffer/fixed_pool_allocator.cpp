@@ -19,7 +19,7 @@ class FixedPoolAllocator : public BufferAllocator {
       arena_ = take_from_system(pool_bytes_);
       free_[0] = pool_bytes_;
     }
-    const int64_t size = std::max(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+    const int64_t size = aligned_size(bytes);
     const auto hole = std::find_if(free_.begin(), free_.end(), [&](const auto& item) { return item.second >= size; });
     if (hole == free_.end()) refuse(bytes);
     const auto [offset, hole_size] = *hole;

@@ -53,7 +53,7 @@ class TracedAllocator : public BufferAllocator {
   using BufferAllocator::BufferAllocator;
 
   c10::DataPtr take(int64_t bytes) override {
-    const int64_t size = std::max(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+    const int64_t size = aligned_size(bytes);
     const size_t index = lifetimes_.size();
     const size_t event = events_++;
     follows_plan_ = follows_plan_ && index < plan_.size() && plan_[index].bytes == size && plan_[index].taken == event;
