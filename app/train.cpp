@@ -5,6 +5,7 @@
 #include "train/config_file.h"
 #include "train/option_table.h"
 #include "train/run.h"
+#include "train/stop_signal.h"
 
 namespace fsdp::app {
 namespace {
@@ -33,8 +34,9 @@ int run_train(const Arguments& arguments) {
   const train::Config config = train::load_config(file, overrides);
   InitOptions options;
   options.dump_folder = config.output.folder;  // where the calls of a rank go if one fails
+  train::StopSignal stop_signal;               // before init() starts threads
   const World world = init(options);
-  return train::run_training(config, world);
+  return train::run_training(config, world, stop_signal);
 }
 
 }  // namespace fsdp::app

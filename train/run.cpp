@@ -32,7 +32,6 @@
 #include "train/replica_check.h"
 #include "train/run_state.h"
 #include "train/samples.h"
-#include "train/stop_signal.h"
 #include "train/straggler_watch.h"
 #include "train/threads.h"
 #include "train/trainer.h"
@@ -96,7 +95,7 @@ struct Prepared {
   ModelChoice choice;
   std::optional<tokenizer::Tokenizer> tokenizer;  // of the data
   Tuning tuning;
-  const StopSignal& stop_signal;
+  StopSignal& stop_signal;
 };
 
 // The run as rank 0 tells about it, and the loop of all ranks.
@@ -440,7 +439,7 @@ class Run {
   OutputFolder folder_;
   Console console_;
   Splits splits_;
-  const StopSignal& stop_signal_;
+  StopSignal& stop_signal_;
   std::optional<tokenizer::Tokenizer> tokenizer_;
   SampleWriter writer_;
   double peak_flops_;  // of one rank
@@ -461,8 +460,8 @@ class Run {
 
 }  // namespace
 
-int run_training(const Config& config, const World& world) {
-  const StopSignal stop_signal(world.size == 1 ? StopSignal::Answer::kTell : StopSignal::Answer::kNothing);
+int run_training(const Config& config, const World& world, StopSignal& stop_signal) {
+  stop_signal.answer_with(world.size == 1 ? StopSignal::Answer::kNoteAndTell : StopSignal::Answer::kNote);
   if (config.train.deterministic) compute_deterministically();
   const ThreadPlan threads = set_threads(world);
   std::optional<Splits> splits;

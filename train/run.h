@@ -2,6 +2,7 @@
 
 #include "fsdp/fsdp.h"
 #include "train/config.h"
+#include "train/stop_signal.h"
 
 namespace fsdp::train {
 
@@ -9,6 +10,7 @@ namespace fsdp::train {
 // asked to, trains, evaluates, and writes config.toml, metrics.jsonl, ledger.jsonl, checkpoints/ and model/ into
 // output.folder, which it locks. Prints on rank 0. Returns the exit code: 0, or 75 if a signal stopped it and it can be
 // resumed. Throws fsdp::Error or io::Error; what is wrong with the input is found before anything is written.
-int run_training(const Config& config, const World& world);
+// `stop_signal`: made before `world`, whose threads shall not take signals.
+int run_training(const Config& config, const World& world, StopSignal& stop_signal);
 
 }  // namespace fsdp::train

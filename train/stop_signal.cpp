@@ -1,71 +1,87 @@
 #include "train/stop_signal.h"
 
+#include <poll.h>
+#include <pthread.h>
 #include <string.h>
+#include <sys/signalfd.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
-#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "fsdp/base/check.h"
 
 namespace fsdp::train {
 namespace {
 
-constexpr char kAnswer[] = "\nfsdp: asked to stop: saving after this step; ask again after a second to end at once\n";
-
-std::atomic<int> first{0};
-std::atomic<bool> answers{false};
-std::array<struct sigaction, kStopSignals.size()> before;
-
-std::atomic<int64_t> first_demand_ns{0};  // when the first but SIGUSR1 came
-
-int64_t now_ns() {
-  timespec now = {};
-  clock_gettime(CLOCK_MONOTONIC, &now);  // one of the few calls that a handler may make
-  return int64_t{1'000'000'000} * now.tv_sec + now.tv_nsec;
-}
-
 // A process may get one request several times over: from Slurm or systemd, and from a launcher that passes it on. And
 // Slurm's warning, SIGUSR1, is followed by a SIGTERM while the ranks still save.
-void handle(int number) {
-  constexpr int64_t kOneRequest = 1'000'000'000;
-  int none = 0;
-  if (first.compare_exchange_strong(none, number) && answers) {
-    const int kept_error = errno;
-    [[maybe_unused]] const ssize_t ignored = write(STDERR_FILENO, kAnswer, sizeof(kAnswer) - 1);
-    errno = kept_error;
-  }
-  if (number == SIGUSR1) return;
-  int64_t never = 0;
-  if (first_demand_ns.compare_exchange_strong(never, now_ns()) || now_ns() - never < kOneRequest) return;
-  signal(number, SIG_DFL);
-  raise(number);
+constexpr std::chrono::seconds kOneRequest{1};
+
+bool is_nohup(int number) {
+  struct sigaction action = {};
+  return number == SIGHUP && sigaction(SIGHUP, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
 }
 
 }  // namespace
 
-StopSignal::StopSignal(Answer answer) {
-  answers = answer == Answer::kTell;
-  first = 0;
-  first_demand_ns = 0;
-  struct sigaction action = {};
-  action.sa_handler = handle;
-  action.sa_flags = SA_RESTART;  // a read that is interrupted for this would only be begun again
-  sigemptyset(&action.sa_mask);
-  for (size_t i = 0; i < kStopSignals.size(); ++i) {
-    sigaction(kStopSignals[i], &action, &before[i]);
-    const bool is_nohup = kStopSignals[i] == SIGHUP && before[i].sa_handler == SIG_IGN;
-    if (is_nohup) sigaction(SIGHUP, &before[i], nullptr);
+StopSignal::StopSignal() {
+  sigemptyset(&signals_);
+  for (const int number : kStopSignals) {
+    if (!is_nohup(number)) sigaddset(&signals_, number);
   }
+  arrivals_ = signalfd(-1, &signals_, SFD_CLOEXEC);
+  FSDP_CHECK(arrivals_ >= 0, "[train] signalfd: got '", std::strerror(errno), "', expected a descriptor. Allow more.");
+  pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
+  thread_ = std::thread([this] { wait_for_requests(); });
 }
 
 StopSignal::~StopSignal() {
-  for (size_t i = 0; i < kStopSignals.size(); ++i) sigaction(kStopSignals[i], &before[i], nullptr);
+  ends_ = true;
+  pthread_kill(thread_.native_handle(), kStopSignals[0]);  // to that thread alone, which is woken by it
+  thread_.join();
+  close(arrivals_);
 }
 
-std::optional<int> StopSignal::received() const {
-  const int number = first;
-  return number == 0 ? std::nullopt : std::optional(number);
+std::optional<int> StopSignal::received() {
+  take_pending();
+  const std::lock_guard lock(mutex_);
+  return first_;
+}
+
+void StopSignal::wait_for_requests() {
+  pollfd arrival{.fd = arrivals_, .events = POLLIN, .revents = 0};
+  for (poll(&arrival, 1, /*timeout=*/-1); !ends_; poll(&arrival, 1, /*timeout=*/-1)) take_pending();
+}
+
+// Under the lock from the queue to the note: who asks for the first signal never misses one that is on its way.
+void StopSignal::take_pending() {
+  const std::lock_guard lock(mutex_);
+  const timespec no_time = {};
+  for (int number = 0; (number = sigtimedwait(&signals_, nullptr, &no_time)) > 0;) take(number);
+}
+
+void StopSignal::take(int number) {
+  const Answer answer = answer_;
+  if (answer == Answer::kEnd) end_process(number);
+  if (!first_ && answer == Answer::kNoteAndTell)
+    std::fputs("\nfsdp: asked to stop: saving after this step; ask again after a second to end at once\n", stderr);
+  if (!first_) first_ = number;
+  if (number == SIGUSR1) return;
+  const Clock::time_point now = Clock::now();
+  if (!first_demand_) first_demand_ = now;
+  if (now - *first_demand_ >= kOneRequest) end_process(number);
+}
+
+// By the signal, so that whoever waits for this process sees what ended it.
+void StopSignal::end_process(int number) {
+  signal(number, SIG_DFL);
+  pthread_sigmask(SIG_UNBLOCK, &signals_, nullptr);
+  raise(number);
+  std::_Exit(128 + number);
 }
 
 std::string signal_name(int number) {

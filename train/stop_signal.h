@@ -3,31 +3,59 @@
 #include <signal.h>
 
 #include <array>
+#include <atomic>
+#include <chrono>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 
 namespace fsdp::train {
 
 // SIGUSR1 is Slurm's warning; SIGHUP comes when a terminal is closed.
 inline constexpr std::array<int, 4> kStopSignals = {SIGTERM, SIGUSR1, SIGINT, SIGHUP};
 
-// Requests to stop, as the system brings them. The handler sets a flag and nothing else; the training loop asks for it
-// between steps, and all ranks agree. Another one but SIGUSR1 that comes a second after the first, or later, ends the
-// process at once, as if nobody had handled it. A SIGHUP that is ignored, as under nohup, stays ignored. One per
-// process.
+// Requests to stop, as the system brings them. A thread waits for them and answers; the training loop asks between
+// steps for the first, and all ranks agree. Another one but SIGUSR1 that comes a second after the first, or later, ends
+// the process at once, as if nobody had waited for it. A SIGHUP that is ignored, as under nohup, stays ignored.
+//
+// There is no handler, because no thread that computes may run one: oneDNN's product of fp32 matrices moves the stack
+// pointer into the heap while it works, and what the system puts there for a handler overwrites what lies below.
 class StopSignal {
  public:
-  // What the first request is answered with: nothing, where a launcher does, or a line on the standard error.
-  enum class Answer { kNothing, kTell };
+  // How a request is answered: by the end of the process; by its being noted; by that and a line on the standard error.
+  enum class Answer { kEnd, kNote, kNoteAndTell };
 
-  explicit StopSignal(Answer answer = Answer::kNothing);
-  // Puts back what was there before.
+  // Blocks the signals in the calling thread, and so in those that it starts from now on; others of the process would
+  // still take them as before. Answers with kEnd.
+  StopSignal();
+  // The signals stay blocked: one that comes when all is done shall not change how the process ends.
   ~StopSignal();
   StopSignal(const StopSignal&) = delete;
   StopSignal& operator=(const StopSignal&) = delete;
 
-  // The first signal that came, if any.
-  std::optional<int> received() const;
+  // From now on.
+  void answer_with(Answer answer) { answer_ = answer; }
+
+  // The first signal that was noted, if any, of all that have come by now.
+  std::optional<int> received();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void wait_for_requests();
+  void take_pending();
+  void take(int number);
+  [[noreturn]] void end_process(int number);
+
+  sigset_t signals_ = {};
+  int arrivals_ = -1;  // a descriptor that can be read when there are any
+  std::atomic<Answer> answer_{Answer::kEnd};
+  std::atomic<bool> ends_{false};
+  std::mutex mutex_;
+  std::optional<int> first_;
+  std::optional<Clock::time_point> first_demand_;  // when the first but SIGUSR1 came
+  std::thread thread_;
 };
 
 // "SIGTERM"

@@ -216,6 +216,17 @@ TEST_F(Loop, SecondInterruptEndsAtOnce) {
   EXPECT_LT(result.seconds, 60);
 }
 
+// oneDNN's product of fp32 matrices has its stack pointer in the heap: a handler that ran there would overwrite it.
+TEST_F(Loop, SignalsDoNotReachThreadsThatCompute) {
+  const std::string ledger = path("signals") + "/ledger.jsonl";
+  const std::string wide = "--train.batch_sequences=128 --model.hidden_size=256 --model.layers=6 --model.ffn_size=768";
+  const std::string script = FSDP_BINARY " " + run("signals", wide) + " & pid=$!\n" + wait_for(ledger) +
+                             "for i in $(seq 300); do kill -USR1 $pid; sleep 0.001; done\nwait $pid";
+  const CommandResult result = run_command({"/bin/sh", "-c", script});
+  EXPECT_EQ(result.exit_code, 75) << result.out << result.err;
+  EXPECT_TRUE(contains(result.out, "asked to stop by SIGUSR1; saved step")) << result.out;
+}
+
 TEST_F(Loop, SamplesDoNotDisturbTheTraining) {
   for (const char* precision : {"fp32", "bf16"}) {
     const std::string options = std::string("--shard.precision=") + precision + " --checkpoint.every_steps=4 ";
