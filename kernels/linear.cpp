@@ -20,6 +20,9 @@ namespace {
 
 // Up to so many rows of x the weight's gradient is bound by writing it, and needs no packed operands.
 constexpr int64_t kFewTokens = 128;
+// Columns of x that lie together for it: its rows, often a power of two apart, would share a few sets of the
+// first-level cache.
+constexpr int64_t kPanel = 64;
 // A piece of a gradient on its way into a slot stays in the second-level cache.
 constexpr int64_t kPieceNumel = int64_t{1} << 17;
 
@@ -50,8 +53,16 @@ void fill_weight_gradient(const GradientSlot& slot, const at::Tensor& grad_TN, c
     at::Tensor scaled_TN = grad_TN.to(at::kFloat);
     if (slot.scale != 1) scaled_TN = scaled_TN * slot.scale;
     const at::Tensor x = x_TK.to(at::kFloat).contiguous();
-    small_gemm(outputs, inputs, tokens, {scaled_TN.const_data_ptr<float>(), 1, outputs}, x.const_data_ptr<float>(),
-               inputs, slot.target.mutable_data_ptr<float>(), inputs, slot.adds);
+    const LeftOperand left{scaled_TN.const_data_ptr<float>(), 1, outputs};
+    auto* target = slot.target.mutable_data_ptr<float>();
+    const int64_t panels = inputs / kPanel, paneled = panels * kPanel;
+    const at::Tensor x_PTK = x.narrow(1, 0, paneled).unflatten(1, {panels, kPanel}).transpose(0, 1).contiguous();
+    for (int64_t panel = 0; panel < panels; ++panel) {
+      small_gemm(outputs, kPanel, tokens, left, x_PTK.const_data_ptr<float>() + panel * tokens * kPanel, kPanel,
+                 target + panel * kPanel, inputs, slot.adds);
+    }
+    small_gemm(outputs, inputs - paneled, tokens, left, x.const_data_ptr<float>() + paneled, inputs, target + paneled,
+               inputs, slot.adds);
     return;
   }
   const at::Tensor x_KT = x_TK.t(), target = slot.target.view({-1});
