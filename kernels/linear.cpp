@@ -18,8 +18,10 @@
 namespace fsdp::kernels {
 namespace {
 
-// Up to so many rows of x the weight's gradient is bound by writing it, and needs no packed operands.
+// Up to so many rows of x the weight's gradient is bound by writing it, and needs no packed operands. Units for
+// products of bf16 matrices, where there are some, are worth their operands' packing much earlier.
 constexpr int64_t kFewTokens = 128;
+constexpr int64_t kFewTokensBf16 = 32;
 // Columns of x that lie together for it: its rows, often a power of two apart, would share a few sets of the
 // first-level cache.
 constexpr int64_t kPanel = 64;
@@ -49,7 +51,8 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
 
 void fill_weight_gradient(const GradientSlot& slot, const at::Tensor& grad_TN, const at::Tensor& x_TK) {
   const int64_t tokens = grad_TN.size(0), outputs = grad_TN.size(1), inputs = x_TK.size(1);
-  if (tokens <= kFewTokens && inputs % 16 == 0) {
+  const int64_t few = grad_TN.scalar_type() == at::kFloat ? kFewTokens : kFewTokensBf16;
+  if (tokens <= few && inputs % 16 == 0) {
     at::Tensor scaled_TN = grad_TN.to(at::kFloat);
     if (slot.scale != 1) scaled_TN = scaled_TN * slot.scale;
     const at::Tensor x = x_TK.to(at::kFloat).contiguous();
