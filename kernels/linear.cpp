@@ -49,23 +49,41 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
   return find_onednn()->call(a, b, std::nullopt, "none", c10::List<std::optional<at::Scalar>>(), std::nullopt);
 }
 
-void fill_weight_gradient(const GradientSlot& slot, const at::Tensor& grad_TN, const at::Tensor& x_TK) {
+namespace {
+
+int64_t few_tokens(at::ScalarType type) {
+#if defined(__x86_64__)
+  static const bool multiplies_bf16 = __builtin_cpu_supports("avx512bf16");
+#else
+  constexpr bool multiplies_bf16 = false;
+#endif
+  return type == at::kBFloat16 && multiplies_bf16 ? kFewTokensBf16 : kFewTokens;
+}
+
+// inputs: a multiple of 16.
+void fill_from_few_tokens(const GradientSlot& slot, const at::Tensor& grad_TN, const at::Tensor& x_TK) {
   const int64_t tokens = grad_TN.size(0), outputs = grad_TN.size(1), inputs = x_TK.size(1);
-  const int64_t few = grad_TN.scalar_type() == at::kFloat ? kFewTokens : kFewTokensBf16;
-  if (tokens <= few && inputs % 16 == 0) {
-    at::Tensor scaled_TN = grad_TN.to(at::kFloat);
-    if (slot.scale != 1) scaled_TN = scaled_TN * slot.scale;
-    const at::Tensor x = x_TK.to(at::kFloat).contiguous();
-    const LeftOperand left{scaled_TN.const_data_ptr<float>(), 1, outputs};
-    auto* target = slot.target.mutable_data_ptr<float>();
-    const int64_t panels = inputs / kPanel, paneled = panels * kPanel;
-    const at::Tensor x_PTK = x.narrow(1, 0, paneled).unflatten(1, {panels, kPanel}).transpose(0, 1).contiguous();
-    for (int64_t panel = 0; panel < panels; ++panel) {
-      small_gemm(outputs, kPanel, tokens, left, x_PTK.const_data_ptr<float>() + panel * tokens * kPanel, kPanel,
-                 target + panel * kPanel, inputs, slot.adds);
-    }
-    small_gemm(outputs, inputs - paneled, tokens, left, x.const_data_ptr<float>() + paneled, inputs, target + paneled,
-               inputs, slot.adds);
+  at::Tensor scaled_TN = grad_TN.to(at::kFloat);
+  if (slot.scale != 1) scaled_TN = scaled_TN * slot.scale;
+  const LeftOperand left{scaled_TN.const_data_ptr<float>(), 1, outputs};
+  const at::Tensor x = x_TK.to(at::kFloat).contiguous();
+  auto* target = slot.target.mutable_data_ptr<float>();
+  const int64_t panels = inputs / kPanel, paneled = panels * kPanel;
+  const at::Tensor x_PTK = x.narrow(1, 0, paneled).unflatten(1, {panels, kPanel}).transpose(0, 1).contiguous();
+  for (int64_t panel = 0; panel < panels; ++panel) {
+    small_gemm(outputs, kPanel, tokens, left, x_PTK.const_data_ptr<float>() + panel * tokens * kPanel, kPanel,
+               target + panel * kPanel, inputs, slot.adds);
+  }
+  small_gemm(outputs, inputs - paneled, tokens, left, x.const_data_ptr<float>() + paneled, inputs, target + paneled,
+             inputs, slot.adds);
+}
+
+}  // namespace
+
+void fill_weight_gradient(const GradientSlot& slot, const at::Tensor& grad_TN, const at::Tensor& x_TK) {
+  const int64_t outputs = grad_TN.size(1), inputs = x_TK.size(1);
+  if (grad_TN.size(0) <= few_tokens(grad_TN.scalar_type()) && inputs % 16 == 0) {
+    fill_from_few_tokens(slot, grad_TN, x_TK);
     return;
   }
   const at::Tensor x_KT = x_TK.t(), target = slot.target.view({-1});

@@ -1,5 +1,6 @@
 #include "kernels/linear.h"
 
+#include "kernels/linear_parts.h"
 #include "tests/kernels/compare.h"
 
 namespace fsdp::kernels {
@@ -34,6 +35,25 @@ TEST(Linear, GivesOnlyTheGradientsAskedFor) {
   const at::Tensor leaf = at::randn({3, 4}).requires_grad_();
   kernels::linear(leaf, weight.detach()).sum().backward();
   EXPECT_TRUE(leaf.grad().defined());
+}
+
+TEST(Linear, FillsSlotsWithWeightGradients) {
+  torch::manual_seed(3);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t tokens : {1, 7, 32, 33, 128, 200}) {
+      for (const int64_t inputs : {16, 21, 48, 64, 80, 192}) {
+        for (const bool adds : {false, true}) {
+          const at::Tensor grad = at::randn({tokens, 37}).to(dtype), x = at::randn({tokens, inputs}).to(dtype);
+          const at::Tensor before = at::randn({37, inputs}), target = before.clone();
+          fill_weight_gradient({target, adds, 0.5, {}}, grad, x);
+          const at::Tensor exact = 0.5 * grad.to(at::kDouble).t().mm(x.to(at::kDouble)) + (adds ? 1 : 0) * before;
+          const double scale = std::sqrt(static_cast<double>(tokens));
+          EXPECT_LE((target - exact).abs().max().item<double>(), 4 * scale * tolerance_of(dtype))
+              << dtype << " " << tokens << " tokens, " << inputs << " inputs, adds " << adds;
+        }
+      }
+    }
+  }
 }
 
 TEST(Linear, RefusesWhatDoesNotFit) {
