@@ -42,15 +42,6 @@ const std::optional<c10::TypedOperatorHandle<OneDnnLinear>>& find_onednn() {
   return op;
 }
 
-}  // namespace
-
-at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
-  if (a.scalar_type() != at::kFloat || !find_onednn()) return at::linear(a, b);
-  return find_onednn()->call(a, b, std::nullopt, "none", c10::List<std::optional<at::Scalar>>(), std::nullopt);
-}
-
-namespace {
-
 int64_t few_tokens(at::ScalarType type) {
 #if defined(__x86_64__)
   static const bool multiplies_bf16 = __builtin_cpu_supports("avx512bf16");
@@ -66,19 +57,25 @@ void fill_from_few_tokens(const GradientSlot& slot, const at::Tensor& grad_TN, c
   at::Tensor scaled_TN = grad_TN.to(at::kFloat);
   if (slot.scale != 1) scaled_TN = scaled_TN * slot.scale;
   const LeftOperand left{scaled_TN.const_data_ptr<float>(), 1, outputs};
-  const at::Tensor x = x_TK.to(at::kFloat).contiguous();
   auto* target = slot.target.mutable_data_ptr<float>();
   const int64_t panels = inputs / kPanel, paneled = panels * kPanel;
-  const at::Tensor x_PTK = x.narrow(1, 0, paneled).unflatten(1, {panels, kPanel}).transpose(0, 1).contiguous();
+  const at::Tensor x_PTK = at::empty({panels, tokens, kPanel}, scaled_TN.options());
+  x_PTK.copy_(x_TK.narrow(1, 0, paneled).unflatten(1, {panels, kPanel}).transpose(0, 1));
   for (int64_t panel = 0; panel < panels; ++panel) {
     small_gemm(outputs, kPanel, tokens, left, x_PTK.const_data_ptr<float>() + panel * tokens * kPanel, kPanel,
                target + panel * kPanel, inputs, slot.adds);
   }
-  small_gemm(outputs, inputs - paneled, tokens, left, x.const_data_ptr<float>() + paneled, inputs, target + paneled,
-             inputs, slot.adds);
+  const int64_t rest = inputs - paneled;
+  const at::Tensor x_TR = x_TK.narrow(1, paneled, rest).to(at::kFloat).contiguous();
+  small_gemm(outputs, rest, tokens, left, x_TR.const_data_ptr<float>(), rest, target + paneled, inputs, slot.adds);
 }
 
 }  // namespace
+
+at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
+  if (a.scalar_type() != at::kFloat || !find_onednn()) return at::linear(a, b);
+  return find_onednn()->call(a, b, std::nullopt, "none", c10::List<std::optional<at::Scalar>>(), std::nullopt);
+}
 
 void fill_weight_gradient(const GradientSlot& slot, const at::Tensor& grad_TN, const at::Tensor& x_TK) {
   const int64_t outputs = grad_TN.size(1), inputs = x_TK.size(1);

@@ -1,21 +1,13 @@
 #include "train/prefetch.h"
 
 #include <ATen/record_function.h>
-#include <signal.h>
 
 #include <chrono>
 #include <utility>
 
 namespace fsdp::train {
 
-Prefetch::Prefetch(const StepSource& source) : source_(source) {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the main thread
-  thread_ = std::thread([this] { work(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-}
+Prefetch::Prefetch(const StepSource& source) : source_(source), thread_([this] { work(); }) {}
 
 Prefetch::~Prefetch() {
   {

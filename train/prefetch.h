@@ -54,7 +54,7 @@ class Prefetch : public BatchSource {
   mutable std::optional<int64_t> reading_;
   mutable std::optional<Read> ready_;
   bool ends_ = false;
-  std::thread thread_;
+  std::thread thread_;  // begins when all the rest is there
 };
 
 }  // namespace fsdp::train

@@ -21,18 +21,19 @@ namespace {
 // Slurm's warning, SIGUSR1, is followed by a SIGTERM while the ranks still save.
 constexpr std::chrono::seconds kOneRequest{1};
 
-bool is_nohup(int number) {
-  struct sigaction action = {};
-  return number == SIGHUP && sigaction(SIGHUP, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
-}
-
 }  // namespace
 
+sigset_t stop_signal_set() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int number : kStopSignals) sigaddset(&set, number);
+  struct sigaction hangup = {};
+  sigaction(SIGHUP, nullptr, &hangup);
+  if (hangup.sa_handler == SIG_IGN) sigdelset(&set, SIGHUP);
+  return set;
+}
+
 StopSignal::StopSignal() {
-  sigemptyset(&signals_);
-  for (const int number : kStopSignals) {
-    if (!is_nohup(number)) sigaddset(&signals_, number);
-  }
   arrivals_ = signalfd(-1, &signals_, SFD_CLOEXEC);
   FSDP_CHECK(arrivals_ >= 0, "[train] signalfd: got '", std::strerror(errno), "', expected a descriptor. Allow more.");
   pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
@@ -47,19 +48,23 @@ StopSignal::~StopSignal() {
 }
 
 std::optional<int> StopSignal::received() {
-  take_pending();
   const std::lock_guard lock(mutex_);
+  take_pending();
   return first_;
 }
 
 void StopSignal::wait_for_requests() {
   pollfd arrival{.fd = arrivals_, .events = POLLIN, .revents = 0};
-  for (poll(&arrival, 1, /*timeout=*/-1); !ends_; poll(&arrival, 1, /*timeout=*/-1)) take_pending();
+  while (true) {
+    poll(&arrival, 1, /*timeout=*/-1);
+    if (ends_) return;
+    const std::lock_guard lock(mutex_);
+    take_pending();
+  }
 }
 
-// Under the lock from the queue to the note: who asks for the first signal never misses one that is on its way.
+// Under the lock, from the queue to the note: who asks for the first signal never misses one that is on its way.
 void StopSignal::take_pending() {
-  const std::lock_guard lock(mutex_);
   const timespec no_time = {};
   for (int number = 0; (number = sigtimedwait(&signals_, nullptr, &no_time)) > 0;) take(number);
 }

@@ -15,6 +15,9 @@ namespace fsdp::train {
 // SIGUSR1 is Slurm's warning; SIGHUP comes when a terminal is closed.
 inline constexpr std::array<int, 4> kStopSignals = {SIGTERM, SIGUSR1, SIGINT, SIGHUP};
 
+// Those that are requests here: all but a SIGHUP that is ignored, as under nohup.
+sigset_t stop_signal_set();
+
 // Requests to stop, as the system brings them. A thread waits for them and answers; the training loop asks between
 // steps for the first, and all ranks agree. Another one but SIGUSR1 that comes a second after the first, or later, ends
 // the process at once, as if nobody had waited for it. A SIGHUP that is ignored, as under nohup, stays ignored.
@@ -48,7 +51,7 @@ class StopSignal {
   void take(int number);
   [[noreturn]] void end_process(int number);
 
-  sigset_t signals_ = {};
+  sigset_t signals_ = stop_signal_set();
   int arrivals_ = -1;  // a descriptor that can be read when there are any
   std::atomic<Answer> answer_{Answer::kEnd};
   std::atomic<bool> ends_{false};

@@ -11,16 +11,13 @@
 #include <string>
 
 #include "fsdp/base/error.h"
+#include "train/stop_signal.h"
 
 namespace fsdp::app {
 
 SignalInbox::SignalInbox() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGCHLD}) sigaddset(&set, number);
-  struct sigaction hangup{};
-  sigaction(SIGHUP, nullptr, &hangup);
-  if (hangup.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);  // nohup ignores it
+  sigset_t set = train::stop_signal_set();
+  sigaddset(&set, SIGCHLD);
   signal(SIGCHLD, SIG_DFL);  // where a parent ignored it, children would leave no trace
   sigprocmask(SIG_BLOCK, &set, nullptr);
   descriptor_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);

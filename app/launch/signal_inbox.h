@@ -6,9 +6,9 @@
 
 namespace fsdp::app {
 
-// The signals that ask a job to stop: INT, TERM and USR1 (Slurm's warning). From its construction on they, and CHLD,
-// are blocked in this thread and those it starts; they wait here to be taken, even if the program was started with
-// some of them ignored.
+// The signals that ask a job to stop: train::stop_signal_set(). From its construction on they, and CHLD, are blocked in
+// this thread and those it starts; they wait here to be taken, even if the program was started with some of them
+// ignored.
 class SignalInbox {
  public:
   SignalInbox();  // throws Error(kInternal) if the system refuses
