@@ -4,63 +4,30 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <c10/core/CPUAllocator.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <memory>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
+#include "kernels/causal_attention_bf16.h"
+#include "kernels/causal_attention_parts.h"
 #include "kernels/dispatch.h"
+#include "kernels/pair_gemm.h"
 #include "kernels/simd.h"
 #include "kernels/small_gemm.h"
 
 namespace fsdp::kernels {
 namespace {
 
+using namespace attention;
 using simd::Float;
 using simd::kLanes;
-
-constexpr int64_t kQueryBlock = 64;
-
-int64_t round_up(int64_t value) { return (value + kLanes - 1) / kLanes * kLanes; }
-
-// One document and one key head: what a thread works on.
-struct Task {
-  int64_t first_token, length, key_head;
-};
-
-struct Sizes {
-  int64_t heads, key_heads, dim, longest;  // longest document
-  int64_t window;                          // keys a query sees, its own included
-  float scale;
-
-  int64_t group() const { return heads / key_heads; }
-  int64_t width() const { return round_up(dim); }
-  int64_t padded() const { return round_up(longest); }
-};
-
-// The keys that a block of queries is multiplied with: a multiple of 16, from a multiple of 16 on.
-struct Band {
-  int64_t first, count;
-};
-
-Band band_of(int64_t begin, int64_t queries, int64_t window) {
-  const int64_t first = std::max<int64_t>(0, begin - window + 1) / kLanes * kLanes;
-  return {first, begin + queries - first};
-}
-
-// Keys [begin, end) of a band are those a query sees.
-struct Visible {
-  int64_t begin, end;
-};
-
-Visible visible_to(int64_t token, const Band& band, int64_t window) {
-  return {std::max<int64_t>(0, token - window + 1 - band.first), token + 1 - band.first};
-}
 
 // Copies a head's rows, `stride` apart, to `to` [P, W] times `scale`, zero padded.
 template <class T>
@@ -74,13 +41,6 @@ void pack_rows(const T* from, int64_t stride, int64_t length, int64_t dim, float
     for (int64_t i = 0; i < dim; ++i) to[i] = static_cast<float>(from[row * stride + i]) * scale;
     std::fill(to + dim, to + width, 0.0f);
   }
-}
-
-template <class T>
-void unpack_rows(const float* from, int64_t length, int64_t dim, float scale, T* to, int64_t stride) {
-  const int64_t width = round_up(dim);
-  for (int64_t row = 0; row < length; ++row)
-    for (int64_t i = 0; i < dim; ++i) to[row * stride + i] = static_cast<T>(from[row * width + i] * scale);
 }
 
 // [P, W] -> [W, P]
@@ -135,37 +95,14 @@ float dot(const float* a, const float* b, int64_t count) {
   return total;
 }
 
-// Hands out pieces of a thread's scratch memory; a copy starts where the original stands.
-class Scratch {
- public:
-  explicit Scratch(float* memory) : next_(memory) {}
-  float* take(int64_t count) {
-    next_ += count;
-    return next_ - count;
-  }
-
- private:
-  float* next_;
-};
-
-std::unique_ptr<float[]> allocate(int64_t count) {
-  return std::unique_ptr<float[]>(new float[static_cast<size_t>(count)]);
-}
-
-template <class T>
-struct ForwardTensors {
-  const T *q, *k, *v;
-  T* y;
-  float* log_sum_exp;  // [tokens, H]
-};
-
 template <class T>
 void forward_task(const Task& task, const Sizes& sizes, const ForwardTensors<T>& tensors, Scratch memory) {
   const int64_t padded = round_up(task.length), width = sizes.width(), dim = sizes.dim;
   const int64_t key_stride = sizes.key_heads * dim, query_stride = sizes.heads * dim;
-  float *k_PW = memory.take(padded * width), *k_WP = memory.take(padded * width), *v_PW = memory.take(padded * width);
-  float *q_PW = memory.take(padded * width), *y_PW = memory.take(padded * width);
-  float* scores_QP = memory.take(kQueryBlock * padded);
+  float *k_PW = memory.take<float>(padded * width), *k_WP = memory.take<float>(padded * width),
+        *v_PW = memory.take<float>(padded * width);
+  float *q_PW = memory.take<float>(padded * width), *y_PW = memory.take<float>(padded * width);
+  float* scores_QP = memory.take<float>(kQueryBlock * padded);
   const int64_t key_offset = task.first_token * key_stride + task.key_head * dim;
   pack_rows(tensors.k + key_offset, key_stride, task.length, dim, 1, k_PW);
   pack_rows(tensors.v + key_offset, key_stride, task.length, dim, 1, v_PW);
@@ -191,13 +128,6 @@ void forward_task(const Task& task, const Sizes& sizes, const ForwardTensors<T>&
   }
 }
 
-template <class T>
-struct BackwardTensors {
-  const T *grad_y, *q, *k, *v, *y;
-  const float* log_sum_exp;
-  T *grad_q, *grad_k, *grad_v;
-};
-
 // Scratch of the backward.
 struct BackwardBuffers {
   float *k_PW, *k_WP, *v_WP, *grad_k_PW, *grad_v_PW;  // of the key head
@@ -206,10 +136,10 @@ struct BackwardBuffers {
 
   BackwardBuffers(Scratch& memory, int64_t padded, int64_t width) {
     for (float** piece : {&k_PW, &k_WP, &v_WP, &grad_k_PW, &grad_v_PW, &q_PW, &grad_y_PW, &grad_q_PW})
-      *piece = memory.take(padded * width);
-    delta_P = memory.take(padded);
-    scores_QP = memory.take(kQueryBlock * padded);
-    grad_QP = memory.take(kQueryBlock * padded);
+      *piece = memory.take<float>(padded * width);
+    delta_P = memory.take<float>(padded);
+    scores_QP = memory.take<float>(kQueryBlock * padded);
+    grad_QP = memory.take<float>(kQueryBlock * padded);
   }
 };
 
@@ -261,6 +191,15 @@ void backward_task(const Task& task, const Sizes& sizes, const BackwardTensors<T
   unpack_rows(b.grad_v_PW, length, dim, 1.0f, tensors.grad_v + key_offset, key_stride);
 }
 
+// Runs `body(task, scratch)` for all tasks, each thread with `bytes` of scratch memory.
+template <class Body>
+void for_each(const std::vector<Task>& tasks, int64_t bytes, const Body& body) {
+  at::parallel_for(0, static_cast<int64_t>(tasks.size()), 1, [&](int64_t begin, int64_t end) {
+    const c10::DataPtr memory = c10::GetCPUAllocator()->allocate(static_cast<size_t>(bytes));
+    for (int64_t i = begin; i < end; ++i) body(tasks[static_cast<size_t>(i)], Scratch(memory.get()));
+  });
+}
+
 void check_inputs(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   TORCH_CHECK(q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(0) == k.size(0) &&
                   q.size(1) == k.size(1) && q.size(3) == k.size(3) && k.size(2) > 0 && q.size(2) % k.size(2) == 0,
@@ -310,11 +249,15 @@ std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q_BTHD, const a
     using T = decltype(zero);
     const ForwardTensors<T> tensors = {q.const_data_ptr<T>(), k.const_data_ptr<T>(), v.const_data_ptr<T>(),
                                        y.mutable_data_ptr<T>(), log_sum_exp.mutable_data_ptr<float>()};
-    at::parallel_for(0, static_cast<int64_t>(tasks.size()), 1, [&](int64_t begin, int64_t end) {
-      const auto memory = allocate(sizes.padded() * (5 * sizes.width() + kQueryBlock));
-      for (int64_t i = begin; i < end; ++i)
-        forward_task(tasks[static_cast<size_t>(i)], sizes, tensors, Scratch(memory.get()));
-    });
+    if constexpr (std::is_same_v<T, at::BFloat16>) {
+      if (has_pair_gemm()) {
+        return for_each(tasks, paired_forward_bytes(sizes),
+                        [&](const Task& task, Scratch memory) { paired_forward(task, sizes, tensors, memory); });
+      }
+    }
+    const int64_t numel = sizes.padded() * (5 * sizes.width() + kQueryBlock);
+    for_each(tasks, numel * static_cast<int64_t>(sizeof(float)),
+             [&](const Task& task, Scratch memory) { forward_task(task, sizes, tensors, memory); });
   });
   return {y, log_sum_exp};
 }
@@ -335,11 +278,15 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_cpu(const at::Tensor& gr
         grad.const_data_ptr<T>(),     q.const_data_ptr<T>(),        k.const_data_ptr<T>(),
         v.const_data_ptr<T>(),        y.const_data_ptr<T>(),        log_sum_exp.const_data_ptr<float>(),
         grad_q.mutable_data_ptr<T>(), grad_k.mutable_data_ptr<T>(), grad_v.mutable_data_ptr<T>()};
-    at::parallel_for(0, static_cast<int64_t>(tasks.size()), 1, [&](int64_t begin, int64_t end) {
-      const auto memory = allocate(sizes.padded() * (8 * sizes.width() + 1 + 2 * kQueryBlock));
-      for (int64_t i = begin; i < end; ++i)
-        backward_task(tasks[static_cast<size_t>(i)], sizes, tensors, Scratch(memory.get()));
-    });
+    if constexpr (std::is_same_v<T, at::BFloat16>) {
+      if (has_pair_gemm()) {
+        return for_each(tasks, paired_backward_bytes(sizes),
+                        [&](const Task& task, Scratch memory) { paired_backward(task, sizes, tensors, memory); });
+      }
+    }
+    const int64_t numel = sizes.padded() * (8 * sizes.width() + 1 + 2 * kQueryBlock);
+    for_each(tasks, numel * static_cast<int64_t>(sizeof(float)),
+             [&](const Task& task, Scratch memory) { backward_task(task, sizes, tensors, memory); });
   });
   return {grad_q, grad_k, grad_v};
 }

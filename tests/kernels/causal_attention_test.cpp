@@ -44,7 +44,9 @@ TEST(CausalAttention, EqualsComposite) {
                                    {2, 0, 2, 1, 8, {}},
                                    {1, 40, 4, 2, 8, {17, 1, 22}},
                                    {2, 70, 2, 2, 24, {70, 69, 1}},
-                                   {1, 150, 2, 1, 32, {63, 65, 22}}};
+                                   {1, 150, 2, 1, 32, {63, 65, 22}},
+                                   {1, 1101, 2, 1, 20, {}},  // several blocks of keys
+                                   {1, 1300, 2, 1, 16, {530, 257, 513}}};
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     for (const Case& c : cases) {
       const std::vector<int64_t> keys = {c.rows, c.length, c.key_heads, c.dim};
@@ -58,11 +60,14 @@ TEST(CausalAttention, EqualsComposite) {
 
 TEST(CausalAttention, WindowsEqualComposite) {
   torch::manual_seed(4);
-  const std::vector<Case> cases = {
-      {2, 65, 3, 3, 18, {}}, {1, 200, 4, 2, 16, {}}, {1, 150, 2, 1, 32, {63, 65, 22}}, {2, 70, 2, 2, 24, {70, 69, 1}}};
+  const std::vector<Case> cases = {{2, 65, 3, 3, 18, {}},
+                                   {1, 200, 4, 2, 16, {}},
+                                   {1, 150, 2, 1, 32, {63, 65, 22}},
+                                   {2, 70, 2, 2, 24, {70, 69, 1}},
+                                   {1, 1201, 2, 1, 8, {}}};
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     for (const Case& c : cases) {
-      for (const int64_t window : {1, 2, 9, 16, 17, 64, 65, 1000}) {
+      for (const int64_t window : {1, 2, 9, 16, 17, 64, 65, 511, 513, 1000}) {
         const std::vector<int64_t> keys = {c.rows, c.length, c.key_heads, c.dim};
         // Who sees one key has a softmax of 1 and gradients of q and k that are 0: what is compared is noise.
         const double fp32 = window == 1 ? 1e-3 : 1e-5;
@@ -112,6 +117,28 @@ TEST(CausalAttention, DoesNotDependOnThreads) {
   at::set_num_threads(threads);
   for (const Inputs& result : results)
     for (size_t i = 0; i < result.size(); ++i) EXPECT_TRUE(at::equal(result[i], results[0][i]));
+}
+
+// In both dtypes a token's result depends on what it sees alone: not on what comes later, nor on documents beside it.
+TEST(CausalAttention, ATokenDependsOnWhatItSeesAlone) {
+  torch::manual_seed(6);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto make = [&](int64_t heads) { return at::randn({1, 1400, heads, 16}).to(dtype); };
+    const at::Tensor q = make(4), k = make(2), v = make(2);
+    const auto part = [](const at::Tensor& x) { return x.narrow(1, 0, 700); };
+    const at::Tensor whole = causal_attention(q, k, v), first = causal_attention(part(q), part(k), part(v));
+    EXPECT_TRUE(at::equal(part(whole), first)) << dtype;
+    EXPECT_TRUE(at::equal(part(causal_attention(q, k, v, {700, 31, 669})), first)) << dtype;
+  }
+}
+
+// Scores of which e^score overflows, and that grow from one block of keys to the next.
+TEST(CausalAttention, SurvivesLargeScoresInBf16) {
+  torch::manual_seed(7);
+  const at::Tensor q = at::full({1, 1100, 1, 16}, 30.0f).to(at::kBFloat16);
+  const at::Tensor k = at::linspace(-20, 20, 1100 * 16).view({1, 1100, 1, 16}).to(at::kBFloat16);
+  const at::Tensor v = at::randn({1, 1100, 1, 16}).to(at::kBFloat16);
+  EXPECT_LT(relative_difference(causal_attention(q, k, v), reference({q, k, v}, {})), 1.2e-2);
 }
 
 TEST(CausalAttention, SurvivesLargeScores) {

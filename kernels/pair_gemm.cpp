@@ -1,0 +1,79 @@
+#include "kernels/pair_gemm.h"
+
+#include <exception>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#define FSDP_HAS_PAIRS 1
+#define FSDP_PAIRS inline __attribute__((always_inline, target("avx512f,avx512bf16")))
+#endif
+
+namespace fsdp::kernels {
+
+#ifdef FSDP_HAS_PAIRS
+namespace {
+
+constexpr int64_t kLanes = 16;
+
+// C [kRows, 16 * kVectors], held in registers over the whole sum.
+template <int kRows, int kVectors>
+FSDP_PAIRS void tile(int64_t pairs, const PairedOperand& a, const Bf16Pair* b, int64_t b_stride, float* c,
+                     int64_t c_stride, bool add) {
+  __m512 sums[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v)
+      sums[row][v] = add ? _mm512_loadu_ps(c + row * c_stride + v * kLanes) : _mm512_setzero_ps();
+  const Bf16Pair* column = a.data;
+  for (int64_t i = 0; i < pairs; ++i, b += b_stride, column += a.pair_stride) {
+    __m512bh right[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) right[v] = (__m512bh)_mm512_loadu_si512(b + v * kLanes);
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) {
+      const auto left = (__m512bh)_mm512_set1_epi32(static_cast<int>(column[row * a.row_stride]));
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) sums[row][v] = _mm512_dpbf16_ps(sums[row][v], left, right[v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(c + row * c_stride + v * kLanes, sums[row][v]);
+}
+
+template <int kVectors>
+FSDP_PAIRS void columns(int64_t m, int64_t pairs, PairedOperand a, const Bf16Pair* b, int64_t b_stride, float* c,
+                        int64_t c_stride, bool add) {
+  int64_t row = 0;
+  for (; row + 6 <= m; row += 6, a.data += 6 * a.row_stride, c += 6 * c_stride)
+    tile<6, kVectors>(pairs, a, b, b_stride, c, c_stride, add);
+  for (; row + 2 <= m; row += 2, a.data += 2 * a.row_stride, c += 2 * c_stride)
+    tile<2, kVectors>(pairs, a, b, b_stride, c, c_stride, add);
+  if (row < m) tile<1, kVectors>(pairs, a, b, b_stride, c, c_stride, add);
+}
+
+}  // namespace
+
+bool has_pair_gemm() {
+  static const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
+  return has;
+}
+
+__attribute__((target("avx512f,avx512bf16"))) void pair_gemm(int64_t m, int64_t n, int64_t pairs, PairedOperand a,
+                                                             const Bf16Pair* b, int64_t b_stride, float* c,
+                                                             int64_t c_stride, bool add) {
+  int64_t column = 0;
+  for (; column + 4 * kLanes <= n; column += 4 * kLanes)
+    columns<4>(m, pairs, a, b + column, b_stride, c + column, c_stride, add);
+  for (; column < n; column += kLanes) columns<1>(m, pairs, a, b + column, b_stride, c + column, c_stride, add);
+}
+#else
+bool has_pair_gemm() { return false; }
+void pair_gemm(int64_t, int64_t, int64_t, PairedOperand, const Bf16Pair*, int64_t, float*, int64_t, bool) {
+  std::terminate();
+}
+#endif
+
+}  // namespace fsdp::kernels
