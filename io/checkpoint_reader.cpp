@@ -35,8 +35,8 @@ InputFile open_whole(const std::filesystem::path& folder, const CheckpointFile& 
   }
 }
 
-// Reads chunks past the page cache where the file system can: a checkpoint is read once, in large pieces. A small file
-// is as likely in the cache already, and not worth the trip.
+// Reads chunks past the page cache where they are not in it and the file system can: a checkpoint is read once, in
+// large pieces. A small file is as likely in the cache already, and not worth the trip.
 constexpr uint64_t kMinDirectBytes = uint64_t{1} << 20;
 
 // Of a chunk that is wanted in part the rest is most likely wanted by another rank of this host, which then finds it in
@@ -62,7 +62,10 @@ class ChunkReader {
     const uint64_t begin = chunk * kChunkBytes;
     const uint64_t size = std::min(kChunkBytes, entry_.bytes - begin);
     try {
-      if (way == Way::kThroughCache || !read_direct(begin, size, out)) file_.read_at(begin, out, size);
+      const bool past_cache = way == Way::kPastCache && direct_ >= 0;
+      if (!past_cache || (!file_.read_if_cached(begin, out, size) && !read_direct(begin, size, out))) {
+        file_.read_at(begin, out, size);
+      }
     } catch (const Error& failure) {  // a disk that cannot read it back has damaged it too
       throw Error(ErrorKind::kModel, failure.what() + std::string(kChooseAnother));
     }
@@ -77,7 +80,7 @@ class ChunkReader {
  private:
   // False if it cannot be done this way, for whatever reason: an ordinary read then says what is wrong.
   bool read_direct(uint64_t begin, uint64_t size, char* out) const {
-    if (direct_ < 0 || reinterpret_cast<uintptr_t>(out) % kDirectAlignment != 0) return false;
+    if (reinterpret_cast<uintptr_t>(out) % kDirectAlignment != 0) return false;
     uint64_t done = 0;
     while (done < size) {
       const uint64_t left = AlignedBuffer::rounded(size - done);

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -70,6 +71,16 @@ void InputFile::read_at(uint64_t offset, void* out, size_t num_bytes) const {
     }
     done += static_cast<size_t>(got);
   }
+}
+
+bool InputFile::read_if_cached(uint64_t offset, void* out, size_t num_bytes) const {
+#ifdef RWF_NOWAIT
+  const iovec piece{out, num_bytes};
+  return ::preadv2(descriptor_, &piece, 1, static_cast<off_t>(offset), RWF_NOWAIT) == static_cast<ssize_t>(num_bytes);
+#else
+  static_cast<void>(offset), static_cast<void>(out), static_cast<void>(num_bytes);
+  return false;
+#endif
 }
 
 Error InputFile::error(std::string_view op, std::string_view detail) const {

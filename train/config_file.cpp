@@ -197,7 +197,7 @@ void check_training(const Config& config) {
   if (train.warmup_steps > train.steps) {
     const std::string origin = config.train.steps == train.steps ? "" : " (of train.max_tokens)";
     refuse("train.warmup_steps: got " + std::to_string(train.warmup_steps) + ", expected at most train.steps " +
-           std::to_string(train.steps) + origin);
+           std::to_string(train.steps) + origin + "; set both, or train.warmup_steps to 0 for no warm-up");
   }
   const CheckpointConfig& checkpoint = config.checkpoint;
   const bool saves = checkpoint.every_steps > 0 || checkpoint.every_minutes > 0;

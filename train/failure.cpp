@@ -6,9 +6,9 @@
 #include <new>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 
 #include "fsdp/base/error.h"
+#include "fsdp/base/lack_of_memory.h"
 #include "io/error.h"
 #include "train/agreement.h"
 
@@ -40,11 +40,9 @@ Failure torch_failure(const c10::Error& error) {
                 : failure(ErrorCode::kInternal, first_line);
 }
 
-// A thread whose stack finds no memory is refused as one too many.
-Failure system_failure(const std::system_error& error) {
-  const bool memory =
-      error.code() == std::errc::resource_unavailable_try_again || error.code() == std::errc::not_enough_memory;
-  if (!memory) return failure(ErrorCode::kInternal, error.what());
+// Of a library, or of the system.
+Failure foreign_failure(const std::exception& error) {
+  if (!is_lack_of_memory(error)) return failure(ErrorCode::kInternal, error.what());
   return failure(ErrorCode::kMemory, std::string("out of memory, or of threads: ") + error.what() +
                                          ". Use a smaller microbatch, or more ranks, or raise the limits of this user "
                                          "(ulimit -v, ulimit -u).");
@@ -65,14 +63,12 @@ Failure describe_failure(const std::exception_ptr& exception) noexcept {
     return torch_failure(error);
   } catch (const std::filesystem::filesystem_error& error) {
     return failure(ErrorCode::kFileSystem, error.what());
-  } catch (const std::system_error& error) {
-    return system_failure(error);
   } catch (const std::bad_alloc&) {
     return failure(ErrorCode::kMemory, "out of memory. Use a smaller microbatch, or more ranks.");
   } catch (const std::invalid_argument& error) {  // of the folders that know neither torch nor our errors
     return failure(ErrorCode::kUsage, error.what());
   } catch (const std::exception& error) {
-    return failure(ErrorCode::kInternal, error.what());
+    return foreign_failure(error);
   } catch (...) {
     return failure(ErrorCode::kInternal, "unknown exception");
   }

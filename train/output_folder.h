@@ -26,9 +26,8 @@ enum class OutputUse {
   kContinue,  // an earlier run goes on
 };
 
-// What to do with the folder. Throws Error(kUsage) if it holds a run already that may neither be replaced nor goes on, or
-// something that this run starts from.
-// Writes nothing.
+// What to do with the folder. Throws Error(kUsage) if it holds a run already that may neither be replaced nor goes on,
+// or something that this run starts from. Writes nothing.
 OutputUse check_output(const OutputFolder& folder, const Config& config);
 
 // Makes the folder. Throws Error(kFileSystem).

@@ -1,16 +1,19 @@
 #include "train/weights.h"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "io/adapter.h"
 #include "io/atomic_file.h"
 #include "io/generation_config.h"
 #include "io/model_folder_writer.h"
+#include "io/worker_threads.h"
 #include "models/load_weights.h"
 #include "train/agreement.h"
 #include "train/byte_tokenizer.h"
@@ -30,17 +33,40 @@ void check_names_and_shapes(const NamedLeaves& leaves, const io::ModelFolder& fo
   models::check_weights(expected, folder);
 }
 
-void load_slice(const std::string& name, const at::Tensor& leaf, const io::ModelFolder& folder) {
-  const at::ScalarType stored = weight_type(*folder.find(name)->entry);
-  const LocalRange range = local_range(leaf);
-  at::Tensor target = leaf.detach().view(-1);
-  if (range.begin == range.end) target.zero_();  // ranks write equally often
-  for (int64_t begin = range.begin; begin < range.end; begin += kPiece) {
-    const int64_t count = std::min(kPiece, range.end - begin);
-    at::Tensor piece = at::empty({count}, stored);
-    folder.read(name, begin, count, piece.mutable_data_ptr());
-    target.narrow(0, begin - range.begin, count).copy_(piece);
+// A part of a leaf that is read at once.
+struct Piece {
+  io::ModelFolder::Location stored;
+  int64_t first;      // element of the stored tensor
+  at::Tensor target;  // 1-D
+};
+
+// Two threads: while one casts, the other reads.
+constexpr int kReaders = 2;
+
+// In the order in which they lie on the disk.
+std::vector<Piece> pieces_of(const NamedLeaves& leaves, const io::ModelFolder& folder) {
+  std::vector<Piece> pieces;
+  for (const auto& [name, leaf] : leaves) {
+    const LocalRange range = local_range(leaf);
+    const at::Tensor target = leaf.detach().view(-1);
+    for (int64_t begin = range.begin; begin < range.end; begin += kPiece) {
+      const int64_t count = std::min(kPiece, range.end - begin);
+      pieces.push_back({*folder.find(name), begin, target.narrow(0, begin - range.begin, count)});
+    }
   }
+  const auto place = [](const Piece& piece) {
+    return std::tuple(piece.stored.file->path(), piece.stored.entry->begin, piece.first);
+  };
+  std::sort(pieces.begin(), pieces.end(), [&](const Piece& a, const Piece& b) { return place(a) < place(b); });
+  return pieces;
+}
+
+void read_piece(const Piece& piece) {
+  const at::ScalarType dtype = weight_type(*piece.stored.entry);
+  const bool direct = piece.target.scalar_type() == dtype;
+  const at::Tensor values = direct ? piece.target : at::empty({piece.target.numel()}, dtype);
+  piece.stored.file->read(*piece.stored.entry, piece.first, values.numel(), values.data_ptr());
+  if (!direct) piece.target.copy_(values);
 }
 
 // Reads or writes nothing on ranks other than 0.
@@ -119,9 +145,14 @@ void load_weights(const ShardedModel& model, const io::ModelFolder& folder) {
   const at::NoGradGuard no_grad;
   const NamedLeaves leaves = without_adapters(named_parameters(*model.decoder));
   check_names_and_shapes(leaves, folder);
-  for (const auto& [name, leaf] : leaves) {
-    load_slice(name, leaf, folder);
-  }
+  const std::vector<Piece> pieces = pieces_of(leaves, folder);
+  io::run_workers(pieces.size(), kReaders, [&](io::WorkQueue& queue) {
+    const at::NoGradGuard no_grad_here;
+    const at::DisableRecordFunctionGuard not_a_touch;
+    while (const auto i = queue.next()) read_piece(pieces[*i]);
+  });
+  // What was read past the tensors' operators counts as written, on all ranks equally often.
+  for (const auto& [name, leaf] : leaves) leaf.unsafeGetTensorImpl()->bump_version();
 }
 
 // A rank that has part of a piece adds it to zeros. The ranges of the ranks that do so do not overlap.

@@ -3,15 +3,13 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
-#include <cerrno>
 #include <csignal>
-#include <cstring>
 #include <fstream>
-#include <new>
 #include <thread>
 
 #include "fsdp/base/check.h"
 #include "fsdp/base/fault_point.h"
+#include "fsdp/base/lack_of_memory.h"
 #include "fsdp/comm/comm.h"
 #include "fsdp/comm/gloo_transport.h"
 #include "fsdp/comm/heartbeat.h"
@@ -134,12 +132,12 @@ std::unique_ptr<Transport> Connection::make_gloo(const std::string& name, const 
     try {
       return make_gloo_transport(store, gloo);
     } catch (const std::exception& error) {
-      const std::string why = error.what();
-      // Gloo tells of every failed system call by its text alone.
-      if (why.find(std::strerror(ENOMEM)) != std::string::npos || dynamic_cast<const std::bad_alloc*>(&error)) {
-        FSDP_THROW(kMemory, place, why, ". Use more hosts, or fewer ranks of a host.");
+      if (is_lack_of_memory(error)) {
+        FSDP_THROW(kMemory, place, "no memory, or no thread: ", error.what(),
+                   ". Use more hosts, or fewer ranks of a host, ",
+                   "or raise the limits of this user (ulimit -v, ulimit -u).");
       }
-      FSDP_THROW(kCommunication, place, why);
+      FSDP_THROW(kCommunication, place, error.what());
     }
   });
 }

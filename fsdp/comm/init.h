@@ -36,11 +36,11 @@ struct InitOptions {
 
 // Joins the job this process was started in: `fsdp launch`, torchrun, plain env:// variables, Slurm's srun, Open MPI,
 // MPICH / Intel MPI, or alone (a world of one, no sockets); the first complete set of variables wins, in that order.
-// COLLECTIVE over all processes of the job. Call once, before any other use of fsdp. In a world of several ranks SIGPIPE is
-// ignored from then on, unless the program handles it: a write to a rank that died must fail, not kill this one.
-// Throws Error(kUsage) for an incomplete or contradictory environment, and if two processes claim to be one rank or a
-// rank has another world size, build or settings (it is named); Error(kCommunication) if ranks are missing at the start
-// deadline (they are named) or the port is taken.
+// COLLECTIVE over all processes of the job. Call once, before any other use of fsdp. In a world of several ranks
+// SIGPIPE is ignored from then on, unless the program handles it: a write to a rank that died must fail, not kill this
+// one. Throws Error(kUsage) for an incomplete or contradictory environment, and if two processes claim to be one rank
+// or a rank has another world size, build or settings (it is named); Error(kCommunication) if ranks are missing at the
+// start deadline (they are named) or the port is taken.
 World init(const InitOptions& options = {});
 
 // Which launcher init() found, for messages: "fsdp launch", "torchrun", "srun", "mpirun", "alone", ...

@@ -17,7 +17,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr char kFieldEnd = '\x1f';
+constexpr char kMemberFieldEnd = '\x1f';
 constexpr char kMemberEnd = '\x1e';
 constexpr milliseconds kShortestPause{2};
 constexpr milliseconds kLongestPause{100};
@@ -32,15 +32,15 @@ enum class Outcome : char { kComplete = '+', kMissing = '?', kOdd = '-' };
 
 std::string encode(const Member& member) {
   std::ostringstream out;
-  out << member.host << kFieldEnd << member.process << kFieldEnd << member.world_size << kFieldEnd << member.build
-      << kFieldEnd << member.settings << kFieldEnd;
+  out << member.host << kMemberFieldEnd << member.process << kMemberFieldEnd << member.world_size << kMemberFieldEnd
+      << member.build << kMemberFieldEnd << member.settings << kMemberFieldEnd;
   return out.str();
 }
 
 Member decode(const std::string& text) {
   std::vector<std::string> fields;
   std::istringstream in(text);
-  for (std::string field; std::getline(in, field, kFieldEnd);) fields.push_back(field);
+  for (std::string field; std::getline(in, field, kMemberFieldEnd);) fields.push_back(field);
   fields.resize(5);
   return {fields[0], std::stoll(fields[1]), std::stoi(fields[2]), fields[3], fields[4]};
 }

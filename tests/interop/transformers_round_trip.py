@@ -133,7 +133,7 @@ def check_trained(fsdp, work):
         check(f"{family}: train",
               fsdp.good("train", f"--model.family={family}", "--model.hidden_size=32", "--model.layers=4", *keys,
                         "--model.ffn_size=48", f"--data.path={work / 'data'}", "--data.sequence_length=32",
-                        "--train.steps=4", "--train.batch_sequences=4", "--checkpoint.every_steps=4",
+                        "--train.steps=4", "--train.warmup_steps=0", "--train.batch_sequences=4", "--checkpoint.every_steps=4",
                         "--train.z_loss=1e-4", "--train.label_smoothing=0.1", f"--output.folder={run}"))
         model, complete = load(run / "model")
         check(f"{family}: every name", complete)

@@ -20,7 +20,7 @@ LIMITS = {1: range(500, 1500, 75), 2: range(725, 1700, 75)}
 
 def check_advice(scene, job):
     job.must_end(CODE)
-    if not any(word in job.err for word in ("microbatch", "more ranks", "smaller")):
+    if not any(word in job.err for word in ("microbatch", "more ranks", "fewer ranks", "smaller")):
         raise Violation("WRONG", f"gave no advice: {job.last_words()}")
     scene.count("faults")
 
