@@ -7,7 +7,8 @@
 namespace fsdp::kernels {
 
 // output = chunks[0] + chunks[1] + ... in that order, or output += that sum where `add`. All 1-D, contiguous, of equal
-// length; chunks of one dtype. fp32 sums of fp32 and bf16 chunks take one pass; other dtypes go through ATen.
+// length; chunks of one dtype. Sums of fp32 chunks take one pass, and so do those of bf16 and fp16 chunks, in fp32, on
+// a device with kernels (flat_kernels.h); other dtypes go through ATen.
 void sum_chunks(const at::Tensor& output, const std::vector<at::Tensor>& chunks, bool add);
 
 }  // namespace fsdp::kernels
