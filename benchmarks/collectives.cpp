@@ -1,10 +1,12 @@
 // All-gather and reduce-scatter of 4 KB to 256 MB per rank among the ranks it was launched with, which must share a
-// host: through shared memory, through Gloo, and the same bytes copied without any agreement, in turns. Rank 0 prints a
-// table and, as its last line, JSON.
+// host: through shared memory, through Gloo, and the same bytes copied without any agreement, in turns. Ranks keep to
+// cores of their own where there are enough, as in training; Gloo's threads run where they like. Rank 0 prints a table
+// and, as its last line, JSON.
 //
 //   fsdp launch --nproc 2 -- collectives --dtype bf16
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <sched.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
@@ -67,8 +69,8 @@ class Bench {
     all_ = take(size_ * options_.largest);
     shard_ = take(options_.largest);
     staging_ = at::empty({gloo_->staging_numel(shard_.numel())}, dtype_);
-    all_.fill_(1);
-    shard_.fill_(1);
+    all_.normal_();  // processors write zeros faster
+    shard_.normal_();
     staging_.zero_();
     floor_target_ = all_;
   }
@@ -212,6 +214,18 @@ class Bench {
   uint32_t tag_ = 0;
 };
 
+// Of the cores that this program may run on, one; all of them where ranks are more.
+void keep_to_own_core(int rank, int num_ranks) {
+  cpu_set_t all;
+  if (sched_getaffinity(0, sizeof(all), &all) != 0 || CPU_COUNT(&all) < num_ranks) return;
+  size_t core = 0;
+  for (int left = rank; left > 0 || !CPU_ISSET(core, &all); ++core) left -= CPU_ISSET(core, &all) ? 1 : 0;
+  cpu_set_t own;
+  CPU_ZERO(&own);
+  CPU_SET(core, &own);
+  sched_setaffinity(0, sizeof(own), &own);
+}
+
 Options parse(int argc, char** argv) {
   Options options;
   CLI::App app("Times collectives between ranks of one host");
@@ -234,6 +248,7 @@ int main(int argc, char** argv) try {
   if (env.size < 2) throw std::runtime_error("one rank has nobody to talk to: fsdp launch --nproc 2 -- collectives");
   at::set_num_threads(1);
   Bench bench(options, env);
+  keep_to_own_core(env.rank, env.size);
   nlohmann::json result;
   result["ranks"] = env.size;
   result["dtype"] = options.dtype;

@@ -126,6 +126,11 @@ FileImage::FileImage(std::vector<FlatRange> ranges) : ranges_(std::move(ranges))
 }
 
 void FileImage::compose(std::span<const void* const> sources, uint64_t begin, uint64_t end, void* out) const {
+  compose(sources, begin, end, out, [](void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); });
+}
+
+void FileImage::compose(std::span<const void* const> sources, uint64_t begin, uint64_t end, void* out,
+                        CopyBytes copy) const {
   if (sources.size() != ranges_.size() || begin > end || end > bytes_) {
     throw Error(ErrorKind::kUsage, "[checkpoint] got " + std::to_string(sources.size()) + " sources for bytes " +
                                        std::to_string(begin) + " to " + std::to_string(end) + ", expected " +
@@ -139,7 +144,7 @@ void FileImage::compose(std::span<const void* const> sources, uint64_t begin, ui
     const uint64_t from = std::clamp(piece_begin, done, end);
     const uint64_t to = std::clamp(piece_begin + size, from, end);
     std::memset(bytes + (done - begin), 0, from - done);
-    if (to > from) std::memcpy(bytes + (from - begin), piece + (from - piece_begin), to - from);
+    if (to > from) copy(bytes + (from - begin), piece + (from - piece_begin), to - from);
     done = to;
   };
   if (begin < header_.size()) append(0, header_.data(), header_.size());

@@ -38,9 +38,13 @@ class FileImage {
   // Where range i starts, from the start of the file.
   uint64_t offset(size_t i) const { return offsets_[i]; }
 
+  using CopyBytes = void (*)(void* to, const void* from, size_t bytes);
+
   // Bytes [begin, end) of the file, from the ranges' own data: sources[i] holds the bytes of range i. Local;
   // thread-safe.
   void compose(std::span<const void* const> sources, uint64_t begin, uint64_t end, void* out) const;
+  // The same by a copy of the caller's, who knows what becomes of `out`.
+  void compose(std::span<const void* const> sources, uint64_t begin, uint64_t end, void* out, CopyBytes copy) const;
 
  private:
   std::vector<FlatRange> ranges_;

@@ -62,10 +62,8 @@ class ChunkReader {
     const uint64_t begin = chunk * kChunkBytes;
     const uint64_t size = std::min(kChunkBytes, entry_.bytes - begin);
     try {
-      const bool past_cache = way == Way::kPastCache && direct_ >= 0;
-      if (!past_cache || (!file_.read_if_cached(begin, out, size) && !read_direct(begin, size, out))) {
-        file_.read_at(begin, out, size);
-      }
+      const bool past_cache = way == Way::kPastCache && direct_ >= 0 && !file_.is_cached(begin, size);
+      if (!past_cache || !read_direct(begin, size, out)) file_.read_at(begin, out, size);
     } catch (const Error& failure) {  // a disk that cannot read it back has damaged it too
       throw Error(ErrorKind::kModel, failure.what() + std::string(kChooseAnother));
     }

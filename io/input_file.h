@@ -27,9 +27,8 @@ class InputFile {
 
   // Reads exactly `num_bytes` at `offset`. Throws Error(kind) naming file and offset if the file ends before that.
   void read_at(uint64_t offset, void* out, size_t num_bytes) const;
-  // The same if the page cache has all of it; false if not, and where the system cannot tell: `out` may then hold
-  // anything.
-  bool read_if_cached(uint64_t offset, void* out, size_t num_bytes) const;
+  // Whether the page cache has all of these bytes; false where the system does not tell (Linux before 6.5).
+  bool is_cached(uint64_t offset, size_t num_bytes) const;
 
   // The error of this file's kind: `[op] 'path': detail`.
   Error error(std::string_view op, std::string_view detail) const;

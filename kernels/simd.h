@@ -8,6 +8,9 @@
 
 #include <cstdint>
 #include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 // Sanitizers are not up yet when the loader picks clones.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -52,6 +55,30 @@ FSDP_ALWAYS_INLINE void store(float* to, Float value) { std::memcpy(to, &value, 
 FSDP_ALWAYS_INLINE void store(c10::BFloat16* to, Float value) {
   const UShort bits = __builtin_convertvector(round_to_bf16_bits(value) >> 16, UShort);
   std::memcpy(to, &bits, sizeof(bits));
+}
+
+inline constexpr int64_t kLineBytes = 64;
+
+inline int64_t bytes_before_line(const void* address) {
+  return static_cast<int64_t>(-reinterpret_cast<uintptr_t>(address) & (kLineBytes - 1));
+}
+
+// `to` at a multiple of 16 bytes. In quarters, which every x86-64 has; the processor joins those of a line.
+FSDP_ALWAYS_INLINE void store_past_cache(float* to, Float value) {
+#if defined(__x86_64__)
+  __m128 quarters[4];
+  std::memcpy(quarters, &value, sizeof(value));
+  for (int i = 0; i < 4; ++i) _mm_stream_ps(to + 4 * i, quarters[i]);
+#else
+  store(to, value);
+#endif
+}
+
+// Stores past the cache are seen by others no later than those that follow.
+inline void order_stores_past_cache() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
 }
 
 // The first `count` < 16 lanes; the others are `fill`.

@@ -25,6 +25,16 @@ FSDP_SIMD_CLONES void assign_sum(float* __restrict__ out, const float* __restric
   for (int64_t i = 0; i < n; ++i) out[i] = a[i] + b[i];
 }
 
+// out[begin, begin + n), written past the cache; out + begin at a multiple of 64 bytes, n a multiple of 16.
+FSDP_SIMD_CLONES void assign_sum_past_cache(float* out, const float* const* chunks, int64_t num_chunks, int64_t begin,
+                                            int64_t n) {
+  for (int64_t i = begin; i < begin + n; i += simd::kLanes) {
+    simd::Float sum = simd::load(chunks[0] + i);
+    for (int64_t chunk = 1; chunk < num_chunks; ++chunk) sum += simd::load(chunks[chunk] + i);
+    simd::store_past_cache(out + i, sum);
+  }
+}
+
 void sum_floats(float* out, const std::vector<const float*>& chunks, int64_t begin, int64_t n, bool add) {
   alignas(64) float sum[kBlock];
   if (chunks.size() == 2 && !add) {
@@ -40,20 +50,35 @@ void sum_floats(float* out, const std::vector<const float*>& chunks, int64_t beg
   }
 }
 
+void sum_in_blocks(float* out, const std::vector<const float*>& chunks, int64_t begin, int64_t end, bool add) {
+  for (; begin < end; begin += kBlock) sum_floats(out, chunks, begin, std::min(kBlock, end - begin), add);
+}
+
+void sum_past_cache(float* out, const std::vector<const float*>& chunks, int64_t n) {
+  const int64_t head = std::min<int64_t>(n, simd::bytes_before_line(out) / static_cast<int64_t>(sizeof(float)));
+  const int64_t lines = (n - head) / simd::kLanes * simd::kLanes;
+  sum_in_blocks(out, chunks, 0, head, /*add=*/false);
+  assign_sum_past_cache(out, chunks.data(), static_cast<int64_t>(chunks.size()), head, lines);
+  sum_in_blocks(out, chunks, head + lines, n, /*add=*/false);
+  simd::order_stores_past_cache();
+}
+
 bool is_plain_float(const at::Tensor& tensor) {
   return tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous();
 }
 
 }  // namespace
 
-void sum_chunks(const at::Tensor& output, const std::vector<at::Tensor>& chunks, bool add) {
+void sum_chunks(const at::Tensor& output, const std::vector<at::Tensor>& chunks, bool add, Stores stores) {
   if (output.numel() == 0) return;
   if (is_plain_float(output) && std::all_of(chunks.begin(), chunks.end(), is_plain_float)) {
     std::vector<const float*> pointers;
     for (const at::Tensor& chunk : chunks) pointers.push_back(chunk.const_data_ptr<float>());
     float* out = output.mutable_data_ptr<float>();
-    for (int64_t begin = 0; begin < output.numel(); begin += kBlock) {
-      sum_floats(out, pointers, begin, std::min(kBlock, output.numel() - begin), add);
+    if (stores == Stores::kPastCache && !add) {
+      sum_past_cache(out, pointers, output.numel());
+    } else {
+      sum_in_blocks(out, pointers, 0, output.numel(), add);
     }
     return;
   }

@@ -48,7 +48,8 @@ class SectionSource : public StateSource {
 
 namespace {
 
-constexpr int kThreads = 2;
+// Some check and copy while the disk works for the others.
+constexpr int kThreads = 4;
 constexpr size_t kMostDifferences = 12;  // told one by one
 
 std::string shape_text(const std::vector<int64_t>& shape) { return c10::str(at::IntArrayRef(shape)); }

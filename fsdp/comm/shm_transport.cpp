@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "fsdp/base/check.h"
+#include "fsdp/comm/processor_cache.h"
+#include "kernels/stores.h"
 #include "kernels/sum_chunks.h"
 
 namespace fsdp::comm {
@@ -19,17 +21,25 @@ using Clock = HostLinks::Clock;
 
 // Between looks at whether anybody still wants the data. The C library copies pieces of this size fastest.
 constexpr int64_t kCopyPiece = int64_t{64} << 10;
-// Elements summed at a time: the passes over 16-bit types then stay in the second-level cache.
-constexpr int64_t kSumPiece = int64_t{1} << 17;
+// Elements summed at a time. fp32 takes one pass, however many they are; the passes over 16-bit types stay in the
+// second-level cache.
+constexpr int64_t kSumPiece = int64_t{1} << 20;
+constexpr int64_t kSumPieceOf16Bits = int64_t{1} << 17;
 // How long a rank that has all its data waits for others to read its own, before it copies that and goes on. A rank
 // may wait for its calls in another order, or much later.
 constexpr std::chrono::milliseconds kReaderPatience{50};
 // For a reader in the midst of data that is taken away; it looks up after each piece.
-constexpr std::chrono::seconds kLeavePatience{1};
+constexpr std::chrono::seconds kReadingEndPatience{1};
 
 int64_t num_bytes(const at::Tensor& tensor) { return tensor.numel() * static_cast<int64_t>(tensor.element_size()); }
 const std::byte* data_of(const at::Tensor& tensor) { return static_cast<const std::byte*>(tensor.const_data_ptr()); }
 std::byte* mutable_data_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.mutable_data_ptr()); }
+
+// For results that fill the caches of the host; `bytes`: of all its ranks.
+kernels::Stores stores_for(int64_t bytes) {
+  static const int64_t limit = processor_cache_bytes();
+  return bytes < limit ? kernels::Stores::kCached : kernels::Stores::kPastCache;
+}
 
 // One group as its transfers see it. Peers are indices of `ranks`.
 class Group {
@@ -222,7 +232,7 @@ class ShmTransfer : public Transfer {
     if (outbox.is_borrowed(slot_)) {
       outbox.await_readers(slot_);
       const auto inside = [&] { return outbox.has_reader_inside(slot_) ? group_->others() : 0; };
-      group_->links().wait_until(inside, group_->waiting(nullptr), Clock::now() + kLeavePatience);
+      group_->links().wait_until(inside, group_->waiting(nullptr), Clock::now() + kReadingEndPatience);
     }
     outbox.retire(slot_);
   } catch (const std::exception&) {
@@ -248,7 +258,8 @@ class Fetch : public ShmTransfer {
         output_(std::move(output)),
         blocks_(blocks),
         slots_(slots),
-        block_bytes_(num_bytes(output_) / (blocks * std::max<int64_t>(slots, 1))) {}
+        block_bytes_(num_bytes(output_) / (blocks * std::max<int64_t>(slots, 1))),
+        stores_(stores_for(this->group().size() * num_bytes(output_))) {}
 
  protected:
   void begin() override {
@@ -256,23 +267,28 @@ class Fetch : public ShmTransfer {
     for (int64_t block = 0; block < blocks_; ++block) {
       const std::byte* from = data_of(source_) + block * block_bytes_;
       std::byte* own = place_of(group().rank(), block);
-      if (own != from) std::memcpy(own, from, static_cast<size_t>(block_bytes_));
+      if (own != from) copy(own, from, [] {});
     }
   }
 
   void take(int peer, Reading reading) override {
     for (int64_t block = 0; block < blocks_; ++block) {
       const std::byte* from = reading.data() + block * block_bytes_;
-      std::byte* to = place_of(peer, block);
-      for (int64_t done = 0; done < block_bytes_; done += kCopyPiece) {
-        check_wanted();
-        std::memcpy(to + done, from + done, static_cast<size_t>(std::min(kCopyPiece, block_bytes_ - done)));
-        reading.check_intact();
-      }
+      copy(place_of(peer, block), from, [&] { reading.check_intact(); });
     }
   }
 
  private:
+  // A block.
+  template <class Check>
+  void copy(std::byte* to, const std::byte* from, const Check& check) const {
+    for (int64_t done = 0; done < block_bytes_; done += kCopyPiece) {
+      check_wanted();
+      kernels::copy_bytes(to + done, from + done, std::min(kCopyPiece, block_bytes_ - done), stores_);
+      check();
+    }
+  }
+
   std::byte* place_of(int peer, int64_t block) const {
     return mutable_data_of(output_) + (slots_ == 0 ? 0 : (block * slots_ + peer) * block_bytes_);
   }
@@ -282,6 +298,7 @@ class Fetch : public ShmTransfer {
   int64_t blocks_;
   int64_t slots_;
   int64_t block_bytes_;
+  kernels::Stores stores_;
 };
 
 // Adds this rank's slice of each block of everybody's input.
@@ -294,6 +311,7 @@ class Reduction : public ShmTransfer {
         output_(std::move(output)),
         blocks_(blocks),
         accumulate_(accumulate),
+        stores_(stores_for(this->group().size() * num_bytes(output_))),
         readings_(static_cast<size_t>(this->group().size())) {}
 
  protected:
@@ -301,10 +319,11 @@ class Reduction : public ShmTransfer {
 
   void finish() override {
     const int64_t numel = output_.numel() / blocks_;
+    const int64_t piece = input_.element_size() > 2 ? kSumPiece : kSumPieceOf16Bits;
     for (int64_t block = 0; block < blocks_; ++block) {
-      for (int64_t begin = 0; begin < numel; begin += kSumPiece) {
+      for (int64_t begin = 0; begin < numel; begin += piece) {
         check_wanted();
-        sum(block, begin, std::min(kSumPiece, numel - begin));
+        sum(block, begin, std::min(piece, numel - begin));
         for (const auto& reading : readings_) {
           if (reading) reading->check_intact();
         }
@@ -323,13 +342,15 @@ class Reduction : public ShmTransfer {
       const std::byte* data = (reading ? reading->data() : data_of(input_)) + position;
       chunks.push_back(at::from_blob(const_cast<std::byte*>(data), {count}, input_.options()));
     }
-    kernels::sum_chunks(output_.narrow(0, block * numel + begin, count), chunks, accumulate_ == Accumulate::kAdd);
+    kernels::sum_chunks(output_.narrow(0, block * numel + begin, count), chunks, accumulate_ == Accumulate::kAdd,
+                        stores_);
   }
 
   at::Tensor input_;
   at::Tensor output_;
   int64_t blocks_;
   Accumulate accumulate_;
+  kernels::Stores stores_;
   std::vector<std::optional<Reading>> readings_;  // none of this rank
 };
 

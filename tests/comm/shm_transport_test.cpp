@@ -1,3 +1,4 @@
+// 512 lines because all of them need the ranks made here.
 // The transport of ranks that share a host against Gloo's results for the same inputs, and what becomes of its waits
 // when peers die, stop, or change their mind.
 #include "fsdp/comm/shm_transport.h"
@@ -19,6 +20,7 @@
 
 #include "fsdp/base/error.h"
 #include "fsdp/comm/gloo_transport.h"
+#include "fsdp/comm/processor_cache.h"
 #include "tests/io/temporary_folder.h"
 #include "tests/support/ranks.h"
 
@@ -156,6 +158,23 @@ TEST(ShmTransport, ReduceScatterGivesGloosBits) {
       EXPECT_TRUE(has_equal_bits(own, expected));
     }
     EXPECT_EQ(place.shm->staging_numel(c.numel), 0);
+  });
+}
+
+// Results that are written past the cache: what is asserted is that they are all there when the call returns.
+TEST(ShmTransport, CallsLargerThanTheCache) {
+  const int64_t cache = std::min(processor_cache_bytes(), int64_t{256} << 20);
+  run_places(2, [&](Place& place) {
+    const int64_t numel = cache / 16 + 3;  // six times its 4 bytes an element move
+    const torch::Tensor values = values_of(place.rank, 2 * numel, at::kFloat);
+    const torch::Tensor theirs = values_of(1 - place.rank, 2 * numel, at::kFloat);
+    const torch::Tensor input = place.hold(values, true, 1);
+    const torch::Tensor output = torch::empty({2 * numel}), sum = torch::empty({numel});
+    place.shm->all_gather(output, input.narrow(0, 0, numel), ++place.tag)->wait();
+    EXPECT_TRUE(torch::equal(output.narrow(0, place.rank * numel, numel), values.narrow(0, 0, numel)));
+    EXPECT_TRUE(torch::equal(output.narrow(0, (1 - place.rank) * numel, numel), theirs.narrow(0, 0, numel)));
+    place.shm->reduce_scatter(input, sum, torch::Tensor(), Accumulate::kOverwrite, ++place.tag)->wait();
+    EXPECT_TRUE(torch::equal(sum, (values + theirs).narrow(0, place.rank * numel, numel)));
   });
 }
 
