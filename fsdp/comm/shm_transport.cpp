@@ -35,9 +35,9 @@ int64_t num_bytes(const at::Tensor& tensor) { return tensor.numel() * static_cas
 const std::byte* data_of(const at::Tensor& tensor) { return static_cast<const std::byte*>(tensor.const_data_ptr()); }
 std::byte* mutable_data_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.mutable_data_ptr()); }
 
-// For results that fill the caches of the host; `bytes`: of all its ranks.
+// For calls that would fill the caches of the host; `bytes`: what its ranks write and what they read only once.
 kernels::Stores stores_for(int64_t bytes) {
-  static const int64_t limit = processor_cache_bytes();
+  static const int64_t limit = processor_cache_bytes() / 4 * 3;
   return bytes < limit ? kernels::Stores::kCached : kernels::Stores::kPastCache;
 }
 
@@ -311,7 +311,7 @@ class Reduction : public ShmTransfer {
         output_(std::move(output)),
         blocks_(blocks),
         accumulate_(accumulate),
-        stores_(stores_for(this->group().size() * num_bytes(output_))),
+        stores_(stores_for(this->group().size() * (num_bytes(input_) + num_bytes(output_)))),
         readings_(static_cast<size_t>(this->group().size())) {}
 
  protected:
