@@ -106,6 +106,8 @@ TEST_F(ConfigFile, IllegalValueNamesWhatIsLegal) {
 TEST_F(ConfigFile, SyntaxErrorNamesPlace) {
   EXPECT_EQ(failure("[train]\nlr = = 2\n").rfind("run.toml:2:6: ", 0), 0u) << failure("[train]\nlr = = 2\n");
   EXPECT_NE(failure("[train]\nlr = 1\nlr = 2\n").find("run.toml:3:"), std::string::npos);
+  EXPECT_EQ(failure("[%]\n").rfind("run.toml:1:2: ", 0), 0u) << failure("[%]\n");
+  EXPECT_EQ(failure("[train]\n[[%]]\n").rfind("run.toml:2:3: ", 0), 0u) << failure("[train]\n[[%]]\n");
 }
 
 TEST_F(ConfigFile, ImpossibleCombinations) {
