@@ -17,6 +17,8 @@
 #include "fsdp/base/error.h"
 #include "train/lr_schedule.h"
 #include "train/option_table.h"
+#include "train/tokenizer/utf8.h"
+#include "train/toml_text.h"
 
 namespace fsdp::train {
 namespace {
@@ -188,6 +190,9 @@ void apply_override(const std::string& argument, Config& config) {
     refuse("--" + name + ": no value; write --" + name + "=VALUE");
   }
   const std::string value = argument.substr(equals + 1);
+  if (tokenizer::find_invalid_utf8(value)) {  // config.toml could not be read again
+    refuse("--" + name + ": got \"" + value + "\", expected UTF-8");
+  }
   if (!assign_text(value, *option, config)) {
     refuse_type("--", *option, "\"" + value + "\"");
   }
@@ -253,6 +258,11 @@ toml::table parse_text(const std::string& origin, const std::string& text) {
       ++line;
       dots = 0;
     }
+  }
+  // toml++ 3.3 meets its own "unreachable" on many of them.
+  if (const auto place = find_unquoted_non_ascii(text)) {
+    refuse(origin + ":" + std::to_string(place->line) + ":" + std::to_string(place->column) +
+           ": got a character outside of ASCII, expected it in quotes or in a comment");
   }
   try {
     return toml::parse(text, origin);

@@ -24,7 +24,7 @@ set(FUZZ_TARGETS
 set(FUZZ_SOURCES_config_json models/config_keys.cpp models/config_reader.cpp models/decoder_config.cpp
     models/decoder_config_parser.cpp models/family.cpp models/text_table.cpp)
 set(FUZZ_SOURCES_toml train/config_file.cpp train/edit_distance.cpp train/format.cpp train/lr_schedule.cpp
-    train/option_table.cpp fsdp/strategy/strategy.cpp)
+    train/option_table.cpp train/toml_text.cpp fsdp/strategy/strategy.cpp)
 set(FUZZ_SOURCES_conversation train/chat/message.cpp)
 
 # Libraries beside fsdp_io.
@@ -34,6 +34,7 @@ set(FUZZ_LIBRARIES_gzip fsdp_documents ${ZLIB_LIBRARY})
 set(FUZZ_LIBRARIES_zstd fsdp_documents ${ZSTD_LIBRARY})
 set(FUZZ_LIBRARIES_parquet fsdp_documents)
 set(FUZZ_LIBRARIES_tokenizer_json fsdp_tokenizer)
+set(FUZZ_LIBRARIES_toml fsdp_tokenizer)
 
 # Sources of custom mutators; relative to mutators/.
 set(FUZZ_MUTATOR_safetensors safetensors.cpp safetensors_image.cpp)

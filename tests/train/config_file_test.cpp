@@ -106,6 +106,12 @@ TEST_F(ConfigFile, IllegalValueNamesWhatIsLegal) {
 TEST_F(ConfigFile, SyntaxErrorNamesPlace) {
   EXPECT_EQ(failure("[train]\nlr = = 2\n").rfind("run.toml:2:6: ", 0), 0u) << failure("[train]\nlr = = 2\n");
   EXPECT_NE(failure("[train]\nlr = 1\nlr = 2\n").find("run.toml:3:"), std::string::npos);
+  EXPECT_NE(failure("[train]\nlr = \u0414\n").find("run.toml:2:6: got a character outside of ASCII"),
+            std::string::npos);
+  const std::string quoted = "# \u0414\n[data]\npath = '\u0414\"'\n[output]\nfolder = \"\\\"\u0414\" # '\u0414\n";
+  EXPECT_EQ(failure(quoted), "no error");
+  EXPECT_NE(failure(quoted + "\u0414").find("run.toml:6:1: got a character"), std::string::npos);
+  EXPECT_NE(failure("[data]\npath = '''a\n\u0414'\n'''\u0414\n").find("run.toml:4:4: got"), std::string::npos);
   EXPECT_EQ(failure("[%]\n").rfind("run.toml:1:2: ", 0), 0u) << failure("[%]\n");
   EXPECT_EQ(failure("[train]\n[[%]]\n").rfind("run.toml:2:3: ", 0), 0u) << failure("[train]\n[[%]]\n");
 }
@@ -132,6 +138,7 @@ TEST_F(ConfigFile, ImpossibleCombinations) {
 TEST_F(ConfigFile, HostileFilesAreRefused) {
   EXPECT_NE(failure("\"\\u001b[31m\\n\" = 1\n").find("unknown key \\x1b[31m\\x0a;"), std::string::npos);
   EXPECT_NE(failure("", {"--\x1b[2J=1"}).find("unknown key \\x1b[2J;"), std::string::npos);
+  EXPECT_EQ(failure("", {"--output.folder=a\xb0"}), "--output.folder: got \"a\\xb0\", expected UTF-8");
   std::string deep = "a";
   for (int i = 0; i < 200'000; ++i) deep += ".a";
   for (const std::string& text : {deep + " = 1\n", "[" + deep + "]\n", "# fine\n" + deep + " = 1\n= 2\n"}) {
