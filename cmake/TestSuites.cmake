@@ -44,7 +44,9 @@ function(fsdp_add_test_suites target)
     add_test(NAME ${target}.${suite}${suffix} COMMAND ${target} --gtest_brief=1 --gtest_filter=${suite}.*:*/${suite}.*)
     # One thread each: ranks are threads or processes already, and ctest runs several tests at once.
     set_tests_properties(${target}.${suite}${suffix} PROPERTIES LABELS ${label} TIMEOUT ${arg_TIMEOUT}
-                         ENVIRONMENT "${environment}" FAIL_REGULAR_EXPRESSION "0 tests from 0 test suites ran"
-                         SKIP_REGULAR_EXPRESSION "${arg_SKIPPED_WHERE}")
+                         ENVIRONMENT "${environment}" FAIL_REGULAR_EXPRESSION "0 tests from 0 test suites ran")
+    if(arg_SKIPPED_WHERE)
+      set_tests_properties(${target}.${suite}${suffix} PROPERTIES SKIP_REGULAR_EXPRESSION "${arg_SKIPPED_WHERE}")
+    endif()
   endforeach()
 endfunction()

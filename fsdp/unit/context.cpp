@@ -13,7 +13,6 @@
 #include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
 #include "fsdp/base/recompute_region.h"
-#include "fsdp/base/trace.h"
 #include "fsdp/comm/connection.h"
 #include "fsdp/comm/host_links.h"
 #include "fsdp/unit/lanes.h"

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "fsdp/base/deferred_error.h"
+#include "fsdp/base/trace.h"
 #include "fsdp/group/parameter_group.h"
 #include "fsdp/mesh/mesh.h"
 #include "fsdp/schedule/static_order.h"

@@ -37,7 +37,7 @@ TEST(CudaGradientSlot, StandInsReachTheLeaf) {
   FSDP_NEEDS_GPU();
   const at::Tensor x = at::randn({4, 16}, kGpu), weight = at::randn({8, 16}, kGpu).requires_grad_();
   const SlotOwner owner(weight, at::empty({8, 16}, kGpu), false, 1);
-  linear(x, weight).sum().backward();
+  kernels::linear(x, weight).sum().backward();
   EXPECT_TRUE(is_stand_in(weight.grad()));
 }
 
@@ -74,7 +74,7 @@ TEST(CudaGradientSlot, IsFilled) {
         const at::Tensor x = values({2, tokens, width}, dtype).to(kGpu);
         const at::Tensor ids = at::randint(0, 30, {2, tokens}, at::kLong).to(kGpu), targets = ids.flatten();
         const std::string label = c10::str(dtype, ", ", tokens, " tokens of ", width);
-        expect_same_in_slot([&](const Inputs& in) { return linear(x, in[0]); }, values({30, width}, dtype),
+        expect_same_in_slot([&](const Inputs& in) { return kernels::linear(x, in[0]); }, values({30, width}, dtype),
                             "linear, " + label);
         expect_same_in_slot([&](const Inputs& in) { return kernels::embedding(in[0], ids); },
                             values({30, width}, dtype), "embedding, " + label);

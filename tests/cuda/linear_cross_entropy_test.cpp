@@ -48,7 +48,7 @@ TEST(CudaLinearCrossEntropy, ChunksEqualTheWhole) {
         const at::Tensor part = x.detach().narrow(0, begin, 100).requires_grad_();
         const at::Tensor leaf = weight.detach().requires_grad_();
         const at::Tensor sum =
-            cross_entropy(linear(part, leaf), targets.narrow(0, begin, 100), Reduction::kSum) / (rows - 1);
+            cross_entropy(kernels::linear(part, leaf), targets.narrow(0, begin, 100), Reduction::kSum) / (rows - 1);
         sum.backward();
         total += sum.item<double>();
         grad_weight.add_(leaf.grad());

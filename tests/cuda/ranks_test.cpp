@@ -2,9 +2,16 @@
 // says whether there is a GPU. A program of its own: no other test may have used CUDA before.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <iterator>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "fsdp/comm/device_transports.h"
 #include "fsdp/fsdp.h"
@@ -19,6 +26,13 @@ using testing::RankProcesses;
 
 constexpr const char* kNoGpu = "there is no GPU here";
 constexpr int kSteps = 4;
+
+// Loads CUDA where there is a GPU, without which its libraries may not be installed.
+int count_gpus() {
+  if (!std::filesystem::exists("/proc/driver/nvidia/gpus")) return 0;
+  load_cuda();
+  return static_cast<int>(torch::cuda::device_count());
+}
 
 // Losses of some steps, as text.
 std::string train(const World& world, c10::Device device) {
@@ -48,17 +62,16 @@ std::vector<double> numbers_in(const std::string& text) {
 
 std::string run(int size, DeviceTransportKind kind, const std::function<c10::Device(int rank)>& device_of) {
   RankProcesses ranks;
+  int needed = 0;  // GPUs, by all ranks: where one is missing, none starts
+  for (int rank = 0; rank < size; ++rank) {
+    if (device_of(rank).is_cuda()) needed = std::max(needed, device_of(rank).index() + 1);
+  }
   for (int rank = 0; rank < size; ++rank) {
     comm::ConnectOptions options = testing::options_for("gloo", rank, size);
     options.device_transport = kind;
-    ranks.start(rank, size, options, [device_of](const World& world) -> std::string {
-      const c10::Device device = device_of(world.rank);
-      if (device.is_cuda()) {
-        load_cuda();
-        if (!torch::cuda::is_available() || static_cast<int>(torch::cuda::device_count()) <= device.index())
-          return kNoGpu;
-      }
-      return train(world, device);
+    ranks.start(rank, size, options, [device_of, needed](const World& world) -> std::string {
+      if (needed > 0 && count_gpus() < needed) return kNoGpu;
+      return train(world, device_of(world.rank));
     });
   }
   std::string text;
@@ -94,8 +107,7 @@ TEST(CudaRanks, TwoWithAGpuEachTalkThroughNccl) {
 TEST(CudaRanks, NcclConnectsAloneAndLeaves) {
   RankProcesses ranks;
   ranks.start(0, 1, {}, [](const World&) -> std::string {
-    load_cuda();
-    if (!torch::cuda::is_available()) return kNoGpu;
+    if (count_gpus() == 0) return kNoGpu;
     const c10::Device gpu(c10::kCUDA, 0);
     comm::DeviceGroup group{gpu, 0, 1, "alone", c10::make_intrusive<c10d::HashStore>(), std::chrono::seconds(60), true};
     const auto nccl = comm::find_device_transports(c10::kCUDA)->connect(group);

@@ -25,13 +25,13 @@ Weights make_weights(at::ScalarType dtype) {
 // One of everything, as a small decoder strings them together; the table is embedding and head.
 at::Tensor loss_of(const Weights& w, const at::Tensor& ids_BT, const at::Tensor& targets_N, const at::Tensor& angles_TD,
                    const std::vector<int64_t>& documents, bool is_fused) {
-  const at::Tensor x_BTE = rms_norm(embedding(w.table_VE, ids_BT), w.norm_E, 1e-6);
-  const at::Tensor heads = linear(x_BTE, w.matrix_EE).view({2, ids_BT.size(1), 4, 16});
+  const at::Tensor x_BTE = rms_norm(kernels::embedding(w.table_VE, ids_BT), w.norm_E, 1e-6);
+  const at::Tensor heads = kernels::linear(x_BTE, w.matrix_EE).view({2, ids_BT.size(1), 4, 16});
   const auto [q, k] = apply_rope(heads, heads.narrow(2, 0, 2), angles_TD.cos(), angles_TD.sin());
   const at::Tensor y_BTE = causal_attention(q, k, k, documents).flatten(2);
-  const at::Tensor h_NE = linear(swiglu(y_BTE, x_BTE), w.matrix_EE).flatten(0, 1);
+  const at::Tensor h_NE = kernels::linear(swiglu(y_BTE, x_BTE), w.matrix_EE).flatten(0, 1);
   if (is_fused) return linear_cross_entropy(h_NE, w.table_VE, targets_N);
-  return cross_entropy(linear(h_NE, w.table_VE), targets_N);
+  return cross_entropy(kernels::linear(h_NE, w.table_VE), targets_N);
 }
 
 TEST(CudaOperators, NeverWaitForTheDevice) {
