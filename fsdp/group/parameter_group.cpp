@@ -10,7 +10,6 @@
 
 #include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
-#include "fsdp/base/trace.h"
 #include "fsdp/group/registry.h"
 
 namespace fsdp {

@@ -6,7 +6,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <chrono>
+#include <functional>
+#include <optional>
 #include <random>
+#include <string>
+#include <vector>
 
 #include "fsdp/comm/connection.h"
 #include "fsdp/cuda/memory_report.h"

@@ -11,12 +11,16 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -51,6 +55,10 @@ struct FakeEvent {
   Clock recorded;
 };
 
+DeviceIndex index_of(Device device) { return device.has_index() ? device.index() : t_device; }
+
+Stream stream_of(Device device, StreamId id) { return Stream(Stream::UNSAFE, {kFake, index_of(device)}, id); }
+
 class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
  public:
   c10::DeviceType type() const override { return kFake; }
@@ -61,16 +69,16 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
   void uncheckedSetDevice(Device device) const noexcept override { t_device = index_of(device); }
 
   Stream getStream(Device device) const override {
-    return {Stream::UNSAFE, {kFake, index_of(device)}, t_streams.at(static_cast<size_t>(index_of(device)))};
+    return stream_of(device, t_streams.at(static_cast<size_t>(index_of(device))));
   }
-  Stream getDefaultStream(Device device) const override { return {Stream::UNSAFE, {kFake, index_of(device)}, 0}; }
+  Stream getDefaultStream(Device device) const override { return stream_of(device, 0); }
   Stream getStreamFromGlobalPool(Device device, bool) const override {
     static std::atomic<StreamId> next{1};
-    return {Stream::UNSAFE, {kFake, index_of(device)}, next++};
+    return stream_of(device, next++);
   }
   Stream exchangeStream(Stream stream) const override {
     const auto index = static_cast<size_t>(stream.device_index());
-    return {Stream::UNSAFE, stream.device(), std::exchange(t_streams.at(index), stream.id())};
+    return stream_of(stream.device(), std::exchange(t_streams.at(index), stream.id()));
   }
 
   void record(void** event, const Stream& stream, const DeviceIndex, const c10::EventFlag) const override {
@@ -93,13 +101,10 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
   void recordDataPtrOnStream(const c10::DataPtr&, const Stream&) const override {
     stream_clocks().note_recorded_stream();
   }
-
- private:
-  static DeviceIndex index_of(Device device) { return device.has_index() ? device.index() : t_device; }
 };
 
 StreamKey current_key(Device device) {
-  return key_of({Stream::UNSAFE, device, t_streams.at(static_cast<size_t>(device.index()))});
+  return key_of(stream_of(device, t_streams.at(static_cast<size_t>(device.index()))));
 }
 
 // ---- memory
@@ -293,8 +298,8 @@ at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std
   return empty_strided(sizes, strides, dtype, layout, device, pinned);
 }
 
-at::Tensor as_strided(const at::Tensor& self, at::IntArrayRef sizes, at::IntArrayRef strides,
-                      std::optional<int64_t> offset) {
+at::Tensor make_view(const at::Tensor& self, at::IntArrayRef sizes, at::IntArrayRef strides,
+                     std::optional<int64_t> offset) {
   auto result = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(self.storage()),
                                                          self.key_set(), self.dtype());
   result.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset.value_or(self.storage_offset()));
@@ -305,11 +310,11 @@ at::Tensor view(const at::Tensor& self, at::IntArrayRef sizes) {
   const auto inferred = at::infer_size_dv(sizes, self.numel());
   const auto strides = at::detail::computeStride(self.sizes(), self.strides(), inferred);
   TORCH_CHECK(strides, "view of a tensor whose strides do not allow it");
-  return as_strided(self, inferred, *strides, self.storage_offset());
+  return make_view(self, inferred, *strides, self.storage_offset());
 }
 
 at::Tensor reshape_alias(const at::Tensor& self, at::IntArrayRef sizes, at::IntArrayRef strides) {
-  return as_strided(self, sizes, strides, self.storage_offset());
+  return make_view(self, sizes, strides, self.storage_offset());
 }
 
 // A copy to the host waits for the stream, and so does one from it, whose memory is not pinned.
@@ -357,7 +362,7 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromB
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
-  m.impl("as_strided", &as_strided);
+  m.impl("as_strided", &make_view);
   m.impl("view", &view);
   m.impl("_reshape_alias", &reshape_alias);
   m.impl("_copy_from", &copy_from);

@@ -4,6 +4,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
 #include "fsdp/fsdp.h"
 #include "tests/device/device_model.h"
 #include "tests/device/fake_device.h"
