@@ -14,9 +14,9 @@ struct AdamWStep {
   double beta2;
   double eps;
   double weight_decay;
-  int64_t step;                // 1 for the first
-  double gradient_factor = 1;  // g below is the gradient times this
-  at::Tensor gradient_scale;   // and times this, if defined: 0-dim fp32 on the weight's device, read by its kernel
+  int64_t step;                    // 1 for the first
+  double gradient_factor = 1;      // g below is the gradient times this
+  at::Tensor gradient_scale = {};  // and times this, if defined: 0-dim fp32 on the weight's device, read by its kernel
 };
 
 // In fp64 arithmetic, then rounded. Without gradient_scale.

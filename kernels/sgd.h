@@ -15,8 +15,8 @@ struct SGDStep {
   double weight_decay;
   bool nesterov;
   MomentumState state;
-  double gradient_factor = 1;  // g below is the gradient times this
-  at::Tensor gradient_scale;   // and this, as in AdamWStep
+  double gradient_factor = 1;      // g below is the gradient times this
+  at::Tensor gradient_scale = {};  // and this, as in AdamWStep
 };
 
 // Without gradient_scale.

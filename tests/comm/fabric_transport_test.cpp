@@ -70,7 +70,7 @@ TEST(Fabric, OneProcessRunsTheScheduleOfOneRank) {
   const World world = connect_fabric(8, {10us, 1e9});
   torch::nn::Sequential model(torch::nn::Linear(16, 16), torch::nn::Tanh(), torch::nn::Linear(16, 16));
   fully_shard(*model->ptr(0), Mesh::shard(world));
-  const Unit root = fully_shard(*model, Mesh::shard(world));
+  Unit root = fully_shard(*model, Mesh::shard(world));
   SGD optimizer(parameters(*model), {.lr = 0.1});
   for (int step = 0; step < 3; ++step) {
     root.reset_counters();
