@@ -1,21 +1,20 @@
 #include "benchmarks/raw_disk.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cerrno>
-#include <cstdlib>
 #include <exception>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#include "io/aligned_buffer.h"
 
 namespace fsdp::benchmarks {
 namespace {
@@ -24,7 +23,6 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kPiece = int64_t{16} << 20;
 constexpr int64_t kAlignment = 4096;
-constexpr size_t kHugePage = size_t{2} << 20;
 constexpr int64_t kSource = 16 * kPiece;  // what is written again and again: more than a cache holds
 
 [[noreturn]] void fail(const char* what, const fs::path& path) {
@@ -62,19 +60,6 @@ class File {
   int number_;
 };
 
-struct Free {
-  void operator()(void* memory) const { std::free(memory); }
-};
-using Memory = std::unique_ptr<char, Free>;
-
-// Of whole huge pages: fewer pieces for the disk.
-Memory take(int64_t bytes) {
-  Memory memory(static_cast<char*>(std::aligned_alloc(kHugePage, static_cast<size_t>(bytes))));
-  if (!memory) throw std::bad_alloc();
-  madvise(memory.get(), static_cast<size_t>(bytes), MADV_HUGEPAGE);
-  return memory;
-}
-
 // Calls piece(thread, begin) for every multiple of kPiece below `bytes`.
 void for_each_piece(int64_t bytes, int threads, const std::function<void(int, int64_t)>& piece) {
   std::atomic<int64_t> next = 0;
@@ -96,12 +81,12 @@ void for_each_piece(int64_t bytes, int threads, const std::function<void(int, in
 }
 
 const char* random_source() {
-  static const Memory source = [] {
-    Memory memory = take(kSource);
-    fill_random(reinterpret_cast<float*>(memory.get()), kSource / 4, static_cast<uint64_t>(::getpid()));
+  static const io::AlignedBuffer source = [] {
+    io::AlignedBuffer memory(kSource);
+    fill_random(reinterpret_cast<float*>(memory.data()), kSource / 4, static_cast<uint64_t>(::getpid()));
     return memory;
   }();
-  return source.get();
+  return source.data();
 }
 
 template <class Action>
@@ -128,10 +113,10 @@ void write_raw(const fs::path& path, int64_t bytes, const RawAccess& access) {
 void read_raw(const fs::path& path, const RawAccess& access) {
   const File file(path, O_RDONLY | (access.direct ? O_DIRECT : 0));
   const auto bytes = static_cast<int64_t>(fs::file_size(path));
-  std::vector<Memory> buffers;
-  for (int thread = 0; thread < access.threads; ++thread) buffers.push_back(take(kPiece));
+  std::vector<io::AlignedBuffer> buffers;
+  for (int thread = 0; thread < access.threads; ++thread) buffers.emplace_back(kPiece);
   for_each_piece(bytes, access.threads, [&](int thread, int64_t begin) {
-    file.read(buffers[static_cast<size_t>(thread)].get(), std::min(kPiece, bytes - begin), begin);
+    file.read(buffers[static_cast<size_t>(thread)].data(), std::min(kPiece, bytes - begin), begin);
   });
 }
 
