@@ -11,6 +11,7 @@
 #include "io/error.h"
 #include "io/token_shards.h"
 #include "train/agreement.h"
+#include "train/data_splits.h"
 #include "train/format.h"
 #include "train/inference_model.h"
 #include "train/multiple_choice.h"
@@ -106,13 +107,8 @@ class Evaluation {
 
   Json evaluate_data() {
     std::optional<io::TokenDataset> opened;
-    train::on_all_ranks(model_.world(), [&] { opened = io::TokenDataset::open(options_.data, options_.split); });
+    train::on_all_ranks(model_.world(), [&] { opened = open_data(); });
     const io::TokenDataset& data = *opened;
-    if (data.vocab_size() > model_.config().vocab_size) {
-      throw Error(ErrorCode::kUsage, "[eval] --data: got a vocabulary of " + std::to_string(data.vocab_size()) +
-                                         " tokens for a model of " + std::to_string(model_.config().vocab_size) +
-                                         ". Use the data set that was made with the model's tokenizer.");
-    }
     train::PerplexityMeter meter(model_, windows_);
     constexpr int64_t kPiece = int64_t{1} << 20;
     std::vector<int32_t> document, piece;
@@ -136,6 +132,17 @@ class Evaluation {
     }
     flush();
     return describe(meter.result());
+  }
+
+  io::TokenDataset open_data() const {
+    io::TokenDataset data = io::TokenDataset::open(options_.data, options_.split);
+    if (data.vocab_size() > model_.config().vocab_size) {
+      throw Error(ErrorCode::kUsage, "[eval] --data: got a vocabulary of " + std::to_string(data.vocab_size()) +
+                                         " tokens for a model of " + std::to_string(model_.config().vocab_size) +
+                                         ". Use the data set that was made with the model's tokenizer.");
+    }
+    train::check_vocabulary(options_.folder, data);
+    return data;
   }
 
   int64_t num_bytes(const std::vector<int32_t>& ids) const {

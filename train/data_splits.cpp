@@ -72,17 +72,6 @@ std::optional<std::string> vocabulary_difference(const tokenizer::Tokenizer& dat
          std::to_string(model.vocab_size());
 }
 
-void check_vocabulary(const std::string& model_path, const io::TokenDataset& data) {
-  const fs::path theirs = fs::path(model_path) / "tokenizer.json";
-  const fs::path ours = tokenizer_folder(data) / "tokenizer.json";
-  if (tokenizer_folder(data).empty() || !fs::exists(theirs) || !fs::exists(ours)) return;
-  if (io::hash_file(ours) == io::hash_file(theirs)) return;
-  const auto difference = vocabulary_difference(tokenizer::Tokenizer::load(ours), tokenizer::Tokenizer::load(theirs));
-  if (!difference) return;
-  refuse(ErrorCode::kUsage, "vocabulary of tokenizer and model differ: " + *difference + ". Prepare the data with " +
-                                "--tokenizer " + model_path + ".");
-}
-
 std::string describe_mixture(const PackedSplit& data) {
   if (data.sources().size() == 1) return "";
   const auto sum = std::accumulate(data.sources().begin(), data.sources().end(), 0.0,
@@ -135,6 +124,17 @@ void fit_model(models::DecoderConfig& model, const Config& config, const PackedS
                                   ", the model's max_position_embeddings. Lower it.");
   }
   check_vocabulary(config.model.path, data.dataset());
+}
+
+void check_vocabulary(const std::string& model_folder, const io::TokenDataset& data) {
+  const fs::path theirs = fs::path(model_folder) / "tokenizer.json";
+  const fs::path ours = tokenizer_folder(data) / "tokenizer.json";
+  if (tokenizer_folder(data).empty() || !fs::exists(theirs) || !fs::exists(ours)) return;
+  if (io::hash_file(ours) == io::hash_file(theirs)) return;
+  const auto difference = vocabulary_difference(tokenizer::Tokenizer::load(ours), tokenizer::Tokenizer::load(theirs));
+  if (!difference) return;
+  throw Error(ErrorCode::kUsage, "[data] vocabulary of tokenizer and model differ: " + *difference +
+                                     ". Prepare the data with --tokenizer " + model_folder + ".");
 }
 
 std::string describe_splits(const Splits& splits) {

@@ -28,6 +28,10 @@ void verify_splits(const Splits& splits, const std::string& choice);
 // another vocabulary than the one that made the data.
 void fit_model(models::DecoderConfig& model, const Config& config, const PackedSplit& data);
 
+// Throws Error(kUsage) if the tokenizer in a model's folder has another vocabulary than the one that made the data.
+// Where one of the two has no tokenizer.json, nothing is known and nothing is thrown.
+void check_vocabulary(const std::string& model_folder, const io::TokenDataset& data);
+
 // "1,234,567 tokens in 2,412 sequences (99.9% full, 97.0% predicted); held out: 12,345 tokens", and the shares of a
 // mixture.
 std::string describe_splits(const Splits& splits);

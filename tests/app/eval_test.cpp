@@ -80,6 +80,29 @@ TEST_F(Eval, TextOfEveryFormAndLimits) {
   EXPECT_TRUE(contains(table.out, "3 questions")) << table.out;
 }
 
+// Tokens of another tokenizer would all be known to the model, and mean something else.
+TEST_F(Eval, DataOfAnotherTokenizerIsRefused) {
+  const auto make_data = [&](const std::string& name, const std::string& special) {
+    const std::string tokenizer = path(name + "_tokenizer");
+    const CommandResult trained = run_fsdp("tokenizer train " + path("text") + " -o " + tokenizer +
+                                           " --vocab-size 300 --special '" + special + "'");
+    EXPECT_EQ(trained.exit_code, 0) << trained.err;
+    const CommandResult prepared =
+        run_fsdp("prepare " + path("text") + " --holdout 3 --tokenizer " + tokenizer + " -o " + path(name));
+    EXPECT_EQ(prepared.exit_code, 0) << prepared.err;
+  };
+  make_data("one", "<|one|>");
+  make_data("other", "<|other|>");
+  const CommandResult model = run_fsdp(train("--data.path=" + path("one") + " --output.folder=" + path("of_one")));
+  ASSERT_EQ(model.exit_code, 0) << model.err;
+  const std::string eval = "eval " + path("of_one/model") + " --json --data ";
+  EXPECT_GT(result_of(eval + path("one")).at("data").at("tokens"), 0);
+  const CommandResult refused = run_fsdp(eval + path("other"));
+  EXPECT_EQ(refused.exit_code, 2) << refused.out;
+  EXPECT_TRUE(contains(refused.err, "vocabulary of tokenizer and model differ")) << refused.err;
+  EXPECT_TRUE(contains(refused.err, "<|other|>")) << refused.err;
+}
+
 TEST_F(Eval, MistakesAreToldInOneLine) {
   const auto expect_error = [&](const std::string& arguments, int exit_code, const std::string& part) {
     const CommandResult result = run_fsdp(arguments);
