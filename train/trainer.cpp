@@ -170,7 +170,7 @@ StepResult Trainer::agree(const Computed& computed, const RankNews& news) const 
   const double* sums = values.const_data_ptr<double>();
   StepResult result;
   result.loss = sums[0];
-  result.grad_norm = computed.norm.norm;
+  result.grad_norm = computed.norm.value();
   result.stop = sums[1] > 0;
   result.save = sums[5] > 0;
   result.saves_written = sums[2] == world_.size;
