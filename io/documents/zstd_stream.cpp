@@ -4,6 +4,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "io/documents/byte_stream.h"
@@ -15,6 +16,15 @@ namespace {
 
 struct FreeContext {
   void operator()(ZSTD_DCtx* context) const { ::ZSTD_freeDCtx(context); }
+};
+
+// What went by of the frame that is being read.
+struct Frame {
+  void add_input(std::string_view bytes) { header += bytes.substr(0, kMaxHeaderBytes - header.size()); }
+
+  static constexpr size_t kMaxHeaderBytes = 18;
+  std::string header;  // its first bytes
+  uint64_t content_bytes = 0;
 };
 
 class ZstdStream : public ByteStream {
@@ -33,8 +43,7 @@ class ZstdStream : public ByteStream {
     while (output.pos == 0) {
       // An output that was filled to the brim may have more behind it; only without that is new input due.
       if (input_.pos == input_.size && !has_more_output_ && !refill()) return 0;
-      pending_ = ::ZSTD_decompressStream(context_.get(), &output, &input_);
-      if (::ZSTD_isError(pending_) != 0) throw broken(::ZSTD_getErrorCode(pending_));
+      decompress(output);
       has_more_output_ = output.pos == output.size && pending_ != 0;
     }
     return output.pos;
@@ -42,6 +51,25 @@ class ZstdStream : public ByteStream {
   uint64_t bytes_consumed() const override { return window_.end() - (input_.size - input_.pos); }
 
  private:
+  // Stops at the end of a frame.
+  void decompress(ZSTD_outBuffer& output) {
+    const size_t input_begin = input_.pos, output_begin = output.pos;
+    if (pending_ == 0) frame_ = {};
+    pending_ = ::ZSTD_decompressStream(context_.get(), &output, &input_);
+    if (::ZSTD_isError(pending_) != 0) throw refused(::ZSTD_getErrorCode(pending_));
+    frame_.add_input({static_cast<const char*>(input_.src) + input_begin, input_.pos - input_begin});
+    frame_.content_bytes += output.pos - output_begin;
+    if (pending_ == 0) check_size();
+  }
+
+  // Where a frame ends with an empty block, libzstd compares only if the output could hold the whole frame.
+  void check_size() const {
+    const unsigned long long said = ::ZSTD_getFrameContentSize(frame_.header.data(), frame_.header.size());
+    if (said == ZSTD_CONTENTSIZE_UNKNOWN || said == ZSTD_CONTENTSIZE_ERROR || said == frame_.content_bytes) return;
+    throw broken("a frame of " + std::to_string(frame_.content_bytes) + " bytes that says it has " +
+                 std::to_string(said));
+  }
+
   bool refill() {
     const bool more = window_.refill();
     input_ = {window_.data(), window_.size(), 0};
@@ -54,23 +82,25 @@ class ZstdStream : public ByteStream {
     return more;
   }
 
-  // libzstd says where the piece starts that it can not make sense of, not where the damage is.
-  Error broken(ZSTD_ErrorCode code) const {
-    const std::string where = "after byte " + std::to_string(bytes_consumed());
+  Error refused(ZSTD_ErrorCode code) const {
+    if (code != ZSTD_error_frameParameter_windowTooLarge) return broken(::ZSTD_getErrorString(code));
     const std::string log = std::to_string(max_window_log_);
-    if (code == ZSTD_error_frameParameter_windowTooLarge) {
-      return window_.error(where + " got a zstd frame with a larger window than 2^" + log +
-                           " bytes, expected at most that. Compress it again with --long=" + log + " or less.");
-    }
-    return window_.error(where + " got broken zstd data (" + ::ZSTD_getErrorString(code) +
+    return window_.error(where() + " got a zstd frame with a larger window than 2^" + log +
+                         " bytes, expected at most that. Compress it again with --long=" + log + " or less.");
+  }
+  Error broken(const std::string& what) const {
+    return window_.error(where() + " got broken zstd data (" + what +
                          "), expected zstd. Nothing behind it can be read: fetch the file again.");
   }
+  // libzstd says where the piece starts that it can not make sense of, not where the damage is.
+  std::string where() const { return "after byte " + std::to_string(bytes_consumed()); }
 
   FileWindow window_;
   std::unique_ptr<ZSTD_DCtx, FreeContext> context_;
   int max_window_log_;
   ZSTD_inBuffer input_ = {nullptr, 0, 0};
   size_t pending_ = 0;  // 0: between two frames
+  Frame frame_;
   bool has_more_output_ = false;
 };
 

@@ -60,6 +60,18 @@ TEST(ByteStream, GzipMembersFollowEachOther) {
   EXPECT_EQ(content_of("a.gz", "").error.text, "no error");
 }
 
+// Their headers say 14848 bytes and their last blocks are empty, which libzstd lets pass in small pieces.
+TEST(ByteStream, AZstdFrameThatEndsBeforeItsSizeIsAnError) {
+  using namespace std::string_literals;
+  const std::string header = "\x28\xb5\x2f\xfd\xb0\x00\x3a\x00\x00"s, last = "\x01\x00\x00"s;
+  for (const std::string& frame : {header + last, header + "\x18\x00\x00one"s + last}) {
+    for (const size_t piece : {size_t{1}, size_t{1009}, size_t{1} << 20}) {
+      EXPECT_TRUE(content_of("a.zst", frame, piece).error.says("broken zstd data")) << piece;
+      EXPECT_TRUE(content_of("a.zst", zstd("two") + frame, piece).error.says("broken zstd data")) << piece;
+    }
+  }
+}
+
 TEST(ByteStream, ZstdFramesFollowEachOther) {
   const std::string frames = zstd_skippable("index") + zstd("one ") + zstd("") + zstd_skippable("") + zstd("two");
   EXPECT_EQ(content_of("a.zst", frames).bytes, "one two");
