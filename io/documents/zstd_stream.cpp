@@ -18,11 +18,24 @@ struct FreeContext {
   void operator()(ZSTD_DCtx* context) const { ::ZSTD_freeDCtx(context); }
 };
 
+// Of at most four bytes. Formats before the final one are not for reading: libzstd does not limit their windows.
+bool may_start_a_frame(std::string_view bytes) {
+  using namespace std::string_view_literals;
+  constexpr auto kMagic = "\x28\xb5\x2f\xfd"sv, kSkippableMagic = "\x2a\x4d\x18"sv;  // the latter after 0x50 to 0x5f
+  if (bytes == kMagic.substr(0, bytes.size())) return true;
+  return (bytes[0] & 0xf0) == 0x50 && bytes.substr(1) == kSkippableMagic.substr(0, bytes.size() - 1);
+}
+
 // What went by of the frame that is being read.
 struct Frame {
+  static constexpr size_t kMagicBytes = 4, kMaxHeaderBytes = 18;
+
+  bool accepts(std::string_view next) const {
+    if (header.size() >= kMagicBytes) return true;
+    return may_start_a_frame(header + std::string(next.substr(0, kMagicBytes - header.size())));
+  }
   void add_input(std::string_view bytes) { header += bytes.substr(0, kMaxHeaderBytes - header.size()); }
 
-  static constexpr size_t kMaxHeaderBytes = 18;
   std::string header;  // its first bytes
   uint64_t content_bytes = 0;
 };
@@ -53,11 +66,13 @@ class ZstdStream : public ByteStream {
  private:
   // Stops at the end of a frame.
   void decompress(ZSTD_outBuffer& output) {
+    const std::string_view input(static_cast<const char*>(input_.src) + input_.pos, input_.size - input_.pos);
     const size_t input_begin = input_.pos, output_begin = output.pos;
     if (pending_ == 0) frame_ = {};
+    if (!frame_.accepts(input)) throw broken(::ZSTD_getErrorString(ZSTD_error_prefix_unknown));
     pending_ = ::ZSTD_decompressStream(context_.get(), &output, &input_);
     if (::ZSTD_isError(pending_) != 0) throw refused(::ZSTD_getErrorCode(pending_));
-    frame_.add_input({static_cast<const char*>(input_.src) + input_begin, input_.pos - input_begin});
+    frame_.add_input(input.substr(0, input_.pos - input_begin));
     frame_.content_bytes += output.pos - output_begin;
     if (pending_ == 0) check_size();
   }
