@@ -34,11 +34,11 @@ FSDP_ALWAYS_INLINE void load_pair(const at::BFloat16* from, Float& first, Float&
   second = reinterpret_cast<Float>(bits & 0xFFFF0000u);
 }
 
-// x[row] . weight[output] for kRows rows and kOutputs outputs, in sums[row * kOutputs + output]. Every product has two
-// sums of 16 lanes whatever the tile, so that its result does not depend on the tile.
+// x[row] . weight[output] for kRows rows and kOutputs outputs, in sums[row * kOutputs + output]. Every product has one
+// sum of 16 lanes, added to in the order of k, so that its result does not depend on the tile.
 template <int kRows, int kOutputs, class W>
 FSDP_ALWAYS_INLINE void tile(const float* x, const W* weight, int64_t k, Float (&sums)[kRows * kOutputs]) {
-  Float even[kRows][kOutputs] = {}, odd[kRows][kOutputs] = {};
+  Float total[kRows][kOutputs] = {};
   int64_t i = 0;
   for (; i + kPairLanes <= k; i += kPairLanes) {
     Float first[kOutputs], second[kOutputs];
@@ -53,16 +53,15 @@ FSDP_ALWAYS_INLINE void tile(const float* x, const W* weight, int64_t k, Float (
       const Float x_first = simd::load(x + row * k + i), x_second = simd::load(x + row * k + i + kLanes);
 #pragma GCC unroll 8
       for (int output = 0; output < kOutputs; ++output) {
-        even[row][output] += first[output] * x_first;
-        odd[row][output] += second[output] * x_second;
+        total[row][output] += first[output] * x_first;
+        total[row][output] += second[output] * x_second;
       }
     }
   }
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 8
-    for (int output = 0; output < kOutputs; ++output)
-      sums[row * kOutputs + output] = even[row][output] + odd[row][output];
+    for (int output = 0; output < kOutputs; ++output) sums[row * kOutputs + output] = total[row][output];
   for (; i < k; i += kLanes) {  // what is left: a whole vector, a part of one, or both
     const int64_t count = std::min(kLanes, k - i);
     for (int row = 0; row < kRows; ++row)
@@ -72,14 +71,17 @@ FSDP_ALWAYS_INLINE void tile(const float* x, const W* weight, int64_t k, Float (
   }
 }
 
-// Eight products of a tile to y[row * stride + output].
-template <int kRows, class W, class Y>
-FSDP_ALWAYS_INLINE void tile_of_eight(const float* x, const W* weight, Y* y, int64_t k, int64_t stride) {
-  constexpr int kOutputs = 8 / kRows;
-  Float sums[8];
+// The products of a tile to y[row * stride + output].
+template <int kRows, int kOutputs, class W, class Y>
+FSDP_ALWAYS_INLINE void tile_to(const float* x, const W* weight, Y* y, int64_t k, int64_t stride) {
+  Float sums[kRows * kOutputs];
   tile<kRows, kOutputs>(x, weight, k, sums);
-  alignas(64) Y results[kLanes];
-  simd::store(results, simd::sums(sums));
+  alignas(64) Y results[kRows * kOutputs + kLanes];  // eight at a time, and what follows them
+  for (int i = 0; i < kRows * kOutputs; i += 8) {
+    Float eight[8];
+    for (int j = 0; j < 8; ++j) eight[j] = sums[i + j];
+    simd::store(results + i, simd::sums(eight));
+  }
   for (int row = 0; row < kRows; ++row)
     for (int output = 0; output < kOutputs; ++output) y[row * stride + output] = results[row * kOutputs + output];
 }
@@ -91,8 +93,8 @@ FSDP_ALWAYS_INLINE void outputs_of(const float* x, const W* weight, Y* y, int64_
   for (; output + 8 <= outputs; output += 8, weight += 8 * k, y += 8) {  // stays in the cache for the rows
     int64_t row = 0;
     for (; row + 4 <= rows; row += 4)
-      for (int i = 0; i < 8; i += 2) tile_of_eight<4>(x + row * k, weight + i * k, y + row * stride + i, k, stride);
-    for (; row < rows; ++row) tile_of_eight<1>(x + row * k, weight, y + row * stride, k, stride);
+      for (int i = 0; i < 8; i += 4) tile_to<4, 4>(x + row * k, weight + i * k, y + row * stride + i, k, stride);
+    for (; row < rows; ++row) tile_to<1, 8>(x + row * k, weight, y + row * stride, k, stride);
   }
   for (; output < outputs; ++output, weight += k, ++y) {
     for (int64_t row = 0; row < rows; ++row) {
