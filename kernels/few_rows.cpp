@@ -38,7 +38,7 @@ FSDP_ALWAYS_INLINE void load_pair(const at::BFloat16* from, Float& first, Float&
 // sum of 16 lanes, added to in the order of k, so that its result does not depend on the tile.
 template <int kRows, int kOutputs, class W>
 FSDP_ALWAYS_INLINE void tile(const float* x, const W* weight, int64_t k, Float (&sums)[kRows * kOutputs]) {
-  Float total[kRows][kOutputs] = {};
+  Float total[kRows][kOutputs] = {};  // in registers, which `sums` is not: its places are chosen by variables
   int64_t i = 0;
   for (; i + kPairLanes <= k; i += kPairLanes) {
     Float first[kOutputs], second[kOutputs];

@@ -77,14 +77,14 @@ TEST(ByteStream, ZstdFormatsBeforeTheFinalOneAreRefused) {
   using namespace std::string_literals;
   const std::string old =
       "\xb5\x2f\xfd\x0e\xa4\x2f\xfd\x93\xa4\x2d\x28\xde\x26"s;  // of version 0.6: a window of 64 MiB
+  // Files are read in pieces of 256 KiB: what follows this has its magic number in two of them.
+  const std::string before = zstd_skippable(std::string((256 << 10) - 10, 'x'));
   for (const char version : {'\x22', '\x23', '\x24', '\x25', '\x26', '\x27'}) {
     EXPECT_TRUE(content_of("a.zst", version + old).error.says("Unknown frame descriptor"));
     EXPECT_TRUE(content_of("a.zst", zstd("one") + version + old).error.says("Unknown frame descriptor"));
-    // The magic number in two pieces of the file.
-    const std::string before = zstd_skippable(std::string((256 << 10) - 10, 'x'));
     EXPECT_TRUE(content_of("a.zst", before + version + old).error.says("Unknown frame descriptor"));
   }
-  EXPECT_EQ(content_of("a.zst", zstd_skippable(std::string((256 << 10) - 10, 'x')) + zstd("one")).bytes, "one");
+  EXPECT_EQ(content_of("a.zst", before + zstd("one")).bytes, "one");
 }
 
 TEST(ByteStream, ZstdFramesFollowEachOther) {
