@@ -14,6 +14,7 @@
 #include "benchmarks/command_line.h"
 #include "benchmarks/measure.h"
 #include "io/safetensors.h"
+#include "kernels/parallel_for.h"
 #include "kernels/simd.h"
 #include "train/generation.h"
 #include "train/inference_model.h"
@@ -80,7 +81,7 @@ double read_ms(models::Decoder& model) {
   for (int round = 0; round < 5; ++round) {
     std::vector<float> sums(static_cast<size_t>(at::get_num_threads()) * 16);
     Stopwatch watch;
-    at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t begin, int64_t end) {
+    kernels::parallel_for(0, at::get_num_threads(), 1, [&](int64_t begin, int64_t end) {
       for (int64_t thread = begin; thread < end; ++thread)
         for (const at::Tensor& weight : weights) {
           const int64_t first = weight.numel() * thread / at::get_num_threads(),
@@ -115,7 +116,8 @@ Round generate(models::Decoder& model, const Options& options) {
     generator.add(std::move(request));
   }
   Stopwatch watch;
-  for (int64_t row = 0; row < options.rows; ++row) generator.step();
+  const auto waits = [](const std::vector<int64_t>& ids) { return ids.empty(); };
+  while (std::any_of(round.ids.begin(), round.ids.end(), waits)) generator.step();
   round.first_ms = watch.lap();
   while (generator.has_work()) generator.step();
   round.total_ms = round.first_ms + watch.lap();

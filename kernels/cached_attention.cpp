@@ -1,7 +1,6 @@
 #include "kernels/cached_attention.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "kernels/dispatch.h"
+#include "kernels/parallel_for.h"
 #include "kernels/simd.h"
 
 namespace fsdp::kernels {
@@ -177,7 +177,7 @@ at::Tensor attend(const at::Tensor& q_BTHD, const T* k, const T* v, const Sizes&
     const int64_t token = i / sizes.key_heads;
     return starts[static_cast<size_t>(token / sizes.tokens)] + token % sizes.tokens;
   };
-  at::parallel_for(0, groups * sizes.blocks, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, groups * sizes.blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t i = task / sizes.blocks, block = task % sizes.blocks, position = position_of(i);
       const int64_t first = std::max(block * kBlock, first_visible(position, window));
@@ -191,7 +191,7 @@ at::Tensor attend(const at::Tensor& q_BTHD, const T* k, const T* v, const Sizes&
     }
   });
   T* y = y_BTHD.mutable_data_ptr<T>();
-  at::parallel_for(0, groups, 64, [&](int64_t begin, int64_t end) {
+  parallel_for(0, groups, 64, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t position = position_of(i);
       merge(partial + i * sizes.blocks * sizes.partial_size(), first_visible(position, window) / kBlock,

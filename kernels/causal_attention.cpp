@@ -3,7 +3,6 @@
 #include "kernels/causal_attention.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -19,6 +18,7 @@
 #include "kernels/causal_attention_parts.h"
 #include "kernels/dispatch.h"
 #include "kernels/pair_gemm.h"
+#include "kernels/parallel_for.h"
 #include "kernels/simd.h"
 #include "kernels/small_gemm.h"
 
@@ -194,7 +194,7 @@ void backward_task(const Task& task, const Sizes& sizes, const BackwardTensors<T
 // Runs `body(task, scratch)` for all tasks, each thread with `bytes` of scratch memory.
 template <class Body>
 void for_each(const std::vector<Task>& tasks, int64_t bytes, const Body& body) {
-  at::parallel_for(0, static_cast<int64_t>(tasks.size()), 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, static_cast<int64_t>(tasks.size()), 1, [&](int64_t begin, int64_t end) {
     const c10::DataPtr memory = c10::GetCPUAllocator()->allocate(static_cast<size_t>(bytes));
     for (int64_t i = begin; i < end; ++i) body(tasks[static_cast<size_t>(i)], Scratch(memory.get()));
   });

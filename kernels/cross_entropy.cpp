@@ -1,7 +1,6 @@
 #include "kernels/cross_entropy.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -14,6 +13,7 @@
 
 #include "kernels/cross_entropy_parts.h"
 #include "kernels/dispatch.h"
+#include "kernels/parallel_for.h"
 #include "kernels/simd.h"
 
 namespace fsdp::kernels {
@@ -145,7 +145,7 @@ std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& logits_NV, cons
   dispatch_dtype("cross_entropy", logits, [&](auto zero) {
     using T = decltype(zero);
     const T* row_of = logits.const_data_ptr<T>();
-    at::parallel_for(0, count, rows_per_task(vocab), [&](int64_t begin, int64_t end) {
+    parallel_for(0, count, rows_per_task(vocab), [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         const bool counts = target[row] != kIgnoreIndex;
         const T* values = row_of + row * vocab;
@@ -174,7 +174,7 @@ at::Tensor backward_cpu(const at::Tensor& grad_loss, const at::Tensor& logits_NV
     using T = decltype(zero);
     const T* row_of = logits.const_data_ptr<T>();
     T* grad_of = grad.mutable_data_ptr<T>();
-    at::parallel_for(0, count, rows_per_task(vocab), [&](int64_t begin, int64_t end) {
+    parallel_for(0, count, rows_per_task(vocab), [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         T* out = grad_of + row * vocab;
         if (target[row] == kIgnoreIndex)

@@ -1,11 +1,14 @@
 #include "kernels/few_rows.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 
 #include "kernels/few_rows_amx.h"
+#include "kernels/few_rows_pairs.h"
+#include "kernels/many_rows.h"
+#include "kernels/pair_gemm.h"
+#include "kernels/parallel_for.h"
 #include "kernels/simd.h"
 
 namespace fsdp::kernels {
@@ -164,8 +167,19 @@ void multiply(const at::Tensor& x, const at::Tensor& weight, at::Tensor& y) {
   const W* w = weight.const_data_ptr<W>();
   Y* to = y.mutable_data_ptr<Y>();
   const int64_t grain = std::max<int64_t>(8, kTaskBytes / (k * static_cast<int64_t>(sizeof(W))));
-  at::parallel_for(0, outputs, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, outputs, grain, [&](int64_t begin, int64_t end) {
     outputs_part(from, w + begin * k, to + begin, rows, k, outputs, end - begin);
+  });
+}
+
+// The same for bf16, in pairs.
+void multiply_pairs(const at::Tensor& x, const at::Tensor& weight, at::Tensor& y) {
+  const int64_t outputs = weight.size(0), k = weight.size(1), rows = x.numel() / k;
+  const auto* from = x.const_data_ptr<at::BFloat16>();
+  const auto* w = weight.const_data_ptr<at::BFloat16>();
+  auto* to = y.mutable_data_ptr<at::BFloat16>();
+  parallel_for(0, outputs, std::max<int64_t>(8, kTaskBytes / (2 * k)), [&](int64_t begin, int64_t end) {
+    few_rows_of_pairs(from, w + begin * k, to + begin, rows, k, outputs, end - begin);
   });
 }
 
@@ -179,7 +193,7 @@ void multiply_tiles(const at::Tensor& x, const at::Tensor& weight, at::Tensor& y
   auto* to = y.mutable_data_ptr<at::BFloat16>();
   const int64_t tasks = (outputs + amx::kBlock - 1) / amx::kBlock;
   const int64_t grain = std::max<int64_t>(1, kTaskBytes / (2 * k * amx::kBlock));
-  at::parallel_for(0, tasks, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, tasks, grain, [&](int64_t begin, int64_t end) {
     const int64_t first = begin * amx::kBlock, last = std::min(end * amx::kBlock, outputs);
     amx::multiply(from, w + first * k, to + first, rows, k, outputs, last - first);
   });
@@ -188,12 +202,9 @@ void multiply_tiles(const at::Tensor& x, const at::Tensor& weight, at::Tensor& y
 }  // namespace
 
 bool fits_few_rows(const at::Tensor& x, const at::Tensor& weight) {
-  if (!x.is_cpu() || !weight.is_cpu() || weight.dim() != 2 || x.dim() < 1 || x.size(-1) != weight.size(1)) return false;
-  const auto of = x.scalar_type(), with = weight.scalar_type();
-  const bool is_mixed = of == at::kFloat && with == at::kBFloat16;
-  const bool known = is_mixed || (of == with && (of == at::kFloat || of == at::kBFloat16));
-  return known && x.numel() > 0 && x.numel() <= (is_mixed ? kFewRowsOfMixed : kFewRows) * x.size(-1) &&
-         weight.numel() > 0 && x.is_contiguous() && weight.is_contiguous();
+  if (!fits_many_rows(x, weight)) return false;
+  const bool is_mixed = x.scalar_type() != weight.scalar_type();
+  return x.numel() <= (is_mixed ? kFewRowsOfMixed : kFewRows) * x.size(-1);
 }
 
 at::Tensor few_rows_product(const at::Tensor& x, const at::Tensor& weight) {
@@ -202,6 +213,8 @@ at::Tensor few_rows_product(const at::Tensor& x, const at::Tensor& weight) {
   at::Tensor y = at::empty(shape, x.options().requires_grad(false));
   if (x.scalar_type() == at::kBFloat16 && amx::fits(weight.size(0), weight.size(1)) && amx::is_available())
     multiply_tiles(x, weight, y);
+  else if (x.scalar_type() == at::kBFloat16 && has_pair_gemm())
+    multiply_pairs(x, weight, y);
   else if (x.scalar_type() == at::kBFloat16)
     multiply<at::BFloat16, at::BFloat16>(x, weight, y);
   else if (weight.scalar_type() == at::kBFloat16)
@@ -210,15 +223,5 @@ at::Tensor few_rows_product(const at::Tensor& x, const at::Tensor& weight) {
     multiply<float, float>(x, weight, y);
   return y;
 }
-
-namespace {
-
-thread_local int num_scopes = 0;
-
-}  // namespace
-
-FewRowsScope::FewRowsScope() { ++num_scopes; }
-FewRowsScope::~FewRowsScope() { --num_scopes; }
-bool FewRowsScope::is_active() { return num_scopes > 0; }
 
 }  // namespace fsdp::kernels

@@ -12,24 +12,14 @@ inline constexpr int64_t kFewRows = 32;
 // The same where x is fp32 and the weight bf16, which other products would have to convert first.
 inline constexpr int64_t kFewRowsOfMixed = 128;
 
-// True where few_rows_product() takes these: on the CPU, contiguous, weight [n, k] and x [..., k] both fp32 or both
-// bf16 and x of at most kFewRows rows, or x fp32 with at most kFewRowsOfMixed rows and the weight bf16.
+// True where few_rows_product() takes these: what fits_many_rows(), and x of at most kFewRows rows, or kFewRowsOfMixed
+// where x is fp32 and the weight bf16.
 bool fits_few_rows(const at::Tensor& x, const at::Tensor& weight);
 
 // x W^T for tensors that fit: x [..., k], weight [n, k], result [..., n] in x's dtype, without autograd. The weight is
-// read once, from memory in one stream per thread; products are summed in fp32, in bf16 by the tile registers of
-// processors that have them (AMX). A row's result depends neither on the rows beside it nor on the number of threads.
+// read once, from memory in one stream per thread; products are summed in fp32, in bf16 by the tile registers (AMX) or
+// the products of pairs (AVX512_BF16) of processors that have them. A row's result depends neither on the rows beside
+// it nor on the number of threads.
 at::Tensor few_rows_product(const at::Tensor& x, const at::Tensor& weight);
-
-// While one lives on this thread, linear() takes this product where gradients are off and the tensors fit. Not a matter
-// of gradients alone: what is computed again with gradients must have the bits that it had without.
-class FewRowsScope {
- public:
-  FewRowsScope();
-  ~FewRowsScope();
-  FewRowsScope(const FewRowsScope&) = delete;
-  FewRowsScope& operator=(const FewRowsScope&) = delete;
-  static bool is_active();
-};
 
 }  // namespace fsdp::kernels

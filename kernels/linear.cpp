@@ -12,7 +12,9 @@
 #include "kernels/dispatch.h"
 #include "kernels/few_rows.h"
 #include "kernels/linear_parts.h"
+#include "kernels/many_rows.h"
 #include "kernels/pack.h"
+#include "kernels/rowwise_scope.h"
 #include "kernels/small_gemm.h"
 
 namespace fsdp::kernels {
@@ -146,8 +148,11 @@ at::Tensor widened_product(const at::Tensor& x, const at::Tensor& weight) {
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight) {
   static const auto op = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("fsdp::linear");
   static const auto few_rows = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("fsdp::few_rows_linear");
+  static const auto many_rows =
+      find_operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("fsdp::many_rows_linear");
   if (!at::GradMode::is_enabled()) {
-    if (FewRowsScope::is_active() && fits_few_rows(x, weight)) return few_rows.call(x, weight);
+    if (RowwiseScope::is(Rowwise::kFewRows) && fits_few_rows(x, weight)) return few_rows.call(x, weight);
+    if (RowwiseScope::is(Rowwise::kManyRows) && fits_many_rows(x, weight)) return many_rows.call(x, weight);
     if (x.scalar_type() == at::kFloat && weight.scalar_type() == at::kBFloat16) return widened_product(x, weight);
   }
   const auto dtype = weight.scalar_type();
@@ -159,16 +164,19 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight) {
 TORCH_LIBRARY_FRAGMENT(fsdp, library) {
   library.def("linear(Tensor x, Tensor weight) -> Tensor");
   library.def("few_rows_linear(Tensor x, Tensor weight) -> Tensor");
+  library.def("many_rows_linear(Tensor x, Tensor weight) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(fsdp, CPU, library) {
   library.impl("linear", product);
   library.impl("few_rows_linear", few_rows_product);
+  library.impl("many_rows_linear", many_rows_product);
 }
 
 TORCH_LIBRARY_IMPL(fsdp, Autograd, library) {
   library.impl("linear", differentiable);
-  library.impl("few_rows_linear", torch::CppFunction::makeFallthrough());  // it has no gradient
+  library.impl("few_rows_linear", torch::CppFunction::makeFallthrough());  // these have no gradient
+  library.impl("many_rows_linear", torch::CppFunction::makeFallthrough());
 }
 
 }  // namespace fsdp::kernels

@@ -1,5 +1,6 @@
 #include "kernels/pair_gemm.h"
 
+#include <algorithm>
 #include <exception>
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -26,15 +27,20 @@ FSDP_PAIRS void tile(int64_t pairs, const PairedOperand& a, const Bf16Pair* b, i
     for (int v = 0; v < kVectors; ++v)
       sums[row][v] = add ? _mm512_loadu_ps(c + row * c_stride + v * kLanes) : _mm512_setzero_ps();
   const Bf16Pair* column = a.data;
-  for (int64_t i = 0; i < pairs; ++i, b += b_stride, column += a.pair_stride) {
-    __m512bh right[kVectors];
+  for (int64_t i = 0; i < pairs;) {
+    // The next tile's rows, which may come from memory, in pieces too short for the processor to foresee.
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) right[v] = (__m512bh)_mm512_loadu_si512(b + v * kLanes);
+    for (int row = 0; row < kRows; ++row) __builtin_prefetch(column + (kRows + row) * a.row_stride);
+    for (const int64_t stop = std::min(i + kLanes, pairs); i < stop; ++i, b += b_stride, column += a.pair_stride) {
+      __m512bh right[kVectors];
 #pragma GCC unroll 8
-    for (int row = 0; row < kRows; ++row) {
-      const auto left = (__m512bh)_mm512_set1_epi32(static_cast<int>(column[row * a.row_stride]));
+      for (int v = 0; v < kVectors; ++v) right[v] = (__m512bh)_mm512_loadu_si512(b + v * kLanes);
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) sums[row][v] = _mm512_dpbf16_ps(sums[row][v], left, right[v]);
+      for (int row = 0; row < kRows; ++row) {
+        const auto left = (__m512bh)_mm512_set1_epi32(static_cast<int>(column[row * a.row_stride]));
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) sums[row][v] = _mm512_dpbf16_ps(sums[row][v], left, right[v]);
+      }
     }
   }
 #pragma GCC unroll 8
@@ -57,7 +63,8 @@ FSDP_PAIRS void columns(int64_t m, int64_t pairs, PairedOperand a, const Bf16Pai
 }  // namespace
 
 bool has_pair_gemm() {
-  static const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
+  static const bool has =
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512bf16");
   return has;
 }
 
@@ -67,6 +74,8 @@ __attribute__((target("avx512f,avx512bf16"))) void pair_gemm(int64_t m, int64_t 
   int64_t column = 0;
   for (; column + 4 * kLanes <= n; column += 4 * kLanes)
     columns<4>(m, pairs, a, b + column, b_stride, c + column, c_stride, add);
+  for (; column + 2 * kLanes <= n; column += 2 * kLanes)
+    columns<2>(m, pairs, a, b + column, b_stride, c + column, c_stride, add);
   for (; column < n; column += kLanes) columns<1>(m, pairs, a, b + column, b_stride, c + column, c_stride, add);
 }
 #else

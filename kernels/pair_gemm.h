@@ -15,7 +15,7 @@ struct PairedOperand {
   int64_t pair_stride;
 };
 
-// Whether this processor has pair_gemm().
+// Whether this processor has pair_gemm() and few_rows_of_pairs().
 bool has_pair_gemm();
 
 // C [m, n] fp32 = A [m, 2 pairs] B [2 pairs, n], added to C if `add`; products are summed in fp32. B: [pairs, n] pairs,

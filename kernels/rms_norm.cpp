@@ -1,7 +1,6 @@
 #include "kernels/rms_norm.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -10,6 +9,7 @@
 #include <tuple>
 
 #include "kernels/dispatch.h"
+#include "kernels/parallel_for.h"
 #include "kernels/simd.h"
 
 namespace fsdp::kernels {
@@ -108,7 +108,7 @@ std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& x, const at::Te
   at::Tensor rstd = at::empty({rows}, input.options().dtype(at::kFloat));
   dispatch_dtype("rms_norm", x, [&](auto zero) {
     using T = decltype(zero);
-    at::parallel_for(0, rows, rows_per_task(width), [&](int64_t begin, int64_t end) {
+    parallel_for(0, rows, rows_per_task(width), [&](int64_t begin, int64_t end) {
       forward_rows(input.const_data_ptr<T>() + begin * width, scale.const_data_ptr<T>(),
                    y.mutable_data_ptr<T>() + begin * width, rstd.mutable_data_ptr<float>() + begin, end - begin, width,
                    static_cast<float>(eps));
@@ -129,7 +129,7 @@ std::tuple<at::Tensor, at::Tensor> backward_cpu(const at::Tensor& grad_y, const 
   at::Tensor partial = at::zeros({pieces, width}, input.options().dtype(at::kFloat));
   dispatch_dtype("rms_norm_backward", x, [&](auto zero) {
     using T = decltype(zero);
-    at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
+    parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t row = i * piece;
         backward_rows(grad.const_data_ptr<T>() + row * width, input.const_data_ptr<T>() + row * width,

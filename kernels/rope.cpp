@@ -1,7 +1,6 @@
 #include "kernels/rope.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -9,6 +8,7 @@
 #include <tuple>
 
 #include "kernels/dispatch.h"
+#include "kernels/parallel_for.h"
 #include "kernels/simd.h"
 
 namespace fsdp::kernels {
@@ -92,7 +92,7 @@ at::Tensor rotate_tensor(const at::Tensor& x, const at::Tensor& cos, const at::T
   dispatch_dtype("rope", x, [&](auto zero) {
     using T = decltype(zero);
     const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, width));
-    at::parallel_for(0, rows * length, grain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, rows * length, grain, [&](int64_t begin, int64_t end) {
       while (begin < end) {  // up to the end of a row: its part of the tables is contiguous
         const int64_t row = begin / length, position = begin % length, count = std::min(end - begin, length - position);
         const int64_t table = row * table_stride + position * dim;

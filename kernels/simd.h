@@ -134,6 +134,40 @@ FSDP_ALWAYS_INLINE Float sums(const Float (&v)[8]) {
   return fold<1>(pairs, pairs);
 }
 
+// Of two neighbouring squares of kStep lanes each in rows a and b, those off the diagonal change places.
+template <int kStep>
+FSDP_ALWAYS_INLINE void exchange(Float& a, Float& b) {
+  const Float first = a, second = b;
+  if constexpr (kStep == 8) {
+    a = __builtin_shufflevector(first, second, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
+    b = __builtin_shufflevector(first, second, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  } else if constexpr (kStep == 4) {
+    a = __builtin_shufflevector(first, second, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27);
+    b = __builtin_shufflevector(first, second, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+  } else if constexpr (kStep == 2) {
+    a = __builtin_shufflevector(first, second, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+    b = __builtin_shufflevector(first, second, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+  } else {
+    a = __builtin_shufflevector(first, second, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30);
+    b = __builtin_shufflevector(first, second, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+  }
+}
+
+template <int kStep>
+FSDP_ALWAYS_INLINE void exchange_rows(Float (&rows)[kLanes]) {
+#pragma GCC unroll 16
+  for (int row = 0; row < kLanes; ++row)
+    if ((row & kStep) == 0) exchange<kStep>(rows[row], rows[row + kStep]);
+}
+
+// Sixteen rows become sixteen columns.
+FSDP_ALWAYS_INLINE void transpose(Float (&rows)[kLanes]) {
+  exchange_rows<8>(rows);
+  exchange_rows<4>(rows);
+  exchange_rows<2>(rows);
+  exchange_rows<1>(rows);
+}
+
 FSDP_ALWAYS_INLINE Float max(Float a, Float b) { return a > b ? a : b; }
 
 FSDP_ALWAYS_INLINE Float min(Float a, Float b) { return a < b ? a : b; }

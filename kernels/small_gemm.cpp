@@ -1,5 +1,7 @@
 #include "kernels/small_gemm.h"
 
+#include <algorithm>
+
 #include "kernels/simd.h"
 
 namespace fsdp::kernels {
@@ -18,15 +20,20 @@ FSDP_ALWAYS_INLINE void tile(int64_t k, const LeftOperand& a, const float* b, in
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) sums[row][v] = add ? simd::load(c + row * c_stride + v * kLanes) : Float{};
   const float* column = a.data;
-  for (int64_t i = 0; i < k; ++i, b += b_stride, column += a.column_stride) {
-    Float right[kVectors];
+  for (int64_t i = 0; i < k;) {
+    // The next tile's rows, which may come from memory, in pieces too short for the processor to foresee.
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) right[v] = simd::load(b + v * kLanes);
+    for (int row = 0; row < kRows; ++row) __builtin_prefetch(column + (kRows + row) * a.row_stride);
+    for (const int64_t stop = std::min(i + kLanes, k); i < stop; ++i, b += b_stride, column += a.column_stride) {
+      Float right[kVectors];
 #pragma GCC unroll 8
-    for (int row = 0; row < kRows; ++row) {
-      const float left = column[row * a.row_stride];
+      for (int v = 0; v < kVectors; ++v) right[v] = simd::load(b + v * kLanes);
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) sums[row][v] += left * right[v];
+      for (int row = 0; row < kRows; ++row) {
+        const float left = column[row * a.row_stride];
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) sums[row][v] += left * right[v];
+      }
     }
   }
 #pragma GCC unroll 8

@@ -1,13 +1,13 @@
 #include "kernels/swiglu.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <tuple>
 
 #include "kernels/dispatch.h"
+#include "kernels/parallel_for.h"
 #include "kernels/simd.h"
 
 namespace fsdp::kernels {
@@ -88,7 +88,7 @@ at::Tensor forward_cpu(const at::Tensor& gate, const at::Tensor& up) {
   at::Tensor y = at::empty(g.sizes(), g.options());
   dispatch_dtype("swiglu", g, [&](auto zero) {
     using T = decltype(zero);
-    at::parallel_for(0, g.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, g.numel(), kGrain, [&](int64_t begin, int64_t end) {
       forward_range(g.const_data_ptr<T>() + begin, u.const_data_ptr<T>() + begin, y.mutable_data_ptr<T>() + begin,
                     end - begin);
     });
@@ -103,7 +103,7 @@ std::tuple<at::Tensor, at::Tensor> backward_cpu(const at::Tensor& grad_y, const 
   at::Tensor grad_gate = at::empty(g.sizes(), g.options()), grad_up = at::empty(g.sizes(), g.options());
   dispatch_dtype("swiglu_backward", g, [&](auto zero) {
     using T = decltype(zero);
-    at::parallel_for(0, g.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, g.numel(), kGrain, [&](int64_t begin, int64_t end) {
       backward_range(grad.const_data_ptr<T>() + begin, g.const_data_ptr<T>() + begin, u.const_data_ptr<T>() + begin,
                      grad_gate.mutable_data_ptr<T>() + begin, grad_up.mutable_data_ptr<T>() + begin, end - begin);
     });

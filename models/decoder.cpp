@@ -9,8 +9,8 @@
 
 #include "kernels/cross_entropy.h"
 #include "kernels/embedding.h"
-#include "kernels/few_rows.h"
 #include "kernels/linear.h"
+#include "kernels/rowwise_scope.h"
 
 namespace fsdp::models {
 namespace {
@@ -135,25 +135,56 @@ at::Tensor DecoderImpl::token_losses(const at::Tensor& input_ids_BT, const at::T
   return losses_N;
 }
 
-at::Tensor DecoderImpl::forward_cached(const at::Tensor& input_ids_BT, KeyValueCache& cache, std::vector<int64_t> rows,
-                                       LogitsOf which) {
+at::Tensor DecoderImpl::hidden_cached(const at::Tensor& input_ids_BT, KeyValueCache& cache,
+                                      const std::pair<at::Tensor, at::Tensor>& cos_and_sin) {
+  AttentionInputs inputs;
+  inputs.cache = &cache;
+  std::tie(inputs.cos, inputs.sin) = cos_and_sin;
+  const at::Tensor hidden_BTE = body_->forward(input_ids_BT, inputs, /*run_block=*/{});
+  cache.finish();
+  return hidden_BTE;
+}
+
+at::Tensor DecoderImpl::read_prompts(const std::vector<std::vector<int64_t>>& prompts, KeyValueCache& cache,
+                                     std::vector<int64_t> rows) {
   const at::NoGradGuard no_grad;
-  const kernels::FewRowsScope few_rows;
+  const kernels::RowwiseScope products(kernels::Rowwise::kManyRows);
+  TORCH_CHECK(!prompts.empty() && prompts.size() == rows.size(), "[decoder] got ", prompts.size(), " prompts for ",
+              rows.size(), " rows of the cache");
+  std::vector<int64_t> ids, lengths, last;
+  for (const std::vector<int64_t>& prompt : prompts) {
+    ids.insert(ids.end(), prompt.begin(), prompt.end());
+    lengths.push_back(static_cast<int64_t>(prompt.size()));
+    last.push_back(static_cast<int64_t>(ids.size()) - 1);
+  }
+  const auto num_tokens = static_cast<int64_t>(ids.size());
+  cache.begin(std::move(rows), lengths, config_.num_hidden_layers);
+  const bool is_one = prompts.size() == 1;
+  TORCH_CHECK(is_one || *std::max_element(cache.starts().begin(), cache.starts().end()) == 0,
+              "[decoder] several prompts need empty rows of the cache, which start at ", cache.starts());
+  const at::TensorOptions options = body_->activation_options();
+  const at::Tensor hidden_1NE =
+      hidden_cached(at::tensor(ids, at::kLong).unsqueeze(0), cache,
+                    is_one ? rotary_.rows(cache.starts()[0], num_tokens, options)
+                           : rotary_.rows(restarting_positions(lengths, 1, num_tokens), options));
+  const kernels::RowwiseScope head(kernels::Rowwise::kFewRows);
+  return compute_logits(hidden_1NE.squeeze(0).index_select(0, at::tensor(last, at::kLong)));
+}
+
+at::Tensor DecoderImpl::forward_cached(const at::Tensor& input_ids_BT, KeyValueCache& cache,
+                                       std::vector<int64_t> rows) {
+  const at::NoGradGuard no_grad;
   TORCH_CHECK(input_ids_BT.dim() == 2 && input_ids_BT.numel() > 0, "[decoder] input_ids [B, T] int64 needed: got ",
               input_ids_BT.sizes());
   const int64_t length = input_ids_BT.size(1);
+  const kernels::RowwiseScope products(length == 1 ? kernels::Rowwise::kFewRows : kernels::Rowwise::kManyRows);
   if (rows.empty())
     for (int64_t row = 0; row < input_ids_BT.size(0); ++row) rows.push_back(row);
   TORCH_CHECK(static_cast<int64_t>(rows.size()) == input_ids_BT.size(0), "[decoder] got ", rows.size(),
               " rows of the cache for input_ids ", input_ids_BT.sizes());
-  cache.begin(std::move(rows), length, config_.num_hidden_layers);
-  AttentionInputs inputs;
-  inputs.cache = &cache;
-  std::tie(inputs.cos, inputs.sin) = rotary_rows(cache.starts(), length);
-  at::Tensor hidden_BTE = body_->forward(input_ids_BT, inputs, /*run_block=*/{});
-  cache.finish();
-  if (which == LogitsOf::kLastToken) hidden_BTE = hidden_BTE.narrow(1, length - 1, 1).contiguous();
-  return compute_logits(hidden_BTE);
+  std::vector<int64_t> lengths(rows.size(), length);
+  cache.begin(std::move(rows), std::move(lengths), config_.num_hidden_layers);
+  return compute_logits(hidden_cached(input_ids_BT, cache, rotary_rows(cache.starts(), length)));
 }
 
 std::pair<at::Tensor, at::Tensor> DecoderImpl::rotary_rows(const std::vector<int64_t>& starts, int64_t length) {

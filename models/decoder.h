@@ -27,9 +27,6 @@ struct Sequence {
   at::Tensor cu_seqlens;
 };
 
-// Which of a forward's tokens get logits.
-enum class LogitsOf { kEveryToken, kLastToken };
-
 // Runs a block: calls `block(x)`, now or again later. The seam for recomputation of activations.
 using BlockRunner =
     std::function<at::Tensor(const std::function<at::Tensor(const at::Tensor&)>& block, const at::Tensor& x_BTE)>;
@@ -75,12 +72,16 @@ class DecoderImpl : public torch::nn::Module {
   // more than kMostLogitBytes are never whole in memory.
   at::Tensor token_losses(const at::Tensor& input_ids_BT, const at::Tensor& targets_N, const Sequence& sequence = {});
 
+  // Generation: `prompts`, none empty, follow the tokens that `rows` of `cache` have, none where there are several, and
+  // are taken in. Logits [P, V] of each prompt's last token, which do not depend on the prompts beside it, bit for bit,
+  // up to kernels::kFewRows prompts. Runs without gradients.
+  at::Tensor read_prompts(const std::vector<std::vector<int64_t>>& prompts, KeyValueCache& cache,
+                          std::vector<int64_t> rows);
+
   // Generation: `input_ids` [B, T] follow the tokens that `rows` of `cache` have (empty: rows 0 .. B-1), which take
-  // them in. Same logits as forward() over everything at once, for the new tokens: [B, T, V], or [B, 1, V] of the last
-  // ones. With T = 1 a row's logits do not depend on the rows beside it, bit for bit, up to kernels::kFewRows rows.
-  // Runs without gradients.
-  at::Tensor forward_cached(const at::Tensor& input_ids_BT, KeyValueCache& cache, std::vector<int64_t> rows = {},
-                            LogitsOf which = LogitsOf::kEveryToken);
+  // them in. Same logits [B, T, V] as forward() over everything at once, for the new tokens. With T = 1 a row's logits
+  // do not depend on the rows beside it, bit for bit, up to kernels::kFewRows rows. Runs without gradients.
+  at::Tensor forward_cached(const at::Tensor& input_ids_BT, KeyValueCache& cache, std::vector<int64_t> rows = {});
 
   // Matrices ~ normal(0, initializer_range), norms 1, biases 0. Each parameter's values depend on `seed` and its name
   // only: not on the number of ranks, the dtype (but for rounding) or the global generators. Writes the parameters in
@@ -96,6 +97,9 @@ class DecoderImpl : public torch::nn::Module {
  private:
   const at::Tensor& head_VE() const;
   at::Tensor compute_logits(const at::Tensor& hidden_BTE);
+  // Hidden states [B, T, E] of tokens that the cache's forward has begun with.
+  at::Tensor hidden_cached(const at::Tensor& input_ids_BT, KeyValueCache& cache,
+                           const std::pair<at::Tensor, at::Tensor>& cos_and_sin);
   // cos and sin of `length` positions from each of `starts` on.
   std::pair<at::Tensor, at::Tensor> rotary_rows(const std::vector<int64_t>& starts, int64_t length);
   AttentionInputs make_inputs(const at::Tensor& input_ids_BT, const Sequence& sequence);

@@ -21,12 +21,13 @@ class KeyValueCache {
   // Of `row` only the first `num_tokens`, at most those it has, count from now on.
   void keep(int64_t row, int64_t num_tokens);
 
-  // For the model. One forward: T new tokens for each of `rows`, which stand at the positions starts(); then attend()
-  // once per layer; then finish(), which counts them.
-  void begin(std::vector<int64_t> rows, int64_t num_new_tokens, int64_t num_layers);
+  // For the model. One forward: `num_new_tokens` tokens for each of `rows`, which stand at the positions starts(); then
+  // attend() once per layer; then finish(), which counts them.
+  void begin(std::vector<int64_t> rows, std::vector<int64_t> num_new_tokens, int64_t num_layers);
   const std::vector<int64_t>& starts() const { return starts_; }
-  // q [B, T, H, D], k and v [B, T, K, D] of rows[0], rows[1], ...; result [B, T, H, D]. Takes k and v in; each query
-  // sees the tokens up to its own, with a window only the last `window` (0: all).
+  // q [B, T, H, D], k and v [B, T, K, D] of rows[0], rows[1], ...; or [1, sum of T, ...] of as many tokens as each of
+  // the rows has, which had none before. Result as q. Takes k and v in; each query sees the tokens up to its own, with
+  // a window only the last `window` (0: all).
   at::Tensor attend(int64_t layer, const at::Tensor& q_BTHD, const at::Tensor& k_BTKD, const at::Tensor& v_BTKD,
                     int64_t window = 0);
   void finish();
@@ -36,11 +37,11 @@ class KeyValueCache {
     at::Tensor k_RKCW, v_RKCW;
   };
   void make_room(at::Tensor& kept_RKCW, const at::Tensor& x_BTKD) const;
+  void store(const at::Tensor& x_BTKD, at::Tensor& kept_RKCW) const;
 
   std::vector<Layer> layers_;
-  std::vector<int64_t> lengths_;        // [R] tokens
-  std::vector<int64_t> rows_, starts_;  // of this forward
-  int64_t num_new_ = 0;
+  std::vector<int64_t> lengths_;                  // [R] tokens
+  std::vector<int64_t> rows_, starts_, num_new_;  // of this forward
 };
 
 }  // namespace fsdp::models

@@ -11,6 +11,9 @@
 namespace fsdp::train {
 namespace {
 
+// Of prompts that are read together: products of more rows are hardly faster per row.
+constexpr size_t kPromptTokens = 256;
+
 Error usage_error(const std::string& text) { return {ErrorCode::kUsage, "[generate] " + text}; }
 
 size_t common_prefix(const std::vector<int64_t>& a, const std::vector<int64_t>& b) {
@@ -89,7 +92,7 @@ void Generator::step() {
   const bool has_room =
       std::any_of(rows_.begin(), rows_.end(), [](const auto& row) { return !row->request.has_value(); });
   if (!waiting_.empty() && has_room)
-    read_prompt();
+    read_prompts();
   else
     continue_rows();
 }
@@ -104,10 +107,10 @@ Generator::Row* Generator::free_row(const std::vector<int64_t>& prompt) {
   return best;
 }
 
-void Generator::read_prompt() {
+// Gives the row to the first of the waiting requests. Returns what of its prompt the row's cache does not have.
+std::vector<int64_t> Generator::begin_row(Row& row) {
   GenerationRequest request = std::move(waiting_.front());
   waiting_.pop_front();
-  Row& row = *free_row(request.prompt);
   // The last token is always read: its logits are needed.
   const size_t known =
       prefixes_ == Prefixes::kReuse ? std::min(common_prefix(row.ids, request.prompt), request.prompt.size() - 1) : 0;
@@ -117,11 +120,29 @@ void Generator::read_prompt() {
   for (const int64_t id : request.prompt) row.sampler->saw(id);
   row.request = std::move(request);
   row.count = 0;
-  const at::Tensor input_ids_BT = at::tensor(at::ArrayRef<int64_t>(row.ids).slice(known), at::kLong).unsqueeze(0);
-  num_prompt_tokens_ += input_ids_BT.numel();
-  const at::Tensor logits_BTV =
-      model_->forward_cached(input_ids_BT, cache_, {row.index}, models::LogitsOf::kLastToken).to(at::kFloat);
-  take(row, {logits_BTV.const_data_ptr<float>(), static_cast<size_t>(logits_BTV.size(2))});
+  return {row.ids.begin() + static_cast<int64_t>(known), row.ids.end()};
+}
+
+void Generator::read_prompts() {
+  std::vector<Row*> begun;
+  std::vector<std::vector<int64_t>> prompts;
+  std::vector<int64_t> places;
+  size_t num_tokens = 0;
+  while (!waiting_.empty()) {
+    Row* row = free_row(waiting_.front().prompt);
+    const bool is_alone = prefixes_ == Prefixes::kReuse;  // several prompts have to start at the same position
+    const bool is_full = num_tokens + waiting_.front().prompt.size() > kPromptTokens || is_alone;
+    if (row == nullptr || (!begun.empty() && is_full)) break;
+    prompts.push_back(begin_row(*row));
+    begun.push_back(row);
+    places.push_back(row->index);
+    num_tokens += prompts.back().size();
+  }
+  num_prompt_tokens_ += static_cast<int64_t>(num_tokens);
+  const at::Tensor logits_PV = model_->read_prompts(prompts, cache_, places).to(at::kFloat);
+  const float* logits = logits_PV.const_data_ptr<float>();
+  const auto vocab_size = static_cast<size_t>(logits_PV.size(1));
+  for (size_t i = 0; i < begun.size(); ++i) take(*begun[i], {logits + i * vocab_size, vocab_size});
 }
 
 void Generator::continue_rows() {

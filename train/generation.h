@@ -59,7 +59,8 @@ class Generator {
   // or sampling options out of range.
   void add(GenerationRequest request);
   bool has_work() const;
-  // One forward: reads one waiting prompt, or continues all rows by a token.
+  // One forward: reads waiting prompts, as many as there are rows free for and are short, or continues all rows by a
+  // token.
   void step();
 
   int64_t context() const { return context_; }
@@ -69,7 +70,8 @@ class Generator {
  private:
   struct Row;
   Row* free_row(const std::vector<int64_t>& prompt);
-  void read_prompt();
+  std::vector<int64_t> begin_row(Row& row);
+  void read_prompts();
   void continue_rows();
   void take(Row& row, std::span<const float> logits);
 

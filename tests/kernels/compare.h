@@ -55,4 +55,11 @@ inline double tolerance_of(at::ScalarType dtype) { return dtype == at::kFloat ? 
 // Normal values from the global generator, whose seed the test sets.
 inline at::Tensor values(at::IntArrayRef sizes, at::ScalarType dtype) { return at::randn(sizes).to(dtype); }
 
+// What products of few and of many rows take.
+struct ProductTypes {
+  at::ScalarType x, weight;
+};
+inline const std::vector<ProductTypes> kProductTypes = {
+    {at::kFloat, at::kFloat}, {at::kBFloat16, at::kBFloat16}, {at::kFloat, at::kBFloat16}};
+
 }  // namespace fsdp::kernels

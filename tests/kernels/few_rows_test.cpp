@@ -3,21 +3,16 @@
 #include <ATen/Parallel.h>
 
 #include "kernels/linear.h"
+#include "kernels/rowwise_scope.h"
 #include "kernels/softmax_weights.h"
 #include "tests/kernels/compare.h"
 
 namespace fsdp::kernels {
 namespace {
 
-struct Types {
-  at::ScalarType x, weight;
-};
-const std::vector<Types> kTypes = {
-    {at::kFloat, at::kFloat}, {at::kBFloat16, at::kBFloat16}, {at::kFloat, at::kBFloat16}};
-
 TEST(FewRows, EqualsTheProductInDoublePrecision) {
   torch::manual_seed(1);
-  for (const Types& types : kTypes) {
+  for (const ProductTypes& types : kProductTypes) {
     for (const int64_t rows : {1, 2, 4, 7, 8, 17, 32}) {
       for (const int64_t k : {1, 5, 16, 31, 32, 33, 48, 100, 576}) {
         for (const int64_t n : {1, 7, 8, 16, 50, 112, 1000}) {
@@ -38,7 +33,7 @@ TEST(FewRows, ARowDependsOnNothingBesideIt) {
   torch::manual_seed(2);
   const int threads = at::get_num_threads();
   for (const auto& [n, k] : std::vector<std::pair<int64_t, int64_t>>{{999, 200}, {1008, 192}}) {
-    for (const Types& types : kTypes) {
+    for (const ProductTypes& types : kProductTypes) {
       const at::Tensor x = values({32, k}, types.x), weight = values({n, k}, types.weight);
       const at::Tensor all = few_rows_product(x, weight);
       at::set_num_threads(3);
@@ -57,7 +52,7 @@ TEST(FewRows, LinearUsesItInItsScopeWithoutGradientsOnly) {
   torch::manual_seed(3);
   const at::Tensor x = values({2, 1, 64}, at::kFloat), weight = values({40, 64}, at::kFloat).requires_grad_();
   const at::Tensor trained = kernels::linear(x, weight).detach();
-  const FewRowsScope scope;
+  const RowwiseScope scope(Rowwise::kFewRows);
   EXPECT_TRUE(kernels::linear(x, weight).requires_grad());
   const at::NoGradGuard no_grad;
   EXPECT_TRUE(at::equal(kernels::linear(x, weight), few_rows_product(x, weight)));
