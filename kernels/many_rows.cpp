@@ -23,7 +23,7 @@ using simd::kLanes;
 constexpr int64_t kPanelRows = 64;   // of x, whose words lie together; 16, 32 or 48 in the last panel
 constexpr int64_t kGroupPanels = 8;  // that a part of the weight meets while it is in the cache
 constexpr int64_t kOutputs = 48;     // of such a part
-constexpr int64_t kDepth = 2048;     // words of the sum at a time: a panel of them stays in the second-level cache
+constexpr int64_t kDepth = 512;      // words of the sum at a time: a panel of them stays in the second-level cache
 
 // A number of fp32, or a pair of bf16: what the products take at a time. Moved as fp32, whose bits are not looked at.
 using Word = float;
@@ -125,9 +125,10 @@ struct InFp32 {
 struct Widened {
   const BFloat16* weight;
   int64_t depth;
-  std::vector<float> wide = std::vector<float>(static_cast<size_t>(kOutputs * kDepth));
+  std::vector<float> wide = {};
 
   void begin(const WeightPart& part) {
+    wide.resize(static_cast<size_t>(kOutputs * kDepth));
     for (int64_t output = 0; output < part.outputs; ++output)
       widen(weight + (part.first_output + output) * depth + part.first, wide.data() + output * part.depth, part.depth);
   }
