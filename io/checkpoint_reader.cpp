@@ -1,8 +1,4 @@
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -14,6 +10,7 @@
 #include "io/aligned_buffer.h"
 #include "io/checkpoint_file.h"
 #include "io/checkpoint_rules.h"
+#include "io/direct_input.h"
 #include "io/error.h"
 #include "io/input_file.h"
 #include "io/worker_threads.h"
@@ -48,22 +45,15 @@ class ChunkReader {
   ChunkReader(const std::filesystem::path& folder, const CheckpointFile& entry)
       : file_(open_whole(folder, entry)),
         entry_(entry),
-        direct_(entry.bytes < kMinDirectBytes
-                    ? -1
-                    : ::open(file_.path().c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC | O_NONBLOCK)) {}
-  ~ChunkReader() {
-    if (direct_ >= 0) ::close(direct_);
-  }
-  ChunkReader(const ChunkReader&) = delete;
-  ChunkReader& operator=(const ChunkReader&) = delete;
+        direct_(entry.bytes < kMinDirectBytes ? std::nullopt : std::optional<DirectInput>(file_.path())) {}
 
   // Reads the whole chunk and checks its hash. `out` has room for it, rounded up to kDirectAlignment if it is aligned.
   void read(uint64_t chunk, Way way, char* out) {
     const uint64_t begin = chunk * kChunkBytes;
     const uint64_t size = std::min(kChunkBytes, entry_.bytes - begin);
     try {
-      const bool past_cache = way == Way::kPastCache && direct_ >= 0 && !file_.is_cached(begin, size);
-      if (!past_cache || !read_direct(begin, size, out)) file_.read_at(begin, out, size);
+      const bool past_cache = way == Way::kPastCache && direct_ && !file_.is_cached(begin, size);
+      if (!past_cache || !direct_->read(begin, size, out)) file_.read_at(begin, out, size);
     } catch (const Error& failure) {  // a disk that cannot read it back has damaged it too
       throw Error(ErrorKind::kModel, failure.what() + std::string(kChooseAnother));
     }
@@ -76,23 +66,9 @@ class ChunkReader {
   }
 
  private:
-  // False if it cannot be done this way, for whatever reason: an ordinary read then says what is wrong.
-  bool read_direct(uint64_t begin, uint64_t size, char* out) const {
-    if (reinterpret_cast<uintptr_t>(out) % kDirectAlignment != 0) return false;
-    uint64_t done = 0;
-    while (done < size) {
-      const uint64_t left = AlignedBuffer::rounded(size - done);
-      const ssize_t got = ::pread(direct_, out + done, left, static_cast<off_t>(begin + done));
-      if (got < 0 && errno == EINTR) continue;
-      if (got <= 0) return false;
-      done += static_cast<uint64_t>(got);
-    }
-    return true;
-  }
-
   InputFile file_;
   const CheckpointFile& entry_;
-  int direct_;
+  std::optional<DirectInput> direct_;
 };
 
 // Range number `range` wants bytes of that chunk.

@@ -17,8 +17,9 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "safetensors is little endian; so are the machines we know");
 
-constexpr uint64_t kLengthBytes = 8;               // the u64 in front of the header
-constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // as in the reference reader
+constexpr uint64_t kLengthBytes = 8;                     // the u64 in front of the header
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;        // as in the reference reader
+constexpr uint64_t kMinDirectBytes = uint64_t{1} << 18;  // less is not worth the trip
 constexpr size_t kMaxTensors = size_t{1} << 20;
 constexpr size_t kMaxRank = 8;
 constexpr const char* kMetadataKey = "__metadata__";
@@ -179,7 +180,7 @@ const TensorEntry* SafetensorsFile::find(std::string_view name) const {
   return found == index_.end() ? nullptr : &tensors_[found->second];
 }
 
-void SafetensorsFile::read(const TensorEntry& entry, int64_t first_element, int64_t num_elements, void* out) const {
+uint64_t SafetensorsFile::offset_of(const TensorEntry& entry, int64_t first_element, int64_t num_elements) const {
   const int64_t numel = entry.numel();
   if (first_element < 0 || num_elements < 0 || first_element > numel || num_elements > numel - first_element) {
     throw Error(ErrorKind::kUsage, "[read] " + in_quotes(path().native()) + ": tensor " + in_quotes(entry.name) +
@@ -187,9 +188,20 @@ void SafetensorsFile::read(const TensorEntry& entry, int64_t first_element, int6
                                        std::to_string(num_elements) + ", expected a range inside " +
                                        std::to_string(numel) + ".");
   }
-  const uint64_t size = item_size(entry.dtype);
-  file_.read_at(data_begin_ + entry.begin + static_cast<uint64_t>(first_element) * size, out,
-                static_cast<uint64_t>(num_elements) * size);
+  return data_begin_ + entry.begin + static_cast<uint64_t>(first_element) * item_size(entry.dtype);
+}
+
+void SafetensorsFile::read(const TensorEntry& entry, int64_t first_element, int64_t num_elements, void* out) const {
+  const uint64_t offset = offset_of(entry, first_element, num_elements);
+  file_.read_at(offset, out, static_cast<uint64_t>(num_elements) * item_size(entry.dtype));
+}
+
+const char* SafetensorsFile::read_past_cache(const TensorEntry& entry, int64_t first_element, int64_t num_elements,
+                                             const AlignedBuffer& scratch) const {
+  const uint64_t offset = offset_of(entry, first_element, num_elements), before = offset % kDirectAlignment;
+  const uint64_t size = item_size(entry.dtype), bytes = static_cast<uint64_t>(num_elements) * size;
+  if (bytes < kMinDirectBytes || before % size != 0 || file_.is_cached(offset, bytes)) return nullptr;
+  return direct_.read(offset - before, before + bytes, scratch.data()) ? scratch.data() + before : nullptr;
 }
 
 }  // namespace fsdp::io

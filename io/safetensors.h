@@ -8,7 +8,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "io/aligned_buffer.h"
 #include "io/atomic_file.h"
+#include "io/direct_input.h"
 #include "io/dtype.h"
 #include "io/input_file.h"
 
@@ -48,12 +50,21 @@ class SafetensorsFile {
   // the file has become shorter.
   void read(const TensorEntry& entry, int64_t first_element, int64_t num_elements, void* out) const;
 
+  // The same past the page cache, where that has not got them: for much that is read once. Returns where in `scratch`
+  // the elements begin, aligned to their size, or null where read() is the better way. `scratch` has room for them and
+  // 2 * kDirectAlignment bytes.
+  const char* read_past_cache(const TensorEntry& entry, int64_t first_element, int64_t num_elements,
+                              const AlignedBuffer& scratch) const;
+
  private:
-  explicit SafetensorsFile(InputFile file) : file_(std::move(file)) {}
+  explicit SafetensorsFile(InputFile file) : file_(std::move(file)), direct_(file_.path()) {}
+  // Where the elements lie in the file, or Error(kUsage).
+  uint64_t offset_of(const TensorEntry& entry, int64_t first_element, int64_t num_elements) const;
   void parse_header();
   void check_layout(uint64_t data_bytes) const;
 
   InputFile file_;
+  DirectInput direct_;
   uint64_t data_begin_ = 0;  // where the data section starts in the file
   std::vector<TensorEntry> tensors_;
   std::unordered_map<std::string, size_t> index_;

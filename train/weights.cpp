@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "io/adapter.h"
+#include "io/aligned_buffer.h"
 #include "io/atomic_file.h"
 #include "io/generation_config.h"
 #include "io/model_folder_writer.h"
@@ -24,8 +25,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Elements per read: bounds the memory for the stored dtype.
+// Elements that are collected or written at once: bounds the memory for them.
 constexpr int64_t kPiece = int64_t{1} << 22;
+// Bytes that are read at once.
+constexpr int64_t kReadBytes = int64_t{1} << 23;
 
 void check_names_and_shapes(const NamedLeaves& leaves, const io::ModelFolder& folder) {
   std::vector<models::ExpectedTensor> expected;
@@ -40,8 +43,8 @@ struct Piece {
   at::Tensor target;  // 1-D
 };
 
-// Two threads: while one casts, the other reads.
-constexpr int kReaders = 2;
+// While some cast, others read.
+constexpr int kReaders = 3;
 
 // In the order in which they lie on the disk.
 std::vector<Piece> pieces_of(const NamedLeaves& leaves, const io::ModelFolder& folder) {
@@ -49,9 +52,11 @@ std::vector<Piece> pieces_of(const NamedLeaves& leaves, const io::ModelFolder& f
   for (const auto& [name, leaf] : leaves) {
     const LocalRange range = local_range(leaf);
     const at::Tensor target = leaf.detach().view(-1);
-    for (int64_t begin = range.begin; begin < range.end; begin += kPiece) {
-      const int64_t count = std::min(kPiece, range.end - begin);
-      pieces.push_back({*folder.find(name), begin, target.narrow(0, begin - range.begin, count)});
+    const io::ModelFolder::Location stored = *folder.find(name);
+    const int64_t most = kReadBytes / static_cast<int64_t>(io::item_size(stored.entry->dtype));
+    for (int64_t begin = range.begin; begin < range.end; begin += most) {
+      const int64_t count = std::min(most, range.end - begin);
+      pieces.push_back({stored, begin, target.narrow(0, begin - range.begin, count)});
     }
   }
   const auto place = [](const Piece& piece) {
@@ -61,11 +66,17 @@ std::vector<Piece> pieces_of(const NamedLeaves& leaves, const io::ModelFolder& f
   return pieces;
 }
 
-void read_piece(const Piece& piece) {
-  const at::ScalarType dtype = weight_type(*piece.stored.entry);
+void read_piece(const Piece& piece, const io::AlignedBuffer& scratch) {
+  const auto& [file, entry] = piece.stored;
+  const at::ScalarType dtype = weight_type(*entry);
+  const int64_t numel = piece.target.numel();
+  if (const char* stored = file->read_past_cache(*entry, piece.first, numel, scratch)) {
+    piece.target.copy_(at::from_blob(const_cast<char*>(stored), {numel}, dtype));
+    return;
+  }
   const bool direct = piece.target.scalar_type() == dtype;
-  const at::Tensor values = direct ? piece.target : at::empty({piece.target.numel()}, dtype);
-  piece.stored.file->read(*piece.stored.entry, piece.first, values.numel(), values.data_ptr());
+  const at::Tensor values = direct ? piece.target : at::empty({numel}, dtype);
+  file->read(*entry, piece.first, numel, values.data_ptr());
   if (!direct) piece.target.copy_(values);
 }
 
@@ -149,7 +160,8 @@ void load_weights(const ShardedModel& model, const io::ModelFolder& folder) {
   io::run_workers(pieces.size(), kReaders, [&](io::WorkQueue& queue) {
     const at::NoGradGuard no_grad_here;
     const at::DisableRecordFunctionGuard not_a_touch;
-    while (const auto i = queue.next()) read_piece(pieces[*i]);
+    const io::AlignedBuffer scratch(kReadBytes + 2 * io::kDirectAlignment);
+    while (const auto i = queue.next()) read_piece(pieces[*i], scratch);
   });
   // What was read past the tensors' operators counts as written, on all ranks equally often.
   for (const auto& [name, leaf] : leaves) leaf.unsafeGetTensorImpl()->bump_version();

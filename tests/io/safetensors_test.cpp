@@ -1,8 +1,10 @@
 #include "io/safetensors.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -93,6 +95,35 @@ TEST(Safetensors, ReadRangeIsChecked) {
     EXPECT_TRUE(error.says("tensor 'w'")) << error.text;
   }
   EXPECT_EQ(catch_error([&] { file.read(w, 6, 0, out); }).text, "no error");
+}
+
+TEST(Safetensors, ReadsPastThePageCacheGiveTheSame) {
+  const TemporaryFolder folder;
+  std::vector<uint16_t> values(3'000'001);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<uint16_t>(i * 40503 >> 7);
+  const auto numel = static_cast<int64_t>(values.size());
+  SafetensorsWriter writer(folder / "a.safetensors", {{"first", DType::BF16, {7}}, {"w", DType::BF16, {numel}}});
+  writer.write("first", 0, 7, values.data());
+  writer.write("w", 0, numel, values.data());
+  writer.commit();
+  const int descriptor = ::open((folder / "a.safetensors").c_str(), O_RDONLY);
+  ASSERT_EQ(::posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED), 0);
+  ::close(descriptor);
+
+  const SafetensorsFile file = SafetensorsFile::open(folder / "a.safetensors");
+  const TensorEntry& w = *file.find("w");
+  const AlignedBuffer scratch(values.size() * 2 + 2 * kDirectAlignment);
+  int past_cache = 0;
+  for (const auto& [first, count] :
+       std::vector<std::pair<int64_t, int64_t>>{{0, numel}, {1, 1'000'000}, {2'000'123, 999'878}, {777, 500'000}}) {
+    const char* at = file.read_past_cache(w, first, count, scratch);
+    if (at == nullptr) continue;  // in the cache, or on a file system that cannot
+    ++past_cache;
+    EXPECT_EQ(std::memcmp(at, values.data() + first, static_cast<size_t>(count) * 2), 0) << first;
+  }
+  EXPECT_EQ(file.read_past_cache(w, 0, 10, scratch), nullptr);
+  EXPECT_EQ(catch_error([&] { file.read_past_cache(w, 1, numel, scratch); }).kind, ErrorKind::kUsage);
+  if (past_cache == 0) GTEST_SKIP() << "the file system of " << folder.path() << " reads through the page cache only";
 }
 
 TEST(Safetensors, FileThatShrinksWhileOpenIsAnError) {
