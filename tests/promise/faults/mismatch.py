@@ -102,8 +102,10 @@ def alone(changes, text, scene):
 
 
 def rank_twice(rank, scene):
-    """The one too many is refused. The others may have met before it came, and then train."""
-    jobs = start_ranks(scene, *((of(number), (), {}) for number in (0, 1, rank)))
+    """The one too many is refused. The others may have met before it came, and then train; if they have also ended by
+    then, it waits for rank 0 as long as any rank does that comes first: two minutes. Rank 0 starts last, which makes
+    that rare."""
+    jobs = start_ranks(scene, *((of(number), (), {}) for number in (1, rank, 0)), seconds=3 * DEADLINE)
     scene.count("faults")
     codes = [job.code for job in jobs]
     if sorted(codes)[:2] == [0, 0]:
