@@ -6,12 +6,13 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 # The LibTorch wheel has another struct layout without NDEBUG (ATen/record_function.h), so every build type defines it.
 add_compile_definitions(NDEBUG)
-add_compile_options(-fPIC -Wall -Wextra -Wno-unknown-pragmas)
+# These and all others are of the C++ compiler: nvcc knows none of them.
+add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fPIC;-Wall;-Wextra;-Wno-unknown-pragmas>")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  add_compile_options(-fpch-preprocess)  # lets ccache serve objects that use the precompiled header
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)  # lets ccache serve objects that use the precompiled header
 endif()
 if(FSDP_SANITIZE)
-  add_compile_options(-fsanitize=${FSDP_SANITIZE} -fno-omit-frame-pointer -g1)
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${FSDP_SANITIZE};-fno-omit-frame-pointer;-g1>")
   add_link_options(-fsanitize=${FSDP_SANITIZE})
 endif()
 
@@ -44,6 +45,6 @@ function(fsdp_use_torch target)
   target_precompile_headers(${target} REUSE_FROM fsdp_pch)
   set_target_properties(${target} PROPERTIES DEFINE_SYMBOL "" UNITY_BUILD ${FSDP_UNITY} UNITY_BUILD_BATCH_SIZE 6)
   if(FSDP_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    target_compile_options(${target} PRIVATE -Wno-subobject-linkage)  # the sources look like headers to it
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)  # the sources look like headers to it
   endif()
 endfunction()

@@ -4,7 +4,8 @@
 #                  Default: .deps/site-packages/torch under the checkout, where scripts/setup.sh puts it.
 #
 # Defines the imported target LibTorch::LibTorch (c10, torch_cpu, and c10d with Gloo), LibTorch_VERSION, and where the
-# folder holds a CUDA build, LibTorch::CUDA and LibTorch_CUDA_FOUND.
+# folder holds a CUDA build, LibTorch::CUDA and LibTorch_CUDA_FOUND. Who uses LibTorch::CUDA also finds a CUDA toolkit
+# (find_package(CUDAToolkit)), whose runtime and headers then come along.
 if(NOT LIBTORCH_DIR)
   set(LIBTORCH_DIR "${CMAKE_CURRENT_LIST_DIR}/../.deps/site-packages/torch")
 endif()
@@ -48,8 +49,10 @@ if(LibTorch_FOUND AND LIBTORCH_CUDA_LIBRARY AND LIBTORCH_C10_CUDA_LIBRARY)
   set(LibTorch_CUDA_FOUND ON)
   if(NOT TARGET LibTorch::CUDA)
     add_library(LibTorch::CUDA INTERFACE IMPORTED)
-    target_link_libraries(LibTorch::CUDA INTERFACE LibTorch::LibTorch "${LIBTORCH_CUDA_LIBRARY}"
-                                                   "${LIBTORCH_C10_CUDA_LIBRARY}")
+    # torch_cuda registers its operators when it is loaded, also where no symbol of it is used.
+    target_link_libraries(LibTorch::CUDA INTERFACE LibTorch::LibTorch
+      "-Wl,--push-state,--no-as-needed,${LIBTORCH_CUDA_LIBRARY},${LIBTORCH_C10_CUDA_LIBRARY},--pop-state"
+      $<TARGET_NAME_IF_EXISTS:CUDA::cudart>)
   endif()
 endif()
 mark_as_advanced(LIBTORCH_CUDA_LIBRARY LIBTORCH_C10_CUDA_LIBRARY)

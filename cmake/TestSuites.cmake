@@ -1,12 +1,13 @@
 # One ctest entry per test suite rather than per test: a process that links LibTorch takes 0.3 s to start, most tests a
 # few milliseconds. The suites are read from the sources, so nothing is run at build time.
 #
-#   fsdp_add_test_suites(target LABEL label [FAST_SUITES suite...] [TIMEOUT seconds] [TRANSPORT name] [SUITES suite...])
+#   fsdp_add_test_suites(target LABEL label [FAST_SUITES suite...] [TIMEOUT seconds] [TRANSPORT name] [SUITES suite...]
+#                       [SKIPPED_WHERE regex...])
 #
 # FAST_SUITES get the label `fast` instead. TRANSPORT: what ranks of these entries talk over, see tests/support/ranks.h.
-# SUITES: only these.
+# SUITES: only these. SKIPPED_WHERE: output that tells that the tests cannot run here; ctest says "Skipped" then.
 function(fsdp_add_test_suites target)
-  cmake_parse_arguments(arg "" "LABEL;TIMEOUT;TRANSPORT" "FAST_SUITES;SUITES" ${ARGN})
+  cmake_parse_arguments(arg "" "LABEL;TIMEOUT;TRANSPORT" "FAST_SUITES;SUITES;SKIPPED_WHERE" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 300)
   endif()
@@ -44,5 +45,8 @@ function(fsdp_add_test_suites target)
     # One thread each: ranks are threads or processes already, and ctest runs several tests at once.
     set_tests_properties(${target}.${suite}${suffix} PROPERTIES LABELS ${label} TIMEOUT ${arg_TIMEOUT}
                          ENVIRONMENT "${environment}" FAIL_REGULAR_EXPRESSION "0 tests from 0 test suites ran")
+    if(arg_SKIPPED_WHERE)
+      set_tests_properties(${target}.${suite}${suffix} PROPERTIES SKIP_REGULAR_EXPRESSION "${arg_SKIPPED_WHERE}")
+    endif()
   endforeach()
 endfunction()

@@ -3,6 +3,7 @@
 // The public surface of libfsdp.
 #include "fsdp/base/advice.h"              // set_advice_handler
 #include "fsdp/base/error.h"               // Error, ErrorCode
+#include "fsdp/base/load_cuda.h"           // load_cuda
 #include "fsdp/checkpoint/archive.h"       // save, load
 #include "fsdp/checkpoint/checkpoint.h"    // checkpoint::save, load, resume, Saver
 #include "fsdp/comm/collectives.h"         // sum_over_ranks, barrier, ...

@@ -143,6 +143,8 @@ void merge(const float* partial, int64_t first, int64_t last, const Sizes& sizes
 
 void check_cache(const char* op, const at::Tensor& x_BTKD, const at::Tensor& cache_RKCW, at::IntArrayRef rows,
                  at::IntArrayRef starts) {
+  TORCH_CHECK(x_BTKD.is_cpu() && cache_RKCW.is_cpu(), "[", op, "] got tensors on ", x_BTKD.device(), " and ",
+              cache_RKCW.device(), ", expected the CPU: generation with a cache runs there");
   TORCH_CHECK(x_BTKD.dim() == 4 && cache_RKCW.dim() == 4 && cache_RKCW.is_contiguous() &&
                   cache_RKCW.size(3) == cached_width(x_BTKD.size(3)) && x_BTKD.size(3) <= 1024,
               "[", op, "] [B, T, heads, D <= 1024] and a contiguous cache [R, K, C, W] needed: got ", x_BTKD.sizes(),

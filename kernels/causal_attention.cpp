@@ -17,6 +17,7 @@
 #include "kernels/causal_attention_bf16.h"
 #include "kernels/causal_attention_parts.h"
 #include "kernels/dispatch.h"
+#include "kernels/input_checks.h"
 #include "kernels/pair_gemm.h"
 #include "kernels/parallel_for.h"
 #include "kernels/simd.h"
@@ -200,15 +201,6 @@ void for_each(const std::vector<Task>& tasks, int64_t bytes, const Body& body) {
   });
 }
 
-void check_inputs(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  TORCH_CHECK(q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(0) == k.size(0) &&
-                  q.size(1) == k.size(1) && q.size(3) == k.size(3) && k.size(2) > 0 && q.size(2) % k.size(2) == 0,
-              "[causal_attention] q [B, T, H, D], k and v [B, T, K, D] needed, H a multiple of K: got ", q.sizes(),
-              ", ", k.sizes(), ", ", v.sizes());
-  TORCH_CHECK(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(), "[causal_attention] q is ",
-              q.scalar_type(), ", k ", k.scalar_type(), ", v ", v.scalar_type(), ": cast them to one dtype");
-}
-
 std::vector<Task> make_tasks(const at::Tensor& q, int64_t key_heads, at::IntArrayRef lengths) {
   const int64_t rows = q.size(0), length = q.size(1);
   std::vector<int64_t> documents = lengths.vec();
@@ -216,17 +208,13 @@ std::vector<Task> make_tasks(const at::Tensor& q, int64_t key_heads, at::IntArra
   std::vector<Task> tasks;
   int64_t first = 0;
   for (const int64_t count : documents) {
-    TORCH_CHECK(count > 0, "[causal_attention] document_lengths: got ", count, ", expected positive numbers");
     for (int64_t head = 0; head < key_heads; ++head) tasks.push_back({first, count, head});
     first += count;
   }
-  TORCH_CHECK(first == rows * length, "[causal_attention] document_lengths add up to ", first, ", expected ",
-              rows * length, " tokens");
   return tasks;
 }
 
 Sizes make_sizes(const at::Tensor& q, const at::Tensor& k, const std::vector<Task>& tasks, int64_t window) {
-  TORCH_CHECK(window >= 0, "[causal_attention] window: got ", window, ", expected 0 (all keys) or a number of keys");
   int64_t longest = 0;
   for (const Task& task : tasks) longest = std::max(longest, task.length);
   return {q.size(2),
@@ -239,7 +227,8 @@ Sizes make_sizes(const at::Tensor& q, const at::Tensor& k, const std::vector<Tas
 
 std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q_BTHD, const at::Tensor& k_BTKD,
                                                const at::Tensor& v_BTKD, at::IntArrayRef lengths, int64_t window) {
-  check_inputs(q_BTHD, k_BTKD, v_BTKD);
+  check_causal_attention(q_BTHD, k_BTKD, v_BTKD);
+  check_documents(q_BTHD, lengths, window);
   const at::Tensor q = q_BTHD.contiguous(), k = k_BTKD.contiguous(), v = v_BTKD.contiguous();
   const auto tasks = make_tasks(q, k.size(2), lengths);
   const Sizes sizes = make_sizes(q, k, tasks, window);
@@ -266,6 +255,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_cpu(const at::Tensor& gr
                                                             const at::Tensor& k_BTKD, const at::Tensor& v_BTKD,
                                                             const at::Tensor& y, const at::Tensor& log_sum_exp,
                                                             at::IntArrayRef lengths, int64_t window) {
+  check_documents(q_BTHD, lengths, window);
   const at::Tensor grad = grad_y.contiguous();
   const at::Tensor q = q_BTHD.contiguous(), k = k_BTKD.contiguous(), v = v_BTKD.contiguous();
   const auto tasks = make_tasks(q, k.size(2), lengths);
@@ -320,12 +310,39 @@ struct CausalAttention : torch::autograd::Function<CausalAttention> {
 
 }  // namespace
 
+void check_causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  TORCH_CHECK(q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(0) == k.size(0) &&
+                  q.size(1) == k.size(1) && q.size(3) == k.size(3) && k.size(2) > 0 && q.size(2) % k.size(2) == 0,
+              "[causal_attention] q [B, T, H, D], k and v [B, T, K, D] needed, H a multiple of K: got ", q.sizes(),
+              ", ", k.sizes(), ", ", v.sizes());
+  TORCH_CHECK(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(), "[causal_attention] q is ",
+              q.scalar_type(), ", k ", k.scalar_type(), ", v ", v.scalar_type(), ": cast them to one dtype");
+}
+
+void check_documents(const at::Tensor& q, at::IntArrayRef lengths, int64_t window) {
+  TORCH_CHECK(window >= 0, "[causal_attention] window: got ", window, ", expected 0 (all keys) or a number of keys");
+  if (lengths.empty()) return;
+  int64_t total = 0;
+  for (const int64_t count : lengths) {
+    TORCH_CHECK(count > 0, "[causal_attention] document_lengths: got ", count, ", expected positive numbers");
+    total += count;
+  }
+  TORCH_CHECK(total == q.size(0) * q.size(1), "[causal_attention] document_lengths add up to ", total, ", expected ",
+              q.size(0) * q.size(1), " tokens");
+}
+
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             at::IntArrayRef document_lengths, int64_t window) {
-  return CausalAttention::apply(q, k, v, document_lengths, window);
+  if (q.is_cpu()) return CausalAttention::apply(q, k, v, document_lengths, window);
+  static const auto on_device =
+      find_operator<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, at::IntArrayRef, int64_t)>(
+          "fsdp::causal_attention");
+  return on_device.call(q, k, v, document_lengths, window);
 }
 
 TORCH_LIBRARY_FRAGMENT(fsdp, library) {
+  // On devices other than the CPU.
+  library.def("causal_attention(Tensor q, Tensor k, Tensor v, int[] lengths, int window) -> Tensor");
   library.def("causal_attention_forward(Tensor q, Tensor k, Tensor v, int[] lengths, int window) -> (Tensor, Tensor)");
   library.def(
       "causal_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor y, Tensor log_sum_exp, int[] "

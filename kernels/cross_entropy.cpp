@@ -13,6 +13,7 @@
 
 #include "kernels/cross_entropy_parts.h"
 #include "kernels/dispatch.h"
+#include "kernels/input_checks.h"
 #include "kernels/parallel_for.h"
 #include "kernels/simd.h"
 
@@ -95,26 +96,12 @@ FSDP_SIMD_CLONES void gradient_row(const at::BFloat16* logits, const RowGradient
 
 int64_t rows_per_task(int64_t vocab) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, vocab)); }
 
-void check_inputs(const at::Tensor& logits, const at::Tensor& targets) {
-  TORCH_CHECK(logits.dim() == 2 && targets.dim() == 1 && logits.size(0) == targets.size(0),
-              "[cross_entropy] logits [N, V] and targets [N] needed: got ", logits.sizes(), " and ", targets.sizes());
-  TORCH_CHECK(targets.scalar_type() == at::kLong, "[cross_entropy] targets: got ", targets.scalar_type(),
-              ", expected int64");
-}
-
 void check_targets(const int64_t* targets, int64_t count, int64_t vocab) {
   for (int64_t row = 0; row < count; ++row) {
     TORCH_CHECK_INDEX(targets[row] == kIgnoreIndex || (targets[row] >= 0 && targets[row] < vocab),
                       "[cross_entropy] target of row ", row, ": got ", targets[row], ", expected 0..", vocab - 1,
                       " (the vocabulary has ", vocab, " entries) or ", kIgnoreIndex, " to ignore the row");
   }
-}
-
-void check_terms(const LossTerms& terms) {
-  TORCH_CHECK(std::isfinite(terms.z_loss) && terms.z_loss >= 0, "[cross_entropy] z_loss: got ", terms.z_loss,
-              ", expected a number from 0 on");
-  TORCH_CHECK(terms.label_smoothing >= 0 && terms.label_smoothing <= 1, "[cross_entropy] label_smoothing: got ",
-              terms.label_smoothing, ", expected a number from 0 to 1");
 }
 
 int64_t count_valid(const int64_t* targets, int64_t count) {
@@ -133,8 +120,7 @@ double row_loss(const T* logits, float log_sum_exp, int64_t target, const LossTe
 std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& logits_NV, const at::Tensor& targets_N, bool mean,
                                                double z_loss, double label_smoothing) {
   const LossTerms terms{z_loss, label_smoothing};
-  check_inputs(logits_NV, targets_N);
-  check_terms(terms);
+  check_cross_entropy(logits_NV, targets_N, terms);
   const at::Tensor logits = logits_NV.contiguous(), targets = targets_N.contiguous();
   const int64_t count = logits.size(0), vocab = logits.size(1);
   const int64_t* target = targets.const_data_ptr<int64_t>();
@@ -219,7 +205,20 @@ at::Tensor cross_entropy(const at::Tensor& logits_NV, const at::Tensor& targets_
   return CrossEntropy::apply(logits_NV, targets_N, reduction == Reduction::kMean, terms.z_loss, terms.label_smoothing);
 }
 
+void check_cross_entropy(const at::Tensor& logits, const at::Tensor& targets, const LossTerms& terms) {
+  TORCH_CHECK(logits.dim() == 2 && targets.dim() == 1 && logits.size(0) == targets.size(0),
+              "[cross_entropy] logits [N, V] and targets [N] needed: got ", logits.sizes(), " and ", targets.sizes());
+  TORCH_CHECK(targets.scalar_type() == at::kLong, "[cross_entropy] targets: got ", targets.scalar_type(),
+              ", expected int64");
+  TORCH_CHECK(std::isfinite(terms.z_loss) && terms.z_loss >= 0, "[cross_entropy] z_loss: got ", terms.z_loss,
+              ", expected a number from 0 on");
+  TORCH_CHECK(terms.label_smoothing >= 0 && terms.label_smoothing <= 1, "[cross_entropy] label_smoothing: got ",
+              terms.label_smoothing, ", expected a number from 0 to 1");
+}
+
 int64_t count_valid_targets(const at::Tensor& targets) {
+  TORCH_CHECK(targets.is_cpu(), "[count_valid_targets] got targets on ", targets.device(),
+              ", expected them on the CPU");
   const at::Tensor flat = targets.contiguous();
   return count_valid(flat.const_data_ptr<int64_t>(), flat.numel());
 }

@@ -19,12 +19,15 @@ struct LossTerms {
 
 // -log_softmax(logits)[target], summed or averaged over the valid targets, differentiable in the logits; with `terms`
 // (1 - e) * that + e * mean(-log_softmax(logits)) + z * log_sum_exp(logits)^2.
-//   logits_NV fp32 or bf16, targets_N int64, on the CPU; result: fp32 scalar. Maths in fp32, the sum over rows in fp64.
+//   logits_NV fp32 or bf16, targets_N int64, on one device, CPU or CUDA; result: fp32 scalar. Maths in fp32, the sum
+//   over rows in fp64.
 // With no valid target the result is 0 and so is the gradient (torch gives NaN for the mean).
 // Saves logits, targets and one fp32 number per row; the backward writes the gradient, in the logits' dtype, in one
 // pass. Targets are taken as they are: a causal model's labels must already be shifted. Operators:
-// fsdp::cross_entropy_forward, fsdp::cross_entropy_backward. Throws c10::Error if a target is neither kIgnoreIndex nor
-// in [0, V), naming its value, or if shapes or terms do not fit.
+// fsdp::cross_entropy_forward, fsdp::cross_entropy_backward. Throws c10::Error if shapes or terms do not fit, and on
+// the CPU if a target is neither kIgnoreIndex nor in [0, V), naming its value. On CUDA, where a look at the targets
+// would make the host wait, such a target makes the loss and its row's gradient NaN; the number of valid targets stays
+// there, too.
 at::Tensor cross_entropy(const at::Tensor& logits_NV, const at::Tensor& targets_N,
                          Reduction reduction = Reduction::kMean, const LossTerms& terms = {});
 
@@ -32,6 +35,10 @@ at::Tensor cross_entropy(const at::Tensor& logits_NV, const at::Tensor& targets_
 // rows at a time is multiplied, in the backward once more, so that no more than kLogitsAtATime logits and as many
 // gradients are ever in memory; the weight's gradient is summed over chunks in fp32, in its GradientSlot where there is
 // one. Saves x, the weight, targets and one number per row. Operator: fsdp::linear_cross_entropy.
+// On CUDA chunks are larger (at most 512 MiB of logits) and the forward makes the gradients of x and of the weight, in
+// their dtypes, at once, if they will be asked for: three products instead of four. They are what is saved, the
+// backward scales and gives them away, and a second backward through the same forward is an error. The sum over chunks
+// of a bf16 weight's gradient is bf16 for up to 16 chunks, else fp32: see kernels/cuda/linear_cross_entropy_cuda.cpp.
 at::Tensor linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor& weight_VE, const at::Tensor& targets_N,
                                 Reduction reduction = Reduction::kMean, const LossTerms& terms = {});
 

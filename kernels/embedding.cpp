@@ -6,15 +6,13 @@
 
 #include "kernels/dispatch.h"
 #include "kernels/gradient_slot.h"
+#include "kernels/input_checks.h"
 #include "kernels/simd.h"
 
 namespace fsdp::kernels {
 namespace {
 
-void check_inputs(const at::Tensor& weight, const at::Tensor& ids) {
-  TORCH_CHECK(weight.dim() == 2 && ids.scalar_type() == at::kLong,
-              "[embedding] weight [V, E] and int64 ids needed: got ", weight.sizes(), " and ids of ",
-              ids.scalar_type());
+void check_ids(const at::Tensor& weight, const at::Tensor& ids) {
   if (ids.numel() == 0) return;
   const auto [least, most] = at::aminmax(ids);
   TORCH_CHECK_INDEX(least.item<int64_t>() >= 0 && most.item<int64_t>() < weight.size(0), "[embedding] got ids from ",
@@ -23,7 +21,8 @@ void check_inputs(const at::Tensor& weight, const at::Tensor& ids) {
 }
 
 at::Tensor select_rows(const at::Tensor& weight, const at::Tensor& ids) {
-  check_inputs(weight, ids);
+  check_embedding(weight, ids);
+  check_ids(weight, ids);
   std::vector<int64_t> sizes = ids.sizes().vec();
   sizes.push_back(weight.size(1));
   return weight.index_select(0, ids.reshape({-1})).view(sizes);
@@ -46,6 +45,10 @@ FSDP_SIMD_CLONES void add_scaled(float* sum, const at::BFloat16* row, float scal
 }
 
 void fill(const GradientSlot& slot, const at::Tensor& grad_NE, const at::Tensor& ids_N) {
+  static const auto on_device =
+      find_operator<void(const at::Tensor&, const at::Tensor&, const at::Tensor&, double, bool)>(
+          "fsdp::fill_embedding_gradient");
+  if (!grad_NE.is_cpu()) return on_device.call(slot.target, grad_NE, ids_N, slot.scale, slot.adds);
   if (!slot.adds) at::Tensor(slot.target).zero_();
   float* table = slot.target.mutable_data_ptr<float>();
   const int64_t* id = ids_N.const_data_ptr<int64_t>();
@@ -57,12 +60,25 @@ void fill(const GradientSlot& slot, const at::Tensor& grad_NE, const at::Tensor&
   });
 }
 
+at::Tensor dense_gradient(const at::Tensor& grad_NE, const at::Tensor& ids_N, int64_t num_rows) {
+  static const auto on_device =
+      find_operator<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t)>("fsdp::embedding_backward");
+  // Ours on a device cannot be differentiated once more.
+  if (!grad_NE.is_cpu() && !at::GradMode::is_enabled()) return on_device.call(grad_NE, ids_N, num_rows);
+  return at::embedding_dense_backward(grad_NE, ids_N, num_rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
+}
+
+at::Tensor call_embedding(const at::Tensor& weight, const at::Tensor& ids) {
+  static const auto op = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("fsdp::embedding");
+  return op.call(weight, ids);
+}
+
 struct Embedding : torch::autograd::Function<Embedding> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& weight,
                             const at::Tensor& ids) {
     context->save_for_backward({weight, ids});
     const at::AutoDispatchBelowADInplaceOrView below;  // observers have seen this operator's inputs
-    return select_rows(weight, ids);
+    return call_embedding(weight, ids);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -77,8 +93,7 @@ struct Embedding : torch::autograd::Function<Embedding> {
       fill(*slot, grad_NE, ids_N);
       result[0] = std::move(slot->stand_in);
     } else {
-      result[0] = at::embedding_dense_backward(grad_NE, ids_N, weight.size(0), /*padding_idx=*/-1,
-                                               /*scale_grad_by_freq=*/false);
+      result[0] = dense_gradient(grad_NE, ids_N, weight.size(0));
     }
     return result;
   }
@@ -88,12 +103,20 @@ at::Tensor differentiable(const at::Tensor& weight, const at::Tensor& ids) { ret
 
 }  // namespace
 
-at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids) {
-  static const auto op = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("fsdp::embedding");
-  return op.call(weight, ids);
+void check_embedding(const at::Tensor& weight, const at::Tensor& ids) {
+  TORCH_CHECK(weight.dim() == 2 && ids.scalar_type() == at::kLong,
+              "[embedding] weight [V, E] and int64 ids needed: got ", weight.sizes(), " and ids of ",
+              ids.scalar_type());
 }
 
-TORCH_LIBRARY_FRAGMENT(fsdp, library) { library.def("embedding(Tensor weight, Tensor ids) -> Tensor"); }
+at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids) { return call_embedding(weight, ids); }
+
+TORCH_LIBRARY_FRAGMENT(fsdp, library) {
+  library.def("embedding(Tensor weight, Tensor ids) -> Tensor");
+  // On devices other than the CPU.
+  library.def("embedding_backward(Tensor grad, Tensor ids, int rows) -> Tensor");
+  library.def("fill_embedding_gradient(Tensor(a!) target, Tensor grad, Tensor ids, float scale, bool adds) -> ()");
+}
 TORCH_LIBRARY_IMPL(fsdp, CPU, library) { library.impl("embedding", select_rows); }
 TORCH_LIBRARY_IMPL(fsdp, Autograd, library) { library.impl("embedding", differentiable); }
 

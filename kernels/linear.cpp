@@ -75,11 +75,15 @@ void fill_from_few_tokens(const GradientSlot& slot, const at::Tensor& grad_TN, c
 }  // namespace
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
-  if (a.scalar_type() != at::kFloat || !find_onednn()) return at::linear(a, b);
+  if (a.scalar_type() != at::kFloat || !a.is_cpu() || !find_onednn()) return at::linear(a, b);
   return find_onednn()->call(a, b, std::nullopt, "none", c10::List<std::optional<at::Scalar>>(), std::nullopt);
 }
 
 void fill_weight_gradient(const GradientSlot& slot, const at::Tensor& grad_TN, const at::Tensor& x_TK) {
+  static const auto on_device =
+      find_operator<void(const at::Tensor&, const at::Tensor&, const at::Tensor&, double, bool)>(
+          "fsdp::fill_weight_gradient");
+  if (!grad_TN.is_cpu()) return on_device.call(slot.target, grad_TN, x_TK, slot.scale, slot.adds);
   const int64_t outputs = grad_TN.size(1), inputs = x_TK.size(1);
   if (grad_TN.size(0) <= few_tokens(grad_TN.scalar_type()) && inputs % 16 == 0) {
     fill_from_few_tokens(slot, grad_TN, x_TK);
@@ -130,8 +134,9 @@ at::Tensor differentiable(const at::Tensor& x, const at::Tensor& weight) { retur
 
 namespace {
 
-// fp32 times bf16, in pieces of the weight that stay in the second-level cache as fp32.
+// fp32 times bf16; on the CPU in pieces of the weight that stay in the second-level cache as fp32.
 at::Tensor widened_product(const at::Tensor& x, const at::Tensor& weight) {
+  if (!x.is_cpu()) return at::linear(x, weight.to(at::kFloat));
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = weight.size(0);
   const at::Tensor y = at::empty(shape, x.options().requires_grad(false));
@@ -156,7 +161,8 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight) {
     if (x.scalar_type() == at::kFloat && weight.scalar_type() == at::kBFloat16) return widened_product(x, weight);
   }
   const auto dtype = weight.scalar_type();
-  const bool known = x.is_cpu() && x.scalar_type() == dtype && (dtype == at::kFloat || dtype == at::kBFloat16);
+  const bool has_operator = x.is_cpu() || (x.is_cuda() && op.hasKernelForDispatchKey(c10::DispatchKey::CUDA));
+  const bool known = has_operator && x.scalar_type() == dtype && (dtype == at::kFloat || dtype == at::kBFloat16);
   const bool fits = x.dim() >= 2 && weight.dim() == 2 && x.size(-1) == weight.size(1);  // if not, at::linear tells
   return known && fits && x.numel() > 0 && weight.numel() > 0 ? op.call(x, weight) : at::linear(x, weight);
 }
@@ -165,6 +171,8 @@ TORCH_LIBRARY_FRAGMENT(fsdp, library) {
   library.def("linear(Tensor x, Tensor weight) -> Tensor");
   library.def("few_rows_linear(Tensor x, Tensor weight) -> Tensor");
   library.def("many_rows_linear(Tensor x, Tensor weight) -> Tensor");
+  // On devices other than the CPU.
+  library.def("fill_weight_gradient(Tensor(a!) target, Tensor grad, Tensor x, float scale, bool adds) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(fsdp, CPU, library) {

@@ -8,19 +8,11 @@
 #include "kernels/cross_entropy.h"
 #include "kernels/cross_entropy_parts.h"
 #include "kernels/dispatch.h"
+#include "kernels/input_checks.h"
 #include "kernels/linear_parts.h"
 
 namespace fsdp::kernels {
 namespace {
-
-void check_inputs(const at::Tensor& x_NE, const at::Tensor& weight_VE, const at::Tensor& targets_N) {
-  TORCH_CHECK(x_NE.dim() == 2 && weight_VE.dim() == 2 && x_NE.size(1) == weight_VE.size(1) && targets_N.dim() == 1 &&
-                  targets_N.size(0) == x_NE.size(0),
-              "[linear_cross_entropy] x [N, E], weight [V, E] and targets [N] needed: got ", x_NE.sizes(), ", ",
-              weight_VE.sizes(), " and ", targets_N.sizes());
-  TORCH_CHECK(x_NE.scalar_type() == weight_VE.scalar_type(), "[linear_cross_entropy] x is ", x_NE.scalar_type(),
-              " and weight is ", weight_VE.scalar_type(), ": cast one of them");
-}
 
 void for_each_chunk(int64_t rows, int64_t vocab, const std::function<void(int64_t begin, int64_t count)>& body) {
   const int64_t at_a_time = std::max<int64_t>(1, kLogitsAtATime / std::max<int64_t>(1, vocab));
@@ -35,7 +27,7 @@ struct Sums {
 Sums forward_sums(const at::Tensor& x_NE, const at::Tensor& weight_VE, const at::Tensor& targets_N, bool mean,
                   const LossTerms& terms) {
   static const auto op = find_operator<CrossEntropyForward>("fsdp::cross_entropy_forward");
-  check_inputs(x_NE, weight_VE, targets_N);
+  check_linear_cross_entropy(x_NE, weight_VE, targets_N);
   const at::Tensor normaliser = at::empty({x_NE.size(0)}, x_NE.options().dtype(at::kFloat));
   double total = 0;
   for_each_chunk(x_NE.size(0), weight_VE.size(0), [&](int64_t begin, int64_t count) {
@@ -105,6 +97,15 @@ at::Tensor differentiable(const at::Tensor& x_NE, const at::Tensor& weight_VE, c
 }
 
 }  // namespace
+
+void check_linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor& weight_VE, const at::Tensor& targets_N) {
+  TORCH_CHECK(x_NE.dim() == 2 && weight_VE.dim() == 2 && x_NE.size(1) == weight_VE.size(1) && targets_N.dim() == 1 &&
+                  targets_N.size(0) == x_NE.size(0),
+              "[linear_cross_entropy] x [N, E], weight [V, E] and targets [N] needed: got ", x_NE.sizes(), ", ",
+              weight_VE.sizes(), " and ", targets_N.sizes());
+  TORCH_CHECK(x_NE.scalar_type() == weight_VE.scalar_type(), "[linear_cross_entropy] x is ", x_NE.scalar_type(),
+              " and weight is ", weight_VE.scalar_type(), ": cast one of them");
+}
 
 at::Tensor linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor& weight_VE, const at::Tensor& targets_N,
                                 Reduction reduction, const LossTerms& terms) {

@@ -7,10 +7,11 @@
 
 namespace fsdp::kernels {
 
-// a [..., k] times b [n, k] transposed, of one dtype on the CPU, without autograd: [..., n]. Strided views are fine.
+// a [..., k] times b [n, k] transposed, of one dtype and device, without autograd: [..., n]. Strided views are fine.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b);
 
-// The sum over t of grad[t, n] * x[t, k] goes into the slot's target [n, k]. fp32 or bf16 on the CPU.
+// The sum over t of grad[t, n] * x[t, k] goes into the slot's target [n, k]. fp32 or bf16. On devices other than the
+// CPU it is the operator fsdp::fill_weight_gradient.
 void fill_weight_gradient(const GradientSlot& slot, const at::Tensor& grad_TN, const at::Tensor& x_TK);
 
 }  // namespace fsdp::kernels

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "kernels/flat_kernels.h"
 #include "kernels/simd.h"
 
 namespace fsdp::kernels {
@@ -36,8 +37,11 @@ FSDP_SIMD_CLONES void add_scaled_bfloats(float* __restrict__ out, const c10::BFl
 void pack_gradient(const at::Tensor& destination, const at::Tensor& gradient, double scale, bool add) {
   const bool plain = destination.device().is_cpu() && destination.scalar_type() == at::kFloat &&
                      gradient.device().is_cpu() && gradient.is_contiguous();
+  const FlatKernels* kernels = destination.is_cpu() ? nullptr : find_flat_kernels({destination, gradient});
   const auto factor = static_cast<float>(scale);
-  if (plain && gradient.scalar_type() == at::kFloat) {
+  if (kernels != nullptr) {
+    kernels->pack_gradient(destination, gradient, scale, add);
+  } else if (plain && gradient.scalar_type() == at::kFloat) {
     (add ? add_scaled_floats : scale_floats)(destination.mutable_data_ptr<float>(), gradient.const_data_ptr<float>(),
                                              factor, gradient.numel());
   } else if (plain && gradient.scalar_type() == at::kBFloat16) {

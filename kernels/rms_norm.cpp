@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "kernels/dispatch.h"
+#include "kernels/input_checks.h"
 #include "kernels/parallel_for.h"
 #include "kernels/simd.h"
 
@@ -91,17 +92,10 @@ FSDP_SIMD_CLONES void backward_rows(const at::BFloat16* grad_y, const at::BFloat
   backward_rows_of(grad_y, x, weight, rstd, grad_x, grad_weight, rows, width);
 }
 
-void check_inputs(const at::Tensor& x, const at::Tensor& weight) {
-  TORCH_CHECK(x.dim() >= 1 && weight.dim() == 1 && x.size(-1) == weight.size(0),
-              "[rms_norm] x [..., H] and weight [H] needed: got x ", x.sizes(), " and weight ", weight.sizes());
-  TORCH_CHECK(x.scalar_type() == weight.scalar_type(), "[rms_norm] x is ", x.scalar_type(), " and weight is ",
-              weight.scalar_type(), ": cast one of them");
-}
-
 int64_t rows_per_task(int64_t width) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, width)); }
 
 std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  check_inputs(x, weight);
+  check_rms_norm(x, weight);
   const at::Tensor input = x.contiguous(), scale = weight.contiguous();
   const int64_t width = x.size(-1), rows = width == 0 ? 0 : x.numel() / width;
   at::Tensor y = at::empty(input.sizes(), input.options());
@@ -121,7 +115,7 @@ std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& x, const at::Te
 // the result does not depend on the number of threads.
 std::tuple<at::Tensor, at::Tensor> backward_cpu(const at::Tensor& grad_y, const at::Tensor& x, const at::Tensor& weight,
                                                 const at::Tensor& rstd) {
-  check_inputs(x, weight);
+  check_rms_norm(x, weight);
   const at::Tensor grad = grad_y.contiguous(), input = x.contiguous(), scale = weight.contiguous();
   const int64_t width = x.size(-1), rows = rstd.numel();
   const int64_t piece = std::max<int64_t>(16, (rows + 31) / 32), pieces = (rows + piece - 1) / piece;
@@ -173,6 +167,13 @@ at::Tensor differentiable(const at::Tensor& x, const at::Tensor& weight, double 
 }
 
 }  // namespace
+
+void check_rms_norm(const at::Tensor& x, const at::Tensor& weight) {
+  TORCH_CHECK(x.dim() >= 1 && weight.dim() == 1 && x.size(-1) == weight.size(0),
+              "[rms_norm] x [..., H] and weight [H] needed: got x ", x.sizes(), " and weight ", weight.sizes());
+  TORCH_CHECK(x.scalar_type() == weight.scalar_type(), "[rms_norm] x is ", x.scalar_type(), " and weight is ",
+              weight.scalar_type(), ": cast one of them");
+}
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   static const auto op = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&, double)>("fsdp::rms_norm");

@@ -6,7 +6,7 @@
 namespace fsdp::kernels {
 
 // y = weight * x / sqrt(mean(x^2) + eps) over the last dimension, differentiable in x and weight.
-//   x [..., H], weight [H], both fp32 or both bf16, on the CPU; y as x.
+//   x [..., H], weight [H], both fp32 or both bf16, on one device, CPU or CUDA; y as x.
 // Statistics are fp32. In bf16 the normalised value is rounded to bf16 before the product with the weight, as Hugging
 // Face's LlamaRMSNorm does. Saves x, the weight and one fp32 number per row for the backward.
 // Operators: fsdp::rms_norm, and beneath it fsdp::rms_norm_forward and _backward. Throws c10::Error on shapes or dtypes

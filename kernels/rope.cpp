@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "kernels/dispatch.h"
+#include "kernels/input_checks.h"
 #include "kernels/parallel_for.h"
 #include "kernels/simd.h"
 
@@ -72,19 +73,8 @@ FSDP_SIMD_CLONES void rotate_positions(const at::BFloat16* x, const at::BFloat16
   rotate_positions_of(x, cos, sin, y, positions, heads, dim, inverse);
 }
 
-void check_inputs(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
-  TORCH_CHECK(x.dim() == 4 && x.size(3) % 2 == 0, "[rope] x [B, T, heads, even D] needed: got ", x.sizes());
-  TORCH_CHECK(cos.sizes() == sin.sizes(), "[rope] cos and sin need one shape: got ", cos.sizes(), " and ", sin.sizes());
-  const bool shared = cos.dim() == 2 && cos.size(0) == x.size(1);
-  const bool per_row = cos.dim() == 3 && cos.size(0) == x.size(0) && cos.size(1) == x.size(1);
-  TORCH_CHECK((shared || per_row) && cos.size(-1) == x.size(3), "[rope] cos and sin [T, D] or [B, T, D] needed for x ",
-              x.sizes(), ": got ", cos.sizes());
-  TORCH_CHECK(x.scalar_type() == cos.scalar_type() && x.scalar_type() == sin.scalar_type(), "[rope] x is ",
-              x.scalar_type(), ", cos ", cos.scalar_type(), ", sin ", sin.scalar_type(), ": cast them to one dtype");
-}
-
 at::Tensor rotate_tensor(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool inverse) {
-  check_inputs(x, cos, sin);
+  check_rope(x, cos, sin);
   const at::Tensor input = x.contiguous(), cosine = cos.contiguous(), sine = sin.contiguous();
   at::Tensor y = at::empty(input.sizes(), input.options());
   const int64_t rows = x.size(0), length = x.size(1), heads = x.size(2), dim = x.size(3);
@@ -135,6 +125,17 @@ struct Rope : torch::autograd::Function<Rope> {
 };
 
 }  // namespace
+
+void check_rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  TORCH_CHECK(x.dim() == 4 && x.size(3) % 2 == 0, "[rope] x [B, T, heads, even D] needed: got ", x.sizes());
+  TORCH_CHECK(cos.sizes() == sin.sizes(), "[rope] cos and sin need one shape: got ", cos.sizes(), " and ", sin.sizes());
+  const bool shared = cos.dim() == 2 && cos.size(0) == x.size(1);
+  const bool per_row = cos.dim() == 3 && cos.size(0) == x.size(0) && cos.size(1) == x.size(1);
+  TORCH_CHECK((shared || per_row) && cos.size(-1) == x.size(3), "[rope] cos and sin [T, D] or [B, T, D] needed for x ",
+              x.sizes(), ": got ", cos.sizes());
+  TORCH_CHECK(x.scalar_type() == cos.scalar_type() && x.scalar_type() == sin.scalar_type(), "[rope] x is ",
+              x.scalar_type(), ", cos ", cos.scalar_type(), ", sin ", sin.scalar_type(), ": cast them to one dtype");
+}
 
 std::pair<at::Tensor, at::Tensor> apply_rope(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos,
                                              const at::Tensor& sin) {

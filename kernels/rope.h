@@ -9,8 +9,8 @@ namespace fsdp::kernels {
 
 // Rotates q and k by position: x * cos + rotate_half(x) * sin, Hugging Face's convention (the second half of a head is
 // the partner of the first). Differentiable in q and k; the backward is the rotation by the negative angle.
-//   q [B, T, Hq, D], k [B, T, Hk, D]; cos, sin [T, D] or [B, T, D]; D even; all fp32 or all bf16, on the CPU.
-//   Results: contiguous, shapes as q and k.
+//   q [B, T, Hq, D], k [B, T, Hk, D]; cos, sin [T, D] or [B, T, D]; D even; all fp32 or all bf16, on one device, CPU or
+//   CUDA. Results: contiguous, shapes as q and k.
 // In bf16 each product is rounded before the sum, as Hugging Face's separate operators do.
 // Operator: fsdp::rope. Throws c10::Error on shapes or dtypes that do not fit.
 std::pair<at::Tensor, at::Tensor> apply_rope(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos,

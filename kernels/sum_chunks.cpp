@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kernels/flat_kernels.h"
 #include "kernels/simd.h"
 
 namespace fsdp::kernels {
@@ -67,6 +68,13 @@ bool is_plain_float(const at::Tensor& tensor) {
   return tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous();
 }
 
+const FlatKernels* find_kernels_of(const at::Tensor& output, const std::vector<at::Tensor>& chunks) {
+  if (output.is_cpu()) return nullptr;
+  std::vector<at::Tensor> all = chunks;
+  all.push_back(output);
+  return find_flat_kernels(all);
+}
+
 }  // namespace
 
 void sum_chunks(const at::Tensor& output, const std::vector<at::Tensor>& chunks, bool add, Stores stores) {
@@ -82,6 +90,7 @@ void sum_chunks(const at::Tensor& output, const std::vector<at::Tensor>& chunks,
     }
     return;
   }
+  if (const FlatKernels* kernels = find_kernels_of(output, chunks)) return kernels->sum_chunks(output, chunks, add);
   // Wide enough to add up in: fp32 for the 16-bit types.
   const auto wide = at::promote_types(chunks[0].scalar_type(), at::kFloat);
   at::Tensor sum = chunks[0].to(wide, /*non_blocking=*/false, /*copy=*/true);

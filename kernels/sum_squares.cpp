@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kernels/flat_kernels.h"
 #include "kernels/simd.h"
 
 namespace fsdp::kernels {
@@ -28,14 +29,22 @@ FSDP_SIMD_CLONES double sum_squares_of_floats(const float* values, int64_t n) {
   return total;
 }
 
+bool is_plain_float(const at::Tensor& values) {
+  return values.is_cpu() && values.scalar_type() == at::kFloat && values.is_contiguous();
+}
+
 }  // namespace
 
 double sum_squares(const at::Tensor& values) {
   if (values.numel() == 0) return 0;
-  if (values.device().is_cpu() && values.scalar_type() == at::kFloat && values.is_contiguous()) {
-    return sum_squares_of_floats(values.const_data_ptr<float>(), values.numel());
-  }
-  return values.to(at::kDouble).square().sum().item<double>();
+  if (is_plain_float(values)) return sum_squares_of_floats(values.const_data_ptr<float>(), values.numel());
+  return sum_squares_on_device(values).item<double>();
+}
+
+at::Tensor sum_squares_on_device(const at::Tensor& values) {
+  if (is_plain_float(values)) return at::scalar_tensor(sum_squares(values), at::kDouble);
+  const FlatKernels* kernels = values.is_cpu() ? nullptr : find_flat_kernels({values});
+  return kernels != nullptr ? kernels->sum_squares(values) : values.to(at::kDouble).square().sum();
 }
 
 }  // namespace fsdp::kernels

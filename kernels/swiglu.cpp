@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "kernels/dispatch.h"
+#include "kernels/input_checks.h"
 #include "kernels/parallel_for.h"
 #include "kernels/simd.h"
 
@@ -75,15 +76,8 @@ FSDP_SIMD_CLONES void backward_range(const at::BFloat16* grad_y, const at::BFloa
   backward_range_of(grad_y, gate, up, grad_gate, grad_up, count);
 }
 
-void check_inputs(const at::Tensor& gate, const at::Tensor& up) {
-  TORCH_CHECK(gate.sizes() == up.sizes(), "[swiglu] gate and up need one shape: got ", gate.sizes(), " and ",
-              up.sizes());
-  TORCH_CHECK(gate.scalar_type() == up.scalar_type(), "[swiglu] gate is ", gate.scalar_type(), " and up is ",
-              up.scalar_type(), ": cast one of them");
-}
-
 at::Tensor forward_cpu(const at::Tensor& gate, const at::Tensor& up) {
-  check_inputs(gate, up);
+  check_swiglu(gate, up);
   const at::Tensor g = gate.contiguous(), u = up.contiguous();
   at::Tensor y = at::empty(g.sizes(), g.options());
   dispatch_dtype("swiglu", g, [&](auto zero) {
@@ -98,7 +92,7 @@ at::Tensor forward_cpu(const at::Tensor& gate, const at::Tensor& up) {
 
 std::tuple<at::Tensor, at::Tensor> backward_cpu(const at::Tensor& grad_y, const at::Tensor& gate,
                                                 const at::Tensor& up) {
-  check_inputs(gate, up);
+  check_swiglu(gate, up);
   const at::Tensor grad = grad_y.contiguous(), g = gate.contiguous(), u = up.contiguous();
   at::Tensor grad_gate = at::empty(g.sizes(), g.options()), grad_up = at::empty(g.sizes(), g.options());
   dispatch_dtype("swiglu_backward", g, [&](auto zero) {
@@ -130,6 +124,13 @@ struct SwiGlu : torch::autograd::Function<SwiGlu> {
 };
 
 }  // namespace
+
+void check_swiglu(const at::Tensor& gate, const at::Tensor& up) {
+  TORCH_CHECK(gate.sizes() == up.sizes(), "[swiglu] gate and up need one shape: got ", gate.sizes(), " and ",
+              up.sizes());
+  TORCH_CHECK(gate.scalar_type() == up.scalar_type(), "[swiglu] gate is ", gate.scalar_type(), " and up is ",
+              up.scalar_type(), ": cast one of them");
+}
 
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) { return SwiGlu::apply(gate, up); }
 

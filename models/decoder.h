@@ -19,7 +19,8 @@ namespace fsdp::models {
 
 // How the tokens of a batch belong together. By default each row is one document at positions 0 .. T-1.
 struct Sequence {
-  // [B, T] int64: position of each token, where they are not 0 .. T-1 and not told by cu_seqlens.
+  // [B, T] int64, on the CPU (elsewhere the host waits for it): position of each token, where they are not 0 .. T-1 and
+  // not told by cu_seqlens.
   at::Tensor position_ids_BT;
   // [documents + 1] int32 or int64, on the CPU: where each document starts in the B * T tokens of the batch, row after
   // row, and B * T at the end. Attention stays inside a document, positions restart with it. A document may not cross

@@ -42,6 +42,16 @@ std::pair<at::Tensor, at::Tensor> RotaryTable::rows(int64_t first, int64_t num_p
   return {cos_.narrow(0, first, num_positions), sin_.narrow(0, first, num_positions)};
 }
 
+namespace {
+
+// From the CPU by way of pinned memory, so that the host does not wait for a device.
+at::Tensor on_device(const at::Tensor& tensor, c10::Device device) {
+  if (!tensor.is_cpu() || !device.is_cuda()) return tensor.to(device);
+  return tensor.pin_memory().to(device, /*non_blocking=*/true);
+}
+
+}  // namespace
+
 std::pair<at::Tensor, at::Tensor> RotaryTable::rows(const at::Tensor& positions, const at::TensorOptions& options) {
   TORCH_CHECK(positions.scalar_type() == at::kLong, "[decoder] position_ids: got ", positions.scalar_type(),
               ", expected int64");
@@ -51,7 +61,7 @@ std::pair<at::Tensor, at::Tensor> RotaryTable::rows(const at::Tensor& positions,
     grow(1, options);
   std::vector<int64_t> shape = positions.sizes().vec();
   shape.push_back(head_dim_);
-  const at::Tensor flat = positions.flatten().to(options.device());
+  const at::Tensor flat = on_device(positions.flatten(), options.device());
   return {cos_.index_select(0, flat).view(shape), sin_.index_select(0, flat).view(shape)};
 }
 

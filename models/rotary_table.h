@@ -18,7 +18,8 @@ class RotaryTable {
   // cos and sin [num_positions, head_dim] of positions first .. first + num_positions - 1.
   std::pair<at::Tensor, at::Tensor> rows(int64_t first, int64_t num_positions, const at::TensorOptions& options);
 
-  // cos and sin [..., head_dim] of the given int64 positions, which must not be negative.
+  // cos and sin [..., head_dim] of the given int64 positions, which must not be negative. The host reads the highest of
+  // them: on the CPU they cost no wait for a device.
   std::pair<at::Tensor, at::Tensor> rows(const at::Tensor& positions, const at::TensorOptions& options);
 
  private:

@@ -27,7 +27,7 @@ ALLOWED = {
     "memory": set(),
     "mesh": {"base"},
     "comm": {"base", "memory", "mesh", "kernels"},
-    "cuda": {"base"},
+    "cuda": {"base", "comm", "kernels"},
     "precision": {"base"},
     "buffer": BUFFER,
     "group": GROUP,

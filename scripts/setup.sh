@@ -4,6 +4,9 @@
 #
 #   scripts/setup.sh                       everything a CPU build needs
 #   scripts/setup.sh --parquet             and the plug-in that reads parquet (pyarrow under .deps/)
+#   scripts/setup.sh --cuda                and the CUDA library: with nvcc 12.8 or newer if there is one, else with NVIDIA's
+#                                          compiler wheels under .deps/. Needs no GPU; where there is one, also installs
+#                                          what libtorch_cuda.so is linked to
 #   LIBTORCH_DIR=/path scripts/setup.sh    use that LibTorch (folder with include/ and lib/) instead of installing one
 #   FSDP_TARGETS="all" scripts/setup.sh    what to build (default: fsdp_app)
 set -euo pipefail
@@ -13,6 +16,13 @@ TORCH_VERSION=2.11.0
 CUDA_RUNTIME_VERSION=13.0.96 # libtorch_cpu.so of the wheel is linked to these two; no driver is needed
 CUPTI_VERSION=13.0.85
 PYARROW_VERSION=26.0.1
+NVCC_VERSION=13.0.88
+CCCL_VERSION=13.0.85
+# As torch's own metadata has them: what its CUDA headers include, and all that libtorch_cuda.so is linked to.
+CUDA_HEADERS="nvidia-cublas==13.1.0.3 nvidia-cusolver==12.0.4.66 nvidia-cusparse==12.6.3.3 nvidia-nccl-cu13==2.28.9
+  nvidia-nvtx==13.0.85"
+CUDA_LIBRARIES="cuda-toolkit[cublas,cudart,cufft,cufile,cupti,curand,cusolver,cusparse,nvjitlink,nvrtc,nvtx]==13.0.2
+  nvidia-cudnn-cu13==9.19.0.56 nvidia-cusparselt-cu13==0.8.0 nvidia-nccl-cu13==2.28.9 nvidia-nvshmem-cu13==3.4.5"
 PACKAGES="cmake ninja-build g++ ccache mold python3 python3-pip nlohmann-json3-dev libcli11-dev libtomlplusplus-dev
   libfmt-dev libxxhash-dev zlib1g-dev libzstd-dev libsimdjson-dev libpcre2-dev libutf8proc-dev libgtest-dev libgmock-dev
   librapidcheck-dev libbenchmark-dev"
@@ -47,39 +57,75 @@ install_packages() {
   DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends "${needed[@]}" >/dev/null
 }
 
+# Into a new folder. Only C++ libraries, headers and programs are used, which are the same for all Python versions.
+install_wheels() {
+  local folder=$1
+  shift
+  rm -rf "$folder"
+  python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-compile \
+    --only-binary=:all: --target "$folder" "$@"
+}
+
 install_libtorch() {
   local site=.deps/site-packages
   [ -f "$site/torch/lib/libtorch_cpu.so" ] && [ -f "$site/.complete-$TORCH_VERSION" ] && return
   say "installing LibTorch $TORCH_VERSION into .deps (about 530 MB to download, 1.2 GB on disk)"
-  rm -rf .deps/incoming
-  # The C++ libraries are the same in the wheels of all Python versions.
-  python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --no-compile \
-    --only-binary=:all: --target .deps/incoming \
-    "torch==$TORCH_VERSION" "nvidia-cuda-runtime==$CUDA_RUNTIME_VERSION" "nvidia-cuda-cupti==$CUPTI_VERSION"
+  install_wheels .deps/incoming --no-deps "torch==$TORCH_VERSION" "nvidia-cuda-runtime==$CUDA_RUNTIME_VERSION" \
+    "nvidia-cuda-cupti==$CUPTI_VERSION"
   rm -rf "$site"
   mv .deps/incoming "$site"
   touch "$site/.complete-$TORCH_VERSION"
 }
 
-# Only its C++ libraries and headers are used: those of any Python version, and nothing that pyarrow needs in Python.
+# Nothing that pyarrow needs in Python.
 install_pyarrow() {
   local folder=.deps/pyarrow
   [ -f "$folder/.complete-$PYARROW_VERSION" ] && return
   say "installing pyarrow $PYARROW_VERSION into .deps (about 50 MB to download)"
-  rm -rf .deps/incoming-pyarrow "$folder"
-  python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --no-compile \
-    --only-binary=:all: --target .deps/incoming-pyarrow "pyarrow==$PYARROW_VERSION"
+  install_wheels .deps/incoming-pyarrow --no-deps "pyarrow==$PYARROW_VERSION"
+  rm -rf "$folder"
   mv .deps/incoming-pyarrow "$folder"
   touch "$folder/.complete-$PYARROW_VERSION"
 }
 
+install_nvcc() {
+  local folder=.deps/cuda toolkit=.deps/incoming-cuda/nvidia/cu13
+  [ -f "$folder/.complete-$NVCC_VERSION" ] && return
+  say "installing nvcc $NVCC_VERSION and CUDA headers into .deps (about 1.1 GB to download, 280 MB on disk)"
+  # shellcheck disable=SC2086
+  install_wheels .deps/incoming-cuda --no-deps "nvidia-cuda-nvcc==$NVCC_VERSION" "nvidia-cuda-crt==$NVCC_VERSION" \
+    "nvidia-nvvm==$NVCC_VERSION" "nvidia-cuda-runtime==$CUDA_RUNTIME_VERSION" "nvidia-cuda-cccl==$CCCL_VERSION" \
+    $CUDA_HEADERS
+  mv .deps/incoming-cuda/nvidia/nccl/include/* "$toolkit/include/"
+  rm -rf .deps/incoming-cuda/nvidia/nccl "$toolkit"/lib/lib{cublas,cusolver,cusparse,nvblas}*
+  # Names by which nvcc and CMake look for libraries, and which wheels leave out.
+  ln -sfn lib "$toolkit/lib64"
+  ln -sfn libcudart.so.13 "$toolkit/lib/libcudart.so"
+  rm -rf "$folder"
+  mv .deps/incoming-cuda "$folder"
+  touch "$folder/.complete-$NVCC_VERSION"
+}
+
+# Beside torch/, where libtorch_cuda.so looks for them.
+install_cuda_libraries() {
+  local site=.deps/site-packages
+  [ -f "$site/.complete-cuda-$TORCH_VERSION" ] && return
+  say "installing the CUDA libraries of LibTorch into .deps (about 2 GB to download)"
+  # shellcheck disable=SC2086
+  install_wheels .deps/incoming-cuda $CUDA_LIBRARIES
+  cp -rf .deps/incoming-cuda/nvidia/. "$site/nvidia/"
+  rm -rf .deps/incoming-cuda
+  touch "$site/.complete-cuda-$TORCH_VERSION"
+}
+
 main() {
-  local parquet=""
+  local parquet="" cuda=""
   for argument in "$@"; do
     case "$argument" in
       --parquet) parquet=fsdp_parquet ;;
+      --cuda) cuda=fsdp_cuda ;;
       *)
-        echo "usage: scripts/setup.sh [--parquet]" >&2
+        echo "usage: scripts/setup.sh [--parquet] [--cuda]" >&2
         exit 2
         ;;
     esac
@@ -89,14 +135,23 @@ main() {
   if [ -z "$libtorch" ]; then
     install_libtorch
     libtorch="$PWD/.deps/site-packages/torch"
+    [ -z "$cuda" ] || [ ! -e /proc/driver/nvidia/version ] || install_cuda_libraries
   fi
   [ -z "$parquet" ] || install_pyarrow
+  local options=(-DLIBTORCH_DIR="$libtorch" -DFSDP_CUDA=OFF)
+  if [ -n "$cuda" ]; then
+    scripts/find_nvcc.sh >/dev/null || install_nvcc
+    local nvcc
+    nvcc=$(scripts/find_nvcc.sh)
+    say "nvcc: ${nvcc#"$PWD"/}"
+    options=(-DLIBTORCH_DIR="$libtorch" -DFSDP_CUDA=ON -DCMAKE_CUDA_COMPILER="$nvcc")
+  fi
   say "configuring build/release with LibTorch in ${libtorch#"$PWD"/}"
-  cmake --preset release -DLIBTORCH_DIR="$libtorch" >build-configure.log 2>&1 || { cat build-configure.log >&2; exit 1; }
+  cmake --preset release "${options[@]}" >build-configure.log 2>&1 || { cat build-configure.log >&2; exit 1; }
   rm -f build-configure.log
   say "building"
   # shellcheck disable=SC2086
-  cmake --build build/release --target ${FSDP_TARGETS:-fsdp_app} $parquet
+  cmake --build build/release --target ${FSDP_TARGETS:-fsdp_app} $parquet $cuda
   mkdir -p bin
   ln -sfn ../build/release/bin/fsdp bin/fsdp
   say "ready: bin/fsdp"

@@ -35,6 +35,16 @@ Batch make_batch(const PackedSplit& split, std::span<const int64_t> sequences) {
   return batch;
 }
 
+Batch on_device(Batch batch, c10::Device device) {
+  if (device.is_cpu()) return batch;
+  for (at::Tensor* tensor : {&batch.input_ids_BT, &batch.targets_N}) {
+    // Only from pinned memory a copy to a GPU is work of its stream.
+    const at::Tensor source = device.is_cuda() ? tensor->pin_memory() : *tensor;
+    *tensor = source.to(device, /*non_blocking=*/true);
+  }
+  return batch;
+}
+
 Part part_of(int64_t count, int rank, int size) { return {count * rank / size, count * (rank + 1) / size}; }
 
 at::Tensor summed_loss(models::Decoder& model, const Batch& batch, const kernels::LossTerms& terms) {

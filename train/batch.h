@@ -22,6 +22,9 @@ struct Batch {
 // a rank that has no work still takes part in the collectives.
 Batch make_batch(const PackedSplit& split, std::span<const int64_t> sequences);
 
+// The batch where the model is: ids and targets; where documents start is read on the CPU. The host does not wait.
+Batch on_device(Batch batch, c10::Device device);
+
 // The contiguous part of `count` things that belongs to `rank` of `size`: sizes differ by one at most.
 struct Part {
   int64_t begin = 0;

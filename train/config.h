@@ -76,6 +76,7 @@ struct ShardConfig {
   std::string precision = "fp32";
   std::string reshard_after_forward = "auto";
   int64_t prefetch_depth = 1;
+  std::string device = "cpu";
 };
 
 struct CheckpointConfig {

@@ -22,6 +22,7 @@ std::optional<HeldoutLoss> evaluate(ShardedModel& model, const World& world, con
                                     int64_t batch_sequences, int64_t num_batches,
                                     const std::function<bool()>& stop_asked, const tokenizer::Tokenizer* tokenizer) {
   const ForwardOnly scope(model.root);
+  const c10::Device device = parameters(*model.decoder).front().device();
   const int64_t limit = num_batches > 0 ? num_batches * batch_sequences : split.num_sequences();
   const int64_t num_sequences = std::min(limit, split.num_sequences());
   at::Tensor sums = at::zeros({3}, at::kDouble);
@@ -33,7 +34,7 @@ std::optional<HeldoutLoss> evaluate(ShardedModel& model, const World& world, con
     std::vector<int64_t> sequences(static_cast<size_t>(part.end - part.begin));
     std::iota(sequences.begin(), sequences.end(), first + part.begin);
     const Batch batch = make_batch(split, sequences);
-    sum[0] += summed_loss(model.decoder, batch).item<double>();
+    sum[0] += summed_loss(model.decoder, on_device(batch, device)).item<double>();
     const at::Tensor& targets = batch.targets_N;
     sum[1] += targets.ne(kNoTarget).sum().item<double>();
     if (tokenizer != nullptr) {

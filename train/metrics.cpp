@@ -50,7 +50,8 @@ std::string progress_line(const StepMetrics& m) {
   return format_text("step %lld/%lld loss %.3f gnorm %.2f lr %s | %s tok/s %.1f%% mfu | eta %s | mem %s | data %.1f%%",
                      static_cast<long long>(m.step), static_cast<long long>(m.steps), m.loss, m.grad_norm,
                      short_scientific(m.lr).c_str(), with_thousands(std::llround(m.tokens_per_s)).c_str(), 100 * m.mfu,
-                     clock_text(m.eta_s).c_str(), format_bytes(m.memory.resident).c_str(), data_share);
+                     clock_text(m.eta_s).c_str(),
+                     format_bytes(m.device ? m.device->reserved : m.memory.resident).c_str(), data_share);
 }
 
 std::string describe(const HeldoutLoss& loss) {
@@ -83,6 +84,13 @@ std::string to_json(const StepMetrics& m) {
                   {"reduces", m.comm.reduces},
                   {"bytes", m.comm.bytes},
                   {"exposed_ms", m.comm.exposed_ms}};
+  if (m.device) {
+    json["device"] = {{"allocated_bytes", m.device->allocated},
+                      {"peak_allocated_bytes", m.device->peak_allocated},
+                      {"reserved_bytes", m.device->reserved},
+                      {"peak_reserved_bytes", m.device->peak_reserved},
+                      {"allocator_retries", m.device->retries}};
+  }
   return json.dump();
 }
 

@@ -2,7 +2,10 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
+
+#include "fsdp/base/device_memory.h"
 
 namespace fsdp::train {
 
@@ -37,6 +40,7 @@ struct StepMetrics {
   int num_ranks = 1;
   double eta_s = 0;
   MemoryBytes memory;
+  std::optional<DeviceMemory> device = {};  // of rank 0; nothing on the CPU
   CommunicationCounts comm;
 };
 

@@ -185,6 +185,8 @@ std::vector<Option> shard_options() {
        "free gathered weights between forward and backward; auto: as the strategy says"},
       {"shard.prefetch_depth", FSDP_SLOT(shard.prefetch_depth), between(0, 16),
        "units gathered ahead of the one that computes"},
+      {"shard.device", FSDP_SLOT(shard.device), one_of({"cpu", "cuda"}),
+       "where weights live and are computed with; cuda: one GPU a rank, by its number among the ranks of its host"},
   };
 }
 

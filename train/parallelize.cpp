@@ -6,9 +6,10 @@
 namespace fsdp::train {
 namespace {}  // namespace
 
-ShardOptions shard_options(const ShardConfig& config) {
+ShardOptions shard_options(const ShardConfig& config, c10::Device device) {
   ShardOptions options;
   options.strategy = parse_strategy(config.strategy);
+  if (!device.is_cpu()) options.device = device;
   options.precision = parse_precision(config.precision);
   if (config.reshard_after_forward != "auto") {
     options.reshard_after_forward = config.reshard_after_forward == "true";

@@ -18,7 +18,7 @@ struct ShardedModel {
   Unit root;
 };
 
-ShardOptions shard_options(const ShardConfig& config);
+ShardOptions shard_options(const ShardConfig& config, c10::Device device = c10::kCPU);
 
 // All ranks, as `replicas` groups of neighbours that share the shards. Throws Error(kUsage) if that does not come out
 // even.

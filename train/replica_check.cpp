@@ -16,7 +16,7 @@ std::string hashes_of(const ShardedModel& model) {
   for (const auto& [name, leaf] : named_parameters(*model.decoder)) {
     const LocalRange range = local_range(leaf);
     if (range.begin == range.end) continue;
-    const at::Tensor bytes = leaf.detach().contiguous();
+    const at::Tensor bytes = leaf.detach().cpu().contiguous();
     const uint64_t hash = io::hash_bytes({static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes()});
     list.push_back({name, range.begin, range.end, hash});
   }

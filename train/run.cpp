@@ -35,14 +35,13 @@
 #include "train/straggler_watch.h"
 #include "train/threads.h"
 #include "train/trainer.h"
+#include "train/training_device.h"
 #include "train/tuning.h"
 #include "train/weights.h"
 
 namespace fsdp::train {
 namespace {
-
 using Clock = Pace::Clock;
-
 constexpr int kStoppedAndResumable = 75;  // EX_TEMPFAIL
 
 // Ranks that were started with different settings, or that see different data, would wait for each other or train on
@@ -66,7 +65,8 @@ void check_ranks_agree(const World& world, const Config& config, const PackedSpl
   }
 }
 
-ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const Config& config, const World& world) {
+ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const Config& config, const World& world,
+                         c10::Device device) {
   const bool load = choice.weights.has_value();
   const auto seed = static_cast<uint64_t>(config.train.seed);
   // Deferred: block by block gets its values when it is sharded, and no rank ever holds the whole model.
@@ -78,7 +78,7 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
   });
   recompute_blocks(decoder, config.train.recompute_every);
   ShardedModel model =
-      parallelize(std::move(decoder), make_mesh(world, config.shard.replicas), shard_options(config.shard));
+      parallelize(std::move(decoder), make_mesh(world, config.shard.replicas), shard_options(config.shard, device));
   if (load) {
     on_all_ranks(world, [&] {
       load_weights(model, *choice.weights);
@@ -91,6 +91,7 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
 // What the run is given before its model is built.
 struct Prepared {
   ThreadPlan threads;
+  c10::Device device;
   Splits splits;
   ModelChoice choice;
   std::optional<tokenizer::Tokenizer> tokenizer;  // of the data
@@ -105,6 +106,7 @@ class Run {
       : config_(config),
         world_(world),
         threads_(std::move(prepared.threads)),
+        device_(prepared.device),
         folder_{config.output.folder},
         console_(Console::detect(stdout, world.rank)),
         splits_(std::move(prepared.splits)),
@@ -112,9 +114,9 @@ class Run {
         tokenizer_(std::move(prepared.tokenizer)),
         writer_(config.sample, config.train.seed, tokenizer_),
         peak_flops_(peak_of_a_rank(world, config.train.peak_tflops,
-                                   config.shard.precision == "bf16" ? at::kBFloat16 : at::kFloat)),
+                                   config.shard.precision == "bf16" ? at::kBFloat16 : at::kFloat, device_)),
         tuning_(std::move(prepared.tuning)),
-        model_(build_model(prepared.choice, tuning_, config, world)),
+        model_(build_model(prepared.choice, tuning_, config, world, device_)),
         batches_(config.train, world, splits_.train),
         prefetch_(batches_),
         trainer_(resolve_tokens(config), world, prefetch_, model_, config.check),
@@ -340,7 +342,8 @@ class Run {
                   std::to_string(model_.root.num_units()) + " units; " + std::to_string(world_.size) + " rank(s) (" +
                   launcher_name() + "); " + config_.shard.strategy + ", " + config_.shard.precision + ", " +
                   transport_text());
-    console_.line("train: " + describe(threads_) + format_text("; %.3g TFLOP/s each", 1e-12 * peak_flops_) +
+    console_.line("train: " + describe(threads_) + describe(device_) +
+                  format_text("; %.3g TFLOP/s each", 1e-12 * peak_flops_) +
                   (config_.train.deterministic ? "; deterministic" : ""));
     console_.line("train: " + describe(trainer_.schedule()));
     console_.line("train: " + with_thousands(tokens_per_step(config_)) + " tokens per step of " +
@@ -391,6 +394,7 @@ class Run {
     metrics.memory = {
         process.resident_bytes, process.peak_bytes,         rest.main_weight + rest.model_weight,
         rest.main_grad,         trainer_.optimizer_bytes(), counters.peak_unsharded_bytes + counters.peak_reduce_bytes};
+    metrics.device = device_memory(device_);
     metrics.comm = {counters.gathers, counters.reduces, counters.gather_bytes + counters.reduce_bytes,
                     counters.exposed_gather_ms + counters.exposed_reduce_ms};
     return metrics;
@@ -436,6 +440,7 @@ class Run {
   Config config_;
   World world_;
   ThreadPlan threads_;
+  c10::Device device_;
   OutputFolder folder_;
   Console console_;
   Splits splits_;
@@ -469,6 +474,7 @@ int run_training(const Config& config, const World& world, StopSignal& stop_sign
   std::optional<tokenizer::Tokenizer> tokenizer;
   Tuning tuning;
   on_all_ranks(world, [&] {
+    choose_device(config, world);  // is it there?
     splits = open_splits(config.data);
     const io::TokenDataset& data = splits->train.dataset();
     check_batch(config.train, world, splits->train);
@@ -486,7 +492,8 @@ int run_training(const Config& config, const World& world, StopSignal& stop_sign
   });
   check_ranks_agree(world, config, splits->train);
   Run run(config, world,
-          {threads, std::move(*splits), std::move(*choice), std::move(tokenizer), std::move(tuning), stop_signal});
+          {threads, choose_device(config, world), std::move(*splits), std::move(*choice), std::move(tokenizer),
+           std::move(tuning), stop_signal});
   return run.train();
 }
 

@@ -39,7 +39,7 @@ bool same_bits(const StepResult& a, const StepResult& b) {
 
 // Not the lowest bit: the next update might round that away.
 void flip_bit(const at::Tensor& leaf) {
-  if (leaf.numel() > 0) *static_cast<uint32_t*>(leaf.data_ptr()) ^= 1U << 12;
+  if (leaf.numel() > 0) leaf.detach().view(-1).narrow(0, 0, 1).view(at::kInt).bitwise_xor_(1 << 12);
 }
 
 std::string numbers_text(const StepResult& result) {
@@ -126,6 +126,8 @@ Trainer::Computed Trainer::compute() {
   Computed computed;
   const TrainingMode dropout(model_.decoder);
   zero_grad(*model_.decoder);
+  const c10::Device device = parameters_.front().device();
+  at::Tensor total = at::zeros({}, at::device(device).dtype(at::kDouble));  // the host reads it once
   for (int64_t micro = 0; micro < num_micro; ++micro) {
     const Microbatch scope(model_.root, /*is_last=*/micro + 1 == num_micro);
     Batch batch = batches_.microbatch(step_, micro);
@@ -135,16 +137,18 @@ Trainer::Computed Trainer::compute() {
     seed_random_numbers(position);
     fault_point("step.forward");
     const kernels::LossTerms terms{config_.z_loss, config_.label_smoothing};
-    const at::Tensor loss = summed_loss(model_.decoder, batch, terms) / num_targets;  // global: ranks add up
+    // Divided by the targets of all ranks, which add up.
+    const at::Tensor loss = summed_loss(model_.decoder, on_device(std::move(batch), device), terms) / num_targets;
     fault_point("step.backward");
     loss.backward();
-    computed.loss += loss.item<double>();
+    total.add_(loss.detach());
   }
   fault_point("step.reduced");
-  if (fault_point("value.loss").inject) computed.loss = std::numeric_limits<double>::quiet_NaN();
   if (fault_point("value.grad").inject) parameters_.front().mutable_grad().fill_(INFINITY);
   const double max_norm = config_.clip > 0 ? config_.clip : std::numeric_limits<double>::infinity();
   computed.norm = grad_norm(parameters_, max_norm);
+  computed.loss = total.item<double>();
+  if (fault_point("value.loss").inject) computed.loss = std::numeric_limits<double>::quiet_NaN();
   return computed;
 }
 
@@ -170,7 +174,7 @@ StepResult Trainer::agree(const Computed& computed, const RankNews& news) const 
   const double* sums = values.const_data_ptr<double>();
   StepResult result;
   result.loss = sums[0];
-  result.grad_norm = computed.norm.norm;
+  result.grad_norm = computed.norm.value();
   result.stop = sums[1] > 0;
   result.save = sums[5] > 0;
   result.saves_written = sums[2] == world_.size;

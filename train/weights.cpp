@@ -74,7 +74,7 @@ void read_piece(const Piece& piece, const io::AlignedBuffer& scratch) {
     piece.target.copy_(at::from_blob(const_cast<char*>(stored), {numel}, dtype));
     return;
   }
-  const bool direct = piece.target.scalar_type() == dtype;
+  const bool direct = piece.target.is_cpu() && piece.target.scalar_type() == dtype;
   const at::Tensor values = direct ? piece.target : at::empty({numel}, dtype);
   file->read(*entry, piece.first, numel, values.data_ptr());
   if (!direct) piece.target.copy_(values);
@@ -91,7 +91,7 @@ class ModelWriter {
     writer_ = std::make_unique<io::ModelFolderWriter>(folder, std::move(tensors), io::kDefaultShardBytes);
   }
   void write(const std::string& name, int64_t first, const at::Tensor& values) {
-    const at::Tensor flat = values.detach().to(at::kFloat).contiguous();
+    const at::Tensor flat = values.detach().to(at::kCPU, at::kFloat).contiguous();
     writer_->write(name, first, flat.numel(), flat.const_data_ptr());
   }
   void commit() { writer_->commit(); }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -51,8 +52,34 @@ class TraceCollector {
 // The sink of this thread's innermost collector; null when nobody collects.
 const std::shared_ptr<TraceSink>& current_trace_sink();
 
-// Marks a range as an event of the innermost collector of this thread. Costs one thread-local read when nobody
-// collects.
+// Makes `sink`, if there is one, that of this thread until it is destroyed: for threads that do a part of the program's
+// own work, such as autograd's.
+class TraceAdoption {
+ public:
+  explicit TraceAdoption(std::shared_ptr<TraceSink> sink);
+  ~TraceAdoption();
+  TraceAdoption(const TraceAdoption&) = delete;
+  TraceAdoption& operator=(const TraceAdoption&) = delete;
+
+ private:
+  bool adopts_;
+  std::shared_ptr<TraceSink> outer_;
+};
+
+// A profiler outside of this process that shows ranges while they are open (NVTX, with fsdp::cuda). `begin` returns a
+// number that is not 0; `end` may be called on another thread.
+struct RangeViewer {
+  uint64_t (*begin)(const char* name, const std::string& unit);
+  void (*end)(uint64_t range);
+};
+// Process-wide; null: none. The viewer must live until the process ends. Thread-safe.
+void set_range_viewer(const RangeViewer* viewer);
+// What show_range() returned goes to hide_range(); 0 where nobody looks.
+uint64_t show_range(const char* name, const std::string& unit);
+void hide_range(uint64_t range);
+
+// Marks a range as an event of the innermost collector of this thread, and shows it. Costs one thread-local read and
+// one load when nobody collects or looks.
 class TraceScope {
  public:
   TraceScope(const char* name, const std::string& unit);
@@ -63,6 +90,7 @@ class TraceScope {
 
  private:
   TraceSink* sink_;
+  uint64_t shown_;
   const char* name_;
   const std::string* unit_;
   std::chrono::steady_clock::time_point begin_;

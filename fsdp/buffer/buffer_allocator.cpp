@@ -1,5 +1,8 @@
 #include "fsdp/buffer/buffer_allocator.h"
 
+#include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+
 #include <utility>
 
 #include "fsdp/base/check.h"
@@ -28,10 +31,19 @@ c10::DataPtr take_shared(const std::shared_ptr<comm::SharedArena>& arena, int64_
 
 }  // namespace
 
+void BufferAllocator::give_back(c10::DataPtr memory, int64_t bytes, const StreamPoint& end) {
+  if (poisons_) {
+    const at::TensorOptions options = at::device(device_).dtype(at::kByte);
+    at::for_blob(memory.get(), {bytes}).options(options).target_device(device_).make_tensor().fill_(0xff);
+  }
+  take_back(std::move(memory), bytes, end.defined() && !poisons_ ? end : StreamPoint::now(device_));
+}
+
 c10::DataPtr BufferAllocator::take_from_system(int64_t bytes) {
   const auto allocate = [&] {
-    return arena_ ? take_shared(arena_, bytes, device_)
-                  : c10::GetAllocator(device_.type())->allocate(static_cast<size_t>(bytes));
+    if (arena_) return take_shared(arena_, bytes, device_);
+    const c10::OptionalDeviceGuard guard(device_.is_cpu() ? std::nullopt : std::optional(device_));
+    return c10::GetAllocator(device_.type())->allocate(static_cast<size_t>(bytes));
   };
   c10::DataPtr memory;
   try {
@@ -47,6 +59,7 @@ c10::DataPtr BufferAllocator::take_from_system(int64_t bytes) {
   }
   ++num_allocations_;
   reserved_bytes_ += bytes;
+  ready_ = StreamPoint::now(device_);
   return memory;
 }
 
@@ -55,13 +68,9 @@ void BufferAllocator::return_to_system(c10::DataPtr memory, int64_t bytes) {
   reserved_bytes_ -= bytes;
 }
 
-std::unique_ptr<BufferAllocator> make_buffer_allocator(const AllocatorOptions& options, c10::Device device) {
-  FSDP_CHECK(options.slabs >= 0, "[allocator] slabs: got ", options.slabs, ", expected at least 0.");
-  FSDP_CHECK(options.slabs == 0 || options.kind == AllocatorKind::kRotary,
-             "[allocator] slabs means something to the rotary allocator only. Use AllocatorOptions::rotary(n).");
-  FSDP_CHECK((options.pool_bytes > 0) == (options.kind == AllocatorKind::kFixedPool), "[allocator] pool_bytes: got ",
-             options.pool_bytes, ", expected a size above 0 for the fixed pool and none for the other kinds. Use ",
-             "AllocatorOptions::fixed_pool(bytes).");
+namespace {
+
+std::unique_ptr<BufferAllocator> make_kind(const AllocatorOptions& options, c10::Device device) {
   switch (options.kind) {
     case AllocatorKind::kDirect:
       return make_direct_allocator(device);
@@ -75,6 +84,20 @@ std::unique_ptr<BufferAllocator> make_buffer_allocator(const AllocatorOptions& o
       return make_traced_allocator(device);
   }
   FSDP_THROW(kUsage, "[allocator] got an unknown kind.");
+}
+
+}  // namespace
+
+std::unique_ptr<BufferAllocator> make_buffer_allocator(const AllocatorOptions& options, c10::Device device) {
+  FSDP_CHECK(options.slabs >= 0, "[allocator] slabs: got ", options.slabs, ", expected at least 0.");
+  FSDP_CHECK(options.slabs == 0 || options.kind == AllocatorKind::kRotary,
+             "[allocator] slabs means something to the rotary allocator only. Use AllocatorOptions::rotary(n).");
+  FSDP_CHECK((options.pool_bytes > 0) == (options.kind == AllocatorKind::kFixedPool), "[allocator] pool_bytes: got ",
+             options.pool_bytes, ", expected a size above 0 for the fixed pool and none for the other kinds. Use ",
+             "AllocatorOptions::fixed_pool(bytes).");
+  auto allocator = make_kind(options, device);
+  allocator->set_poison(options.poison);
+  return allocator;
 }
 
 }  // namespace fsdp

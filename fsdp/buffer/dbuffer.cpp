@@ -24,13 +24,12 @@ DBuffer::DBuffer(std::shared_ptr<const layout::FlatLayout> layout, Placement pla
                  const at::TensorOptions& options, Backing backing)
     : layout_(std::move(layout)), placement_(placement), index_(index) {
   numel_ = placement == Placement::kShard ? layout_->shard_numel : layout_->total_numel();
-  local_ = at::empty({numel_}, options);
-  resident_ = true;
-  if (backing == Backing::kOwned) {
-    local_.zero_();
+  resident_ = backing == Backing::kOwned;
+  if (resident_) {
+    local_ = at::empty({numel_}, options).zero_();
   } else {
-    exchange_memory(local_, c10::DataPtr(nullptr, local_.device()), 0);
-    resident_ = false;
+    local_ = at::empty({0}, options);  // a device's memory is not taken for a moment
+    local_.unsafeGetTensorImpl()->set_sizes_contiguous({numel_});
   }
 }
 
@@ -68,21 +67,27 @@ at::Tensor DBuffer::own_slice() const {
 void DBuffer::reallocate(BufferAllocator& allocator) {
   FSDP_ASSERT(!resident_, "buffer has its memory already");
   exchange_memory(local_, allocator.take(bytes()), bytes());
+  ready_ = allocator.ready();
+  ready_.hold_back_current();
   resident_ = true;
 }
 
-void DBuffer::release(BufferAllocator& allocator) {
+void DBuffer::release(BufferAllocator& allocator, const StreamPoint& end) {
   FSDP_ASSERT(resident_, "buffer has no memory");
   c10::StorageImpl* storage = local_.storage().unsafeGetStorageImpl();
   c10::DataPtr memory = storage->set_data_ptr(c10::DataPtr(nullptr, local_.device()));
   storage->set_nbytes(0);
-  allocator.give_back(std::move(memory), bytes());
+  allocator.give_back(std::move(memory), bytes(), end);
+  ready_ = {};
   resident_ = false;
 }
 
-comm::Pending DBuffer::all_gather_from(const at::Tensor& shard, comm::Comm& comm, comm::CallLabel label) {
+comm::Stage DBuffer::all_gather_from(const at::Tensor& shard, std::shared_ptr<comm::Comm> comm,
+                                     comm::CallLabel label) const {
   FSDP_ASSERT(placement_ == Placement::kReplicate, "gather into a buffer that is not replicated");
-  return comm.all_gather(writable(local_), writable(shard), std::move(label));
+  return [output = writable(local_), input = writable(shard), comm = std::move(comm), label = std::move(label)] {
+    return comm->all_gather(output, input, label);
+  };
 }
 
 }  // namespace fsdp

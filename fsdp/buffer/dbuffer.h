@@ -7,7 +7,7 @@
 #include <string>
 
 #include "fsdp/buffer/buffer_allocator.h"
-#include "fsdp/comm/comm.h"
+#include "fsdp/comm/lane.h"
 #include "fsdp/layout/planner.h"
 #include "fsdp/strategy/strategy.h"
 
@@ -47,8 +47,11 @@ class DBuffer {
   at::Tensor own_slice() const;
 
   // Take and return the memory of a kSlab buffer. Views of local() follow, also those that autograd saved.
+  // On a device both are called on the stream that computes, release() once that stream waits for all others that use
+  // the buffer; the computing stream may use it after reallocate(), others after ready().
   void reallocate(BufferAllocator& allocator);
-  void release(BufferAllocator& allocator);
+  void release(BufferAllocator& allocator, const StreamPoint& end = {});  // `end`: as BufferAllocator::give_back()
+  const StreamPoint& ready() const { return ready_; }
   // Exchanges the memory for `memory`, of the same size, and returns what was there. Views follow.
   c10::DataPtr exchange(c10::DataPtr memory);
   // From now on and for good, whoever reads or writes this buffer or a view of it gets a c10::Error with this text. For
@@ -56,8 +59,8 @@ class DBuffer {
   void refuse_access(const std::string& reason);
   bool refuses_access() const { return refuses_access_; }
 
-  // COLLECTIVE. Fills this replicated buffer from every rank's `shard` [S], which may be own_slice().
-  comm::Pending all_gather_from(const at::Tensor& shard, comm::Comm& comm, comm::CallLabel label);
+  // COLLECTIVE when it runs. Fills this replicated buffer from every rank's `shard` [S], which may be own_slice().
+  comm::Stage all_gather_from(const at::Tensor& shard, std::shared_ptr<comm::Comm> comm, comm::CallLabel label) const;
 
  private:
   std::shared_ptr<const layout::FlatLayout> layout_;
@@ -66,6 +69,7 @@ class DBuffer {
   at::Tensor local_;
   int64_t numel_ = 0;
   bool resident_ = false;
+  StreamPoint ready_;
   bool refuses_access_ = false;
 };
 

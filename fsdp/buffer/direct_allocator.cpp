@@ -15,7 +15,9 @@ class StorageResizeAllocator : public BufferAllocator {
  public:
   using BufferAllocator::BufferAllocator;
   c10::DataPtr take(int64_t bytes) override { return take_from_system(bytes); }
-  void give_back(c10::DataPtr memory, int64_t bytes) override { return_to_system(std::move(memory), bytes); }
+  void take_back(c10::DataPtr memory, int64_t bytes, const StreamPoint&) override {
+    return_to_system(std::move(memory), bytes);
+  }
 };
 
 // Pages of the operating system, mapped and unmapped each time.
@@ -39,7 +41,9 @@ class DirectAllocator : public BufferAllocator {
     return {pages->begin, pages, &unmap, device_};
   }
 
-  void give_back(c10::DataPtr memory, int64_t bytes) override { return_to_system(std::move(memory), bytes); }
+  void take_back(c10::DataPtr memory, int64_t bytes, const StreamPoint&) override {
+    return_to_system(std::move(memory), bytes);
+  }
 
  private:
   struct Pages {

@@ -17,8 +17,10 @@ class FixedPoolAllocator : public BufferAllocator {
   c10::DataPtr take(int64_t bytes) override {
     if (!arena_) {
       arena_ = take_from_system(pool_bytes_);
+      released_ = ready_;
       free_[0] = pool_bytes_;
     }
+    ready_ = released_;
     const int64_t size = aligned_size(bytes);
     const auto hole = std::find_if(free_.begin(), free_.end(), [&](const auto& item) { return item.second >= size; });
     if (hole == free_.end()) refuse(bytes);
@@ -29,10 +31,11 @@ class FixedPoolAllocator : public BufferAllocator {
     return {static_cast<char*>(arena_.get()) + offset, device_};
   }
 
-  void give_back(c10::DataPtr memory, int64_t) override {
+  void take_back(c10::DataPtr memory, int64_t, const StreamPoint&) override {
     const int64_t offset = static_cast<const char*>(memory.get()) - static_cast<const char*>(arena_.get());
     const auto piece = in_use_.find(offset);
     FSDP_ASSERT(piece != in_use_.end(), "memory that is not of this pool");
+    released_ = StreamPoint::now(device_);
     auto hole = free_.emplace(offset, piece->second).first;
     in_use_.erase(piece);
     const auto next = std::next(hole);
@@ -59,6 +62,7 @@ class FixedPoolAllocator : public BufferAllocator {
 
   int64_t pool_bytes_;
   c10::DataPtr arena_;
+  StreamPoint released_;               // pieces are cut anew, so the last return counts for all
   std::map<int64_t, int64_t> free_;    // offset -> bytes
   std::map<int64_t, int64_t> in_use_;  // likewise
 };

@@ -19,32 +19,37 @@ class RotaryAllocator : public BufferAllocator {
       ++classes_[bytes].count;
       return slab;
     }
-    c10::DataPtr slab = std::move(slabs.idle.front());
+    IdleSlab slab = std::move(slabs.idle.front());
     slabs.idle.pop_front();
-    return slab;
+    ready_ = std::move(slab.released);
+    return std::move(slab.memory);
   }
 
-  void give_back(c10::DataPtr slab, int64_t bytes) override {
+  void take_back(c10::DataPtr slab, int64_t bytes, const StreamPoint& end) override {
     SizeClass& slabs = classes_[bytes];
     if (max_slabs_ > 0 && slabs.count > max_slabs_) {
       --slabs.count;
       return_to_system(std::move(slab), bytes);
     } else {
-      slabs.idle.push_back(std::move(slab));
+      slabs.idle.push_back({std::move(slab), end});
     }
   }
 
   void trim() override {
     for (auto& [bytes, slabs] : classes_) {
       slabs.count -= slabs.idle.size();
-      for (c10::DataPtr& slab : slabs.idle) return_to_system(std::move(slab), bytes);
+      for (IdleSlab& slab : slabs.idle) return_to_system(std::move(slab.memory), bytes);
       slabs.idle.clear();
     }
   }
 
  private:
+  struct IdleSlab {
+    c10::DataPtr memory;
+    StreamPoint released;
+  };
   struct SizeClass {
-    std::deque<c10::DataPtr> idle;
+    std::deque<IdleSlab> idle;
     size_t count = 0;  // idle and in use
   };
 

@@ -12,7 +12,8 @@ const at::Tensor& Scratch::take(BufferAllocator& allocator, int64_t numel, const
   FSDP_ASSERT(!resident(), "scratch memory taken twice");
   bytes_ = numel * static_cast<int64_t>(c10::elementSize(c10::typeMetaToScalarType(options.dtype())));
   memory_ = allocator.take(bytes_);
-  tensor_ = at::from_blob(memory_.get(), {numel}, options);
+  allocator.ready().hold_back_current();
+  tensor_ = at::for_blob(memory_.get(), {numel}).options(options).target_device(memory_.device()).make_tensor();
   return tensor_;
 }
 

@@ -9,7 +9,7 @@
 namespace fsdp {
 
 // A 1-D tensor in memory of an allocator, from take() to release(). Whoever still holds the tensor then must not use
-// it.
+// it. On a device with the rules of DBuffer::reallocate() and release().
 class Scratch {
  public:
   const at::Tensor& take(BufferAllocator& allocator, int64_t numel, const at::TensorOptions& options);

@@ -64,16 +64,18 @@ class TracedAllocator : public BufferAllocator {
       users_[memory.get()] = {index, size};
       return memory;
     }
+    ready_ = released_;
     void* address = static_cast<char*>(arena_.get()) + plan_[index].offset;
     users_[address] = {index, size};
     return {address, device_};
   }
 
-  void give_back(c10::DataPtr memory, int64_t) override {
+  void take_back(c10::DataPtr memory, int64_t, const StreamPoint&) override {
     const auto user = users_.find(memory.get());
     FSDP_ASSERT(user != users_.end(), "memory that is not of this allocator");
     const auto [index, size] = user->second;
     users_.erase(user);
+    released_ = StreamPoint::now(device_);
     const size_t event = events_++;
     if (index < kLongestStep) lifetimes_[index].returned = event;
     // A buffer that lives on beyond its plan could be handed out twice.
@@ -103,10 +105,12 @@ class TracedAllocator : public BufferAllocator {
     if (bytes <= arena_bytes_) return;
     if (arena_) return_to_system(std::move(arena_), arena_bytes_);
     arena_ = take_from_system(bytes);
+    released_ = ready_;
     arena_bytes_ = bytes;
   }
 
   c10::DataPtr arena_;
+  StreamPoint released_;  // buffers share addresses in part, so the last return counts for all
   int64_t arena_bytes_ = 0;
   std::vector<Lifetime> plan_;
   std::vector<Lifetime> lifetimes_;  // of the running step

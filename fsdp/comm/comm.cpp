@@ -48,8 +48,33 @@ void Pending::wait() {
   comm_->set_state(number_, CallState::kDone);
 }
 
-Comm::Comm(std::weak_ptr<Connection> connection, std::vector<int> ranks, int rank, std::unique_ptr<Transport> transport)
-    : connection_(std::move(connection)), ranks_(std::move(ranks)), rank_(rank), transport_(std::move(transport)) {}
+Comm::Comm(std::weak_ptr<Connection> connection, std::vector<int> ranks, int rank, Purpose purpose,
+           std::shared_ptr<Transport> transport)
+    : connection_(std::move(connection)),
+      ranks_(std::move(ranks)),
+      rank_(rank),
+      purpose_(purpose),
+      host_(std::move(transport)) {}
+
+void Comm::open(c10::Device device) {
+  if (device.is_cpu() || device_ == device) return;
+  FSDP_CHECK(!device_, "[comm] got tensors of device ", device, ", expected ", *device_,
+             ", to which these ranks are connected. A process uses one device for one group of ranks.");
+  const auto connection = connection_.lock();
+  FSDP_ASSERT(connection, "a group without its connection");
+  on_device_ = connection->make_device_transport(*this, device);
+  device_ = device;
+}
+
+Transport& Comm::transport_for(c10::Device device) {
+  if (device.is_cpu()) return *host_;
+  open(device);
+  return *on_device_;
+}
+
+int64_t Comm::staging_numel(int64_t shard_numel, c10::Device device) {
+  return transport_for(device).staging_numel(shard_numel);
+}
 
 Comm::Issued Comm::issue(const CallLabel& label, int64_t bytes) {
   fault_point("comm.call");
@@ -85,14 +110,15 @@ Pending Comm::start(CallLabel label, int64_t bytes,
 Pending Comm::all_gather(const at::Tensor& output, const at::Tensor& shard, CallLabel label) {
   FSDP_ASSERT(output.numel() == shard.numel() * size(), output.numel(), " against ", shard.numel(), " x ", size());
   return start(std::move(label), num_bytes(output),
-               [&](uint32_t tag) { return transport_->all_gather(output, shard, tag); });
+               [&](uint32_t tag) { return transport_for(output.device()).all_gather(output, shard, tag); });
 }
 
 Pending Comm::reduce_scatter(const at::Tensor& input, const at::Tensor& output, const at::Tensor& staging,
                              Accumulate accumulate, CallLabel label) {
   FSDP_ASSERT(input.numel() == output.numel() * size(), input.numel(), " against ", output.numel(), " x ", size());
-  return start(std::move(label), num_bytes(input),
-               [&](uint32_t tag) { return transport_->reduce_scatter(input, output, staging, accumulate, tag); });
+  return start(std::move(label), num_bytes(input), [&](uint32_t tag) {
+    return transport_for(input.device()).reduce_scatter(input, output, staging, accumulate, tag);
+  });
 }
 
 void Comm::all_reduce_small(const at::Tensor& values, CallLabel label) {
@@ -108,7 +134,7 @@ void Comm::all_reduce_small(const at::Tensor& values, CallLabel label) {
 
 void Comm::broadcast(const at::Tensor& tensor, int root, CallLabel label) {
   start(std::move(label), num_bytes(tensor), [&](uint32_t tag) {
-    return transport_->broadcast(tensor.view({-1}), root, tag);
+    return transport_for(tensor.device()).broadcast(tensor.view({-1}), root, tag);
   }).wait();
 }
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -39,25 +40,38 @@ class Pending {
   std::shared_ptr<Transfer> transfer_;
 };
 
+// What a Comm is for. On the host it is all the same; on a device each has a communicator of its own, so that a gather
+// does not wait for a reduction that was enqueued before it.
+enum class Purpose { kGather, kReduce };
+
 // The ranks of one group and the only door to them: every collective of the library is a method of this class. Each
 // call has a name, a number and a deadline, and is kept in the connection's log. Calls are COLLECTIVE, calls of one
 // operation on one part of a unit in the same order on every rank of the group; tensors are contiguous and 1-D.
 // Thread-safe.
+// Tensors of the host may be passed, and those of one device. On a device a call is work of the current stream: nothing
+// blocks the host, calls of a rank come in the same order on all, and the log has a call as done once it is enqueued;
+// then the transport keeps the deadline.
 class Comm : public std::enable_shared_from_this<Comm> {
  public:
-  Comm(std::weak_ptr<Connection> connection, std::vector<int> ranks, int rank, std::unique_ptr<Transport> transport);
+  Comm(std::weak_ptr<Connection> connection, std::vector<int> ranks, int rank, Purpose purpose,
+       std::shared_ptr<Transport> transport);
 
   int rank() const { return rank_; }  // within the group
   int size() const { return static_cast<int>(ranks_.size()); }
   const std::vector<int>& ranks() const { return ranks_; }  // global
-  std::string transport_name() const { return transport_->name(); }
+  Purpose purpose() const { return purpose_; }
+  std::string transport_name() const { return host_->name(); }
+
+  // Connects the ranks for tensors of `device`, now rather than at the first of them. COLLECTIVE; no-op for the CPU.
+  // Throws Error(kUsage) where tensors of another device were passed before.
+  void open(c10::Device device);
 
   // output [size * n], shard [n]. Moves (size-1) * n elements to each rank.
   Pending all_gather(const at::Tensor& output, const at::Tensor& shard, CallLabel label);
   // input [size * n], output [n]; staging as Transport::reduce_scatter. SUM in rank order.
   Pending reduce_scatter(const at::Tensor& input, const at::Tensor& output, const at::Tensor& staging,
                          Accumulate accumulate, CallLabel label);
-  int64_t staging_numel(int64_t shard_numel) const { return transport_->staging_numel(shard_numel); }
+  int64_t staging_numel(int64_t shard_numel, c10::Device device = c10::kCPU);
   // For numbers, not bulk data: any numel; gathers all values and adds them in rank order. Blocking.
   void all_reduce_small(const at::Tensor& values, CallLabel label);
   // Blocking. Rank `root`'s tensor on every rank.
@@ -70,6 +84,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
  private:
   friend class Pending;
+  friend class Connection;
+  Transport& transport_for(c10::Device device);
   struct Issued {
     int64_t number;
     uint32_t tag;
@@ -83,7 +99,10 @@ class Comm : public std::enable_shared_from_this<Comm> {
   std::weak_ptr<Connection> connection_;
   std::vector<int> ranks_;
   int rank_;
-  std::unique_ptr<Transport> transport_;
+  Purpose purpose_;
+  std::shared_ptr<Transport> host_;
+  std::shared_ptr<Transport> on_device_;  // null until open()
+  std::optional<c10::Device> device_;
   std::mutex mutex_;
   std::unordered_map<std::string, uint32_t> sequence_;  // calls so far, by operation, unit and part
 };

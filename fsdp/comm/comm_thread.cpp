@@ -13,17 +13,17 @@
 
 namespace fsdp::comm {
 
-struct Completion::State {
+// What became of a job; shared by who waits for it and the thread that carries it out.
+struct CommThread::State {
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
   std::exception_ptr error;
-  CommThread* thread = nullptr;
 
   void finish(const std::exception_ptr& failure);
 };
 
-void Completion::State::finish(const std::exception_ptr& failure) {
+void CommThread::State::finish(const std::exception_ptr& failure) {
   {
     const std::lock_guard lock(mutex);
     done = true;
@@ -34,8 +34,26 @@ void Completion::State::finish(const std::exception_ptr& failure) {
 
 struct CommThread::Item {
   Job job;
-  std::shared_ptr<Completion::State> completion;
+  Pending first;
+  std::shared_ptr<State> completion;
   std::shared_ptr<TraceSink> trace;  // of the thread that posted it
+};
+
+class CommThread::Work : public Completion::Work {
+ public:
+  Work(CommThread& thread, std::shared_ptr<State> state) : thread_(thread), state_(std::move(state)) {}
+
+  void wait() override {
+    const WaitClock clock;
+    std::unique_lock lock(state_->mutex);
+    state_->changed.wait(lock, [&] { return state_->done; });
+    if (state_->error) std::rethrow_exception(state_->error);
+  }
+  void abandon() noexcept override { thread_.abandon(*state_); }
+
+ private:
+  CommThread& thread_;
+  std::shared_ptr<State> state_;
 };
 
 namespace {
@@ -44,30 +62,6 @@ std::exception_ptr destroyed() {
       Error(ErrorCode::kCommunication, "[comm] the model was destroyed while a collective of its was in flight."));
 }
 }  // namespace
-
-namespace {
-void carry_out_here(Job& job) {
-  job.first.wait();
-  for (const auto& start : job.next) start().wait();
-  if (job.finish) job.finish();
-}
-}  // namespace
-
-void Completion::wait() {
-  if (const auto job = std::exchange(deferred_, nullptr)) carry_out_here(*job);
-  if (!state_) return;
-  const WaitClock clock;
-  const auto state = std::exchange(state_, nullptr);
-  std::unique_lock lock(state->mutex);
-  state->changed.wait(lock, [&] { return state->done; });
-  if (state->error) std::rethrow_exception(state->error);
-}
-
-void Completion::abandon() noexcept {
-  deferred_.reset();
-  const auto state = std::exchange(state_, nullptr);
-  if (state) state->thread->abandon(*state);
-}
 
 CommThread::CommThread(std::string name) : name_(std::move(name)), thread_([this] { run(); }) {
   pthread_setname_np(thread_.native_handle(), name_.substr(0, 15).c_str());
@@ -97,7 +91,7 @@ void CommThread::fail_queue(const std::exception_ptr& error) {
   }
 }
 
-void CommThread::abandon(Completion::State& completion) {
+void CommThread::abandon(State& completion) {
   std::unique_ptr<Item> dropped;
   {
     const std::lock_guard lock(mutex_);
@@ -118,17 +112,16 @@ void CommThread::abandon(Completion::State& completion) {
 }
 
 Completion CommThread::post(Job job) {
-  Completion completion;
-  completion.state_ = std::make_shared<Completion::State>();
-  completion.state_->thread = this;
-  auto item = std::make_unique<Item>(Item{std::move(job), completion.state_, current_trace_sink()});
+  Pending first = job.first();
+  const auto state = std::make_shared<State>();
+  auto item = std::make_unique<Item>(Item{std::move(job), std::move(first), state, current_trace_sink()});
   {
     const std::lock_guard lock(mutex_);
     queue_.push_back(std::move(item));
     if (stop_) fail_queue(destroyed());
   }
   changed_.notify_all();
-  return completion;
+  return Completion(std::make_unique<Work>(*this, state));
 }
 
 void CommThread::run() {
@@ -149,7 +142,7 @@ void CommThread::run() {
     const auto begin = std::chrono::steady_clock::now();
     std::exception_ptr error;
     try {
-      carry_out(item->job);
+      carry_out(*item);
     } catch (...) {
       error = std::current_exception();
     }
@@ -165,13 +158,13 @@ void CommThread::run() {
   }
 }
 
-void CommThread::carry_out(Job& job) {
-  carry_out_stage(job.first);
-  for (const auto& start : job.next) {
+void CommThread::carry_out(Item& item) {
+  carry_out_stage(item.first);
+  for (const Stage& start : item.job.next) {
     Pending transfer = start();
     carry_out_stage(transfer);
   }
-  if (job.finish) job.finish();
+  if (item.job.finish) item.job.finish();
 }
 
 void CommThread::carry_out_stage(Pending& transfer) {
@@ -188,30 +181,6 @@ void CommThread::carry_out_stage(Pending& transfer) {
     }
   } forget{this};
   transfer.wait();
-}
-
-std::array<Stage, 2> all_reduce_stages(const std::shared_ptr<Comm>& comm, const at::Tensor& buffer,
-                                       const at::Tensor& staging, const CallLabel& label) {
-  const int64_t shard = buffer.numel() / comm->size();
-  const at::Tensor own = buffer.narrow(0, comm->rank() * shard, shard);
-  return {[=] { return comm->reduce_scatter(buffer, own, staging, Accumulate::kOverwrite, label); },
-          [=] {
-            return comm->all_gather(buffer, own, {label.op + " (gather)", label.unit, label.cause, label.part});
-          }};
-}
-
-Job all_reduce(const std::shared_ptr<Comm>& comm, const at::Tensor& buffer, const at::Tensor& staging,
-               const CallLabel& label) {
-  const auto stages = all_reduce_stages(comm, buffer, staging, label);
-  Job job(label.op, label.unit, stages[0]());
-  job.next.push_back(stages[1]);
-  return job;
-}
-
-Completion defer(Job job) {
-  Completion completion;
-  completion.deferred_ = std::make_shared<Job>(std::move(job));
-  return completion;
 }
 
 }  // namespace fsdp::comm

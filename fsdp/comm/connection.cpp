@@ -10,11 +10,12 @@
 #include "fsdp/base/check.h"
 #include "fsdp/base/fault_point.h"
 #include "fsdp/base/lack_of_memory.h"
-#include "fsdp/comm/comm.h"
+#include "fsdp/comm/device_transports.h"
 #include "fsdp/comm/gloo_transport.h"
 #include "fsdp/comm/heartbeat.h"
 #include "fsdp/comm/progress_monitor.h"
 #include "fsdp/comm/shm_transport.h"
+#include "fsdp/comm/staged_transport.h"
 #include "fsdp/comm/two_level_transport.h"
 #include "fsdp/comm/waits.h"
 
@@ -51,7 +52,8 @@ Connection::Connection(c10::intrusive_ptr<c10d::Store> store, int rank, int size
       options_(std::move(options)),
       hosts_(size),
       waits_(std::make_shared<Waits>()) {
-  if (size_ == 1) return;
+  if (options_.fabric) fabric_link_ = make_fabric_link(*options_.fabric);
+  if (size_ == 1 || options_.fabric) return;
   ignore_broken_pipes();
   bounded_store_ = std::make_unique<BoundedStore>(store_->clone());
   meet();
@@ -61,6 +63,7 @@ Connection::Connection(c10::intrusive_ptr<c10d::Store> store, int rank, int size
 
 // The process that hosts the store leaves last, within reason: c10d prints a warning wherever a store goes away.
 Connection::~Connection() {
+  close();
   if (!monitor_) return;
   monitor_.reset();  // tells the others that this rank leaves
   if (rank_ != 0 || options_.store_host != StoreHost::kRankZero || waits_->reason()) return;
@@ -86,29 +89,84 @@ void Connection::meet() {
 void Connection::watch() {
   HeartbeatOptions heartbeat{rank_, size_, options_.heartbeat_timeout, "the launcher"};
   if (options_.store_host == StoreHost::kRankZero) heartbeat.store_host = roster_.name(0);
-  const auto give_up = [this](const std::string& reason) {
-    waits_->give_up(reason);
+  const auto on_loss = [this](const std::string& reason) {
+    give_up(reason);
     dump_calls();
   };
-  monitor_ = std::make_unique<ProgressMonitor>(*bounded_store_, calls_, roster_, *waits_, heartbeat, give_up);
+  monitor_ = std::make_unique<ProgressMonitor>(*bounded_store_, calls_, roster_, *waits_, heartbeat, on_loss);
 }
 
-std::shared_ptr<Comm> Connection::group(const std::vector<int>& ranks) {
+// Ends all waits of this rank; those of its devices too.
+void Connection::give_up(const std::string& reason) {
+  waits_->give_up(reason);
+  const std::lock_guard lock(device_mutex_);
+  for (const std::shared_ptr<Transport>& transport : on_devices_) transport->abort();
+}
+
+void Connection::close() {
+  std::vector<std::shared_ptr<Transport>> transports;
+  {
+    const std::lock_guard lock(device_mutex_);
+    transports.swap(on_devices_);
+  }
+  const bool is_lost = waits_->reason().has_value();
+  for (const std::shared_ptr<Transport>& transport : transports) {
+    if (is_lost) transport->abort();
+    transport->shutdown();
+  }
+}
+
+std::shared_ptr<Comm> Connection::group(const std::vector<int>& ranks, Purpose purpose) {
+  std::shared_ptr<Transport> transport;
   for (const std::shared_ptr<Comm>& comm : groups_) {
-    if (comm->ranks() == ranks) return comm;
+    if (comm->ranks() != ranks) continue;
+    if (comm->purpose() == purpose) return comm;
+    transport = comm->host_;
   }
   const auto position = std::find(ranks.begin(), ranks.end(), rank_);
   FSDP_ASSERT(position != ranks.end(), "rank ", rank_, " asked for the group ", join(ranks, ","));
   const int group_rank = static_cast<int>(position - ranks.begin());
-  std::unique_ptr<Transport> transport = make_transport(ranks, group_rank);
-  if (options_.delays.any()) transport = make_delayed_transport(std::move(transport), options_.delays);
-  auto comm = std::make_shared<Comm>(weak_from_this(), ranks, group_rank, std::move(transport));
+  if (!transport) {
+    std::unique_ptr<Transport> made = make_transport(ranks, group_rank);
+    if (options_.delays.any()) made = make_delayed_transport(std::move(made), options_.delays);
+    transport = std::move(made);
+  }
+  auto comm = std::make_shared<Comm>(weak_from_this(), ranks, group_rank, purpose, std::move(transport));
   groups_.push_back(comm);
   return comm;
 }
 
+std::shared_ptr<Transport> Connection::make_device_transport(const Comm& comm, c10::Device device) {
+  std::shared_ptr<Transport> transport = connect_on_device(comm, device);
+  const std::lock_guard lock(device_mutex_);
+  if (waits_->reason()) transport->abort();
+  on_devices_.push_back(transport);
+  return transport;
+}
+
+std::unique_ptr<Transport> Connection::connect_on_device(const Comm& comm, c10::Device device) {
+  if (comm.size() == 1) return make_null_transport();
+  const DeviceTransports* native = find_device_transports(device.type());
+  DeviceGroup group{device, comm.rank(), comm.size(), "", nullptr, options_.deadline, false};
+  group.is_urgent = comm.purpose() == Purpose::kGather;
+  group.name = join(comm.ranks(), ",") + (group.is_urgent ? "/gather" : "/reduce");
+  if (options_.fabric) {
+    FSDP_CHECK(native != nullptr, "[fabric] got tensors of device ", device, ", expected cpu or a GPU.");
+    return native->model(group, *options_.fabric);
+  }
+  const DeviceTransportKind kind = options_.device_transport;
+  FSDP_CHECK(native != nullptr || kind != DeviceTransportKind::kNative, "[init] transport native for device ", device,
+             ": no library for it is loaded. Use DeviceTransportKind::kAuto or kHost.");
+  if (native == nullptr || kind == DeviceTransportKind::kHost) return make_staged_transport(comm.host_, device);
+  group.store = c10::make_intrusive<c10d::PrefixStore>("device/" + group.name, store_);
+  const std::string place = c10::str("[init] rank ", rank_, " cannot connect ", device, " to those of ranks ",
+                                     join(comm.ranks(), ", "), ": ");
+  return run_unless_given_up(*waits_, place, [native, group] { return native->connect(group); });
+}
+
 std::unique_ptr<Transport> Connection::make_transport(const std::vector<int>& ranks, int group_rank) {
   if (ranks.size() == 1) return make_null_transport();
+  if (fabric_link_) return make_fabric_transport(fabric_link_, static_cast<int>(ranks.size()));
   if (const auto places = hosts_.places_of(ranks); !places.empty()) {
     return make_shm_transport(hosts_.links(), places, options_.deadline);
   }
@@ -158,6 +216,7 @@ void Connection::share_memory() {
 
 std::string Connection::transport_name() const {
   if (size_ == 1) return "none";
+  if (fabric_link_) return "fabric";
   if (hosts_.all_on_this_host()) return "shm";
   return hosts_.count() < size_ ? "shm + gloo" : "gloo";
 }
@@ -194,7 +253,7 @@ std::optional<std::string> Connection::find_loss() {
   std::optional<std::string> loss = waits_->reason();
   if (!loss && bounded_store_) loss = Heartbeat::first_loss(*bounded_store_, kStorePatience);
   if (!loss) return std::nullopt;
-  waits_->give_up(*loss);
+  give_up(*loss);
   let_others_hear();
   return loss;
 }
@@ -219,7 +278,7 @@ std::string Connection::report_closed(int rank) {
     reason = roster_.name(0) + ", which hosts the store of the job, is gone: the store does not answer, and " + reason;
   }
   if (bounded_store_) reason = Heartbeat::publish_loss(*bounded_store_, reason, kStorePatience);
-  waits_->give_up(reason);
+  give_up(reason);
   let_others_hear();
   return reason;
 }
@@ -260,5 +319,13 @@ World connect(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const C
 }
 
 World connect_alone() { return connect(nullptr, 0, 1); }
+
+World connect_fabric(int size, const FabricModel& model) {
+  FSDP_CHECK(size >= 1 && model.bytes_per_second > 0, "[fabric] got ", size, " ranks and ", model.bytes_per_second,
+             " bytes per second, expected at least 1 of each.");
+  ConnectOptions options;
+  options.fabric = model;
+  return connect(nullptr, 0, size, options);
+}
 
 }  // namespace fsdp::comm

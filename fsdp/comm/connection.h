@@ -11,7 +11,9 @@
 
 #include "fsdp/comm/bounded_store.h"
 #include "fsdp/comm/call_log.h"
+#include "fsdp/comm/comm.h"
 #include "fsdp/comm/delayed_transport.h"
+#include "fsdp/comm/fabric_transport.h"
 #include "fsdp/comm/hosts.h"
 #include "fsdp/comm/launch_environment.h"
 #include "fsdp/comm/roster.h"
@@ -21,12 +23,12 @@
 
 namespace fsdp::comm {
 
-class Comm;
 class ProgressMonitor;
 class Waits;
 
 struct ConnectOptions {
   TransportKind transport = TransportKind::kGloo;
+  DeviceTransportKind device_transport = DeviceTransportKind::kAuto;
   HostWeightCopies host_weights = HostWeightCopies::kOne;
   std::chrono::milliseconds deadline = std::chrono::minutes(5);
   std::chrono::milliseconds start_deadline = std::chrono::minutes(2);
@@ -42,6 +44,8 @@ struct ConnectOptions {
   // Tests only.
   TransferDelays delays;  // of this rank's transfers
   std::string build;      // what this rank says it runs; empty: build_id()
+  // connect_fabric(): there are no other ranks.
+  std::optional<FabricModel> fabric;
 };
 
 // One rank's membership of a job: the store, the log of calls, the progress it publishes, the watch over the other
@@ -50,19 +54,27 @@ struct ConnectOptions {
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   Connection(c10::intrusive_ptr<c10d::Store> store, int rank, int size, ConnectOptions options);
+  // Calls close().
   ~Connection();
+
+  // Leaves the groups of devices in order, or at once where ranks were lost. COLLECTIVE; must come before the device's
+  // runtime goes away at the end of the process, which the last copy of a World in main() does. Call once at most;
+  // tensors of a device may not be passed afterwards.
+  void close();
 
   int rank() const { return rank_; }
   int size() const { return size_; }
   std::chrono::milliseconds deadline() const { return options_.deadline; }
-  // "shm", "gloo", "shm + gloo" (within hosts and between them), or "none" in a world of one.
+  // "shm", "gloo", "shm + gloo" (within hosts and between them), or "none" in a world of one,
+  // "fabric" where the other ranks do not exist. Of the host.
   std::string transport_name() const;
   const Hosts& hosts() const { return hosts_; }
   HostWeightCopies host_weights() const { return options_.host_weights; }
   CallLog& calls() { return calls_; }
 
-  // The group of these global ranks (which include this one), made at first use. COLLECTIVE over them.
-  std::shared_ptr<Comm> group(const std::vector<int>& ranks);
+  // The group of these global ranks (which include this one), made at first use. COLLECTIVE over them. Groups of one
+  // set of ranks share their transport on the host.
+  std::shared_ptr<Comm> group(const std::vector<int>& ranks, Purpose purpose = Purpose::kGather);
   std::shared_ptr<Comm> world();
 
   // What this rank waits for; ends when a rank is lost.
@@ -77,6 +89,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string report_closed(int rank);
   // Tells the store now what the calls of this rank are.
   void publish_calls();
+  // For Comm::open(): connects the ranks of `comm`. COLLECTIVE over them.
+  std::shared_ptr<Transport> make_device_transport(const Comm& comm, c10::Device device);
 
   // Writes the log of calls to the dump folder, if there is one. Never throws. Thread-safe.
   void dump_calls() noexcept;
@@ -87,8 +101,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void watch();
   void share_memory();
   std::unique_ptr<Transport> make_transport(const std::vector<int>& ranks, int group_rank);
+  std::unique_ptr<Transport> connect_on_device(const Comm& comm, c10::Device device);
   std::unique_ptr<Transport> make_gloo(const std::string& name, const std::vector<int>& ranks, int group_rank);
   void let_others_hear();
+  void give_up(const std::string& reason);
 
   c10::intrusive_ptr<c10d::Store> store_;  // null in a world of one
   int rank_;
@@ -97,6 +113,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   CallLog calls_;
   Hosts hosts_;
   std::vector<std::shared_ptr<Comm>> groups_;
+  std::shared_ptr<FabricLink> fabric_link_;
+  std::mutex device_mutex_;
+  std::vector<std::shared_ptr<Transport>> on_devices_;  // in the order in which all ranks made them
   std::shared_ptr<Waits> waits_;
   std::mutex dump_mutex_;
   std::once_flag others_heard_;
@@ -112,5 +131,9 @@ World connect(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const C
 
 // A world of one.
 World connect_alone();
+
+// Rank 0 of `size` ranks that do not exist, over a network of this model (fabric_transport.h): what such a rank
+// computes, moves and waits for can be measured alone. Its numbers mean nothing. Local.
+World connect_fabric(int size, const FabricModel& model);
 
 }  // namespace fsdp::comm

@@ -85,6 +85,12 @@ World init(const InitOptions& options) {
   connect_options.transport = options.transport.value_or(choice_of<TransportKind>(
       "FSDP_TRANSPORT", {{"auto", TransportKind::kAuto}, {"shm", TransportKind::kShm}, {"gloo", TransportKind::kGloo}},
       TransportKind::kAuto));
+  connect_options.device_transport =
+      options.device_transport.value_or(choice_of<DeviceTransportKind>("FSDP_DEVICE_TRANSPORT",
+                                                                       {{"auto", DeviceTransportKind::kAuto},
+                                                                        {"native", DeviceTransportKind::kNative},
+                                                                        {"host", DeviceTransportKind::kHost}},
+                                                                       DeviceTransportKind::kAuto));
   connect_options.host_weights = options.host_weights.value_or(choice_of<HostWeightCopies>(
       "FSDP_HOST_WEIGHTS", {{"one", HostWeightCopies::kOne}, {"per_rank", HostWeightCopies::kPerRank}},
       HostWeightCopies::kOne));

@@ -29,6 +29,8 @@ struct InitOptions {
   // shared memory between the ranks of a host, with one copy of the weights that are gathered there, and TCP between
   // hosts.
   std::optional<TransportKind> transport;
+  // Unset: what the variable FSDP_DEVICE_TRANSPORT (auto, native, host) says; without it, auto.
+  std::optional<DeviceTransportKind> device_transport;
   std::optional<HostWeightCopies> host_weights;
   // Unset: what the variable FSDP_HOST_MEMORY (cached, system) says; without it, cached. For the whole process.
   std::optional<HostMemory> host_memory;

@@ -22,7 +22,8 @@ class TransferFailure : public std::runtime_error {
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  // Returns when the result is complete and every buffer may be reused. Call once.
+  // Returns when the result is complete and every buffer may be reused. For tensors of a device: when that holds for
+  // what the current stream, which is the one the call was made on, is given from now on. Call once.
   virtual void wait() = 0;
   // Makes a wait() that runs on another thread, or comes later, throw soon. May be called at any time.
   virtual void abort() noexcept {}
@@ -32,8 +33,9 @@ class Transfer {
 enum class Accumulate { kOverwrite, kAdd };
 
 // Moves bytes between the ranks of one group. Calls return at once. Every rank issues the same calls with the same tag;
-// calls with different tags do not disturb each other, and a call never takes data sent under another tag.
-// All tensors are contiguous, 1-D, and of one dtype.
+// calls with different tags do not disturb each other, and a call never takes data sent under another tag. Transports
+// of devices enqueue their work on the current stream and pay no heed to tags: ranks must issue calls in the same
+// order. All tensors are contiguous, 1-D, of one dtype, and on one device.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -50,6 +52,12 @@ class Transport {
 
   // Rank `root`'s tensor goes to all.
   virtual std::unique_ptr<Transfer> broadcast(const at::Tensor& tensor, int root, uint32_t tag) = 0;
+
+  // Transports of devices; on the host every transfer is given up by itself.
+  // Makes what was enqueued end soon, with whatever result, and later calls throw. Any thread, any time.
+  virtual void abort() noexcept {}
+  // Leaves the group in order. Nothing is called afterwards. COLLECTIVE, except after abort().
+  virtual void shutdown() noexcept {}
 };
 
 // A world of one: copies where input and output differ, otherwise nothing.

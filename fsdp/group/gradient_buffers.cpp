@@ -35,6 +35,14 @@ GradientBuffers::GradientBuffers(GradientSpec spec)
 
 GradientBuffers::~GradientBuffers() { reduce_.abandon(); }
 
+int64_t GradientBuffers::resident_bytes() const {
+  int64_t bytes = staging_.bytes() + replica_wire_.bytes();
+  for (const DBuffer* buffer : {&reduce_buffer_, &wide_buffer_, &partial_}) {
+    if (buffer->resident()) bytes += buffer->bytes();
+  }
+  return bytes;
+}
+
 // Reads in a backward alone tell that the forward hid its own: there may have been several.
 void GradientBuffers::note_use(size_t i, UseAt at) {
   if (at == UseAt::kForward) {
@@ -52,8 +60,19 @@ void GradientBuffers::forget_use() { std::fill(uses_.begin(), uses_.end(), 0); }
 
 void GradientBuffers::begin_backward() { std::fill(this_pass_.begin(), this_pass_.end(), false); }
 
+DBuffer& GradientBuffers::collected_in() {
+  if (spec_.in_main_grad) return main_grad_;
+  return wide_buffer_.resident() ? wide_buffer_ : reduce_buffer_;
+}
+
 void GradientBuffers::begin_collecting(Collect collect) {
   if (phase() == GradPhase::kCollecting) return;
+  if (spec_.in_main_grad) {
+    const bool has_sums = prepare_main_grad() == Accumulate::kAdd;
+    std::fill(placed_.begin(), placed_.end(), has_sums);
+    phase_.change_to(GradPhase::kCollecting);
+    return;
+  }
   const bool wide = wide_buffer_.defined() && collect == Collect::kAcrossMicrobatches;
   (wide ? wide_buffer_ : reduce_buffer_).reallocate(*spec_.allocator);
   phase_.change_to(GradPhase::kCollecting);
@@ -75,7 +94,7 @@ std::optional<kernels::GradientSlot> GradientBuffers::open_slot(size_t i, double
   if (uses_[i] != 1 || this_pass_[i] || written_[i]) return std::nullopt;
   begin_collecting(collect);
   const at::Tensor part = collected_in().part(i);
-  if (part.scalar_type() != at::kFloat || !part.is_cpu()) return std::nullopt;
+  if (part.scalar_type() != at::kFloat) return std::nullopt;
   written_[i] = true;
   return kernels::GradientSlot{part, placed_[i], scale, {}};
 }
@@ -137,10 +156,11 @@ Accumulate GradientBuffers::prepare_main_grad() {
 
 // One piece serves both stages, which follow each other.
 at::Tensor GradientBuffers::take_staging() {
-  int64_t numel = spec_.links.shard->staging_numel(spec_.layout->shard_numel);
+  const c10::Device device = reduce_buffer_.local().device();
+  int64_t numel = spec_.links.shard_reduce->staging_numel(spec_.layout->shard_numel, device);
   if (has_replicas_) {
-    const auto& replicate = *spec_.links.replicate;
-    numel = std::max(numel, replicate.staging_numel(spec_.layout->shard_numel / replicate.size()));
+    comm::Comm& replicate = *spec_.links.replicate;
+    numel = std::max(numel, replicate.staging_numel(spec_.layout->shard_numel / replicate.size(), device));
   }
   if (numel == 0) return {};
   return staging_.take(*spec_.allocator, numel, reduce_buffer_.local().options());
@@ -150,21 +170,28 @@ int64_t GradientBuffers::start_reduce(const std::string& unit, ReduceReach reach
   const TraceScope trace("start reduce", unit);
   begin_collecting(Collect::kForThisReduce);
   fill_missing(collected_in());
+  int64_t bytes = 0;
+  if (!spec_.in_main_grad) {
+    reduce_ = GroupLinks::post(spec_.links.reduce_lane, make_reduction(unit, reach, &bytes));
+    releases_partial_ = has_replicas_ && reach == ReduceReach::kAllReplicas;
+  }
+  phase_.change_to(GradPhase::kReducing);
+  return bytes;
+}
+
+comm::Job GradientBuffers::make_reduction(const std::string& unit, ReduceReach reach, int64_t* bytes) {
   narrow_to_reduce_dtype();
   const at::Tensor staging = take_staging();
   comm::Job job = has_replicas_ ? reduce_in_shard_group(staging, unit) : reduce_to_all(staging, unit);
-  int64_t bytes = received_bytes(reduce_buffer_.bytes(), *spec_.links.shard);
-  if (spec_.traits.reduce == ReduceKind::kAllReduce) bytes *= 2;
+  *bytes = received_bytes(reduce_buffer_.bytes(), *spec_.links.shard);
+  if (spec_.traits.reduce == ReduceKind::kAllReduce) *bytes *= 2;
   if (has_replicas_ && reach == ReduceReach::kAllReplicas) {
     add_replica_stages(job, staging, unit);
     const int64_t wire = partial_.bytes() / static_cast<int64_t>(partial_.local().element_size()) *
                          static_cast<int64_t>(reduce_buffer_.local().element_size());
-    bytes += received_bytes(wire, *spec_.links.replicate) * (spec_.traits.shards_over_replicas ? 1 : 2);
-    releases_partial_ = true;
+    *bytes += received_bytes(wire, *spec_.links.replicate) * (spec_.traits.shards_over_replicas ? 1 : 2);
   }
-  phase_.change_to(GradPhase::kReducing);
-  reduce_ = GroupLinks::post(spec_.links.reduce_thread, std::move(job));
-  return bytes;
+  return job;
 }
 
 // Without replicas: straight into the main grad.
@@ -172,12 +199,12 @@ comm::Job GradientBuffers::reduce_to_all(const at::Tensor& staging, const std::s
   const comm::CallLabel label{"reduce", unit, "", spec_.part};
   const Accumulate accumulate = prepare_main_grad();
   const at::Tensor main = main_grad_.local();
-  if (spec_.traits.reduce == ReduceKind::kReduceScatter) {
-    return comm::Job("reduce", unit,
-                     spec_.links.shard->reduce_scatter(reduce_buffer_.local(), main, staging, accumulate, label));
-  }
   const at::Tensor sum = reduce_buffer_.local();
-  comm::Job job = comm::all_reduce(spec_.links.shard, sum, staging, label);
+  const auto shard = spec_.links.shard_reduce;
+  if (spec_.traits.reduce == ReduceKind::kReduceScatter) {
+    return comm::Job("reduce", unit, [=] { return shard->reduce_scatter(sum, main, staging, accumulate, label); });
+  }
+  comm::Job job = comm::all_reduce(shard, sum, staging, label);
   job.finish = [main, sum, accumulate] { accumulate == Accumulate::kAdd ? main.add_(sum) : main.copy_(sum); };
   return job;
 }
@@ -185,9 +212,11 @@ comm::Job GradientBuffers::reduce_to_all(const at::Tensor& staging, const std::s
 comm::Job GradientBuffers::reduce_in_shard_group(const at::Tensor& staging, const std::string& unit) {
   const Accumulate accumulate = partial_.resident() ? Accumulate::kAdd : Accumulate::kOverwrite;
   if (!partial_.resident()) partial_.reallocate(*spec_.allocator);
+  const comm::CallLabel label{"reduce", unit, "", spec_.part};
   return comm::Job("reduce", unit,
-                   spec_.links.shard->reduce_scatter(reduce_buffer_.local(), partial_.local(), staging, accumulate,
-                                                     {"reduce", unit, "", spec_.part}));
+                   [=, shard = spec_.links.shard_reduce, whole = reduce_buffer_.local(), sums = partial_.local()] {
+                     return shard->reduce_scatter(whole, sums, staging, accumulate, label);
+                   });
 }
 
 // The partial sums travel between replicas in the reduce dtype and meet the main grad in its own.
@@ -235,7 +264,7 @@ void GradientBuffers::finish_reduce(const std::string& unit) {
 }
 
 void GradientBuffers::release_reduce_memory() {
-  collected_in().release(*spec_.allocator);
+  if (!spec_.in_main_grad) collected_in().release(*spec_.allocator);
   staging_.release(*spec_.allocator);
   replica_wire_.release(*spec_.allocator);
   std::fill(placed_.begin(), placed_.end(), false);

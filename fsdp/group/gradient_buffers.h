@@ -29,7 +29,10 @@ struct GradientSpec {
   StrategyTraits traits;
   GroupLinks links;
   std::shared_ptr<BufferAllocator> allocator;
-  int part = 0;                    // of the unit
+  int part = 0;  // of the unit
+  // Gradients are collected where their sums go, because there is nobody to add them up with and no dtype between: no
+  // buffer, no pass over it. What a backward that throws has added stays, as in an unsharded model.
+  bool in_main_grad = false;
   std::vector<at::Tensor> leaves;  // get .grad
 };
 
@@ -52,7 +55,9 @@ class GradientBuffers {
 
   const DBuffer& main_grad() const { return main_grad_; }
   GradPhase phase() const { return phase_.value(); }
-  int64_t reduce_buffer_bytes() const { return reduce_buffer_.bytes(); }
+  int64_t reduce_buffer_bytes() const { return spec_.in_main_grad ? 0 : reduce_buffer_.bytes(); }
+  // In memory now, of what is collected and on its way.
+  int64_t resident_bytes() const;
 
   // ---- what the forward read
   // In the forward whose graph brings the gradient, or in a backward that computes it again.
@@ -91,7 +96,8 @@ class GradientBuffers {
 
  private:
   void begin_collecting(Collect collect);
-  DBuffer& collected_in() { return wide_buffer_.resident() ? wide_buffer_ : reduce_buffer_; }
+  DBuffer& collected_in();
+  comm::Job make_reduction(const std::string& unit, ReduceReach reach, int64_t* bytes);
   void fill_missing(DBuffer& buffer);
   void narrow_to_reduce_dtype();
   comm::Accumulate prepare_main_grad();

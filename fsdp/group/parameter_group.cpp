@@ -10,17 +10,13 @@
 
 #include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
-#include "fsdp/base/trace.h"
 #include "fsdp/group/registry.h"
 
 namespace fsdp {
 namespace {
 
-// Differs from every revision of a main weight.
-constexpr int64_t kNoRevision = -1;
-
-Residence choose_residence(const StrategyTraits& traits, bool main_weight_is_whole, bool same_dtype, bool one_host) {
-  if (main_weight_is_whole) return same_dtype ? Residence::kAliased : Residence::kPersistent;
+Residence choose_residence(const StrategyTraits& traits, bool used_in_place, bool same_dtype, bool one_host) {
+  if (used_in_place) return same_dtype ? Residence::kAliased : Residence::kPersistent;
   if (one_host) return Residence::kShared;
   return traits.gather == GatherTiming::kPerStep ? Residence::kPersistent : Residence::kReleased;
 }
@@ -44,7 +40,8 @@ ParameterGroup::ParameterGroup(GroupSpec spec)
     sizes_.push_back(parameter.sizes().vec());
     parameters_.emplace_back(parameter.getIntrusivePtr());
   }
-  make_buffers(spec.parameters, spec.precision);
+  copies_whole_ = spec.whole_weights == WholeWeights::kCopied && traits_.shards_main_weight && whole_main_weight();
+  make_buffers(spec);
   adopt_parameters(spec.parameters);
   make_leaves(spec.precision);
 }
@@ -54,14 +51,15 @@ ParameterGroup::~ParameterGroup() {
   registry::forget(*this);
 }
 
-void ParameterGroup::make_buffers(const std::vector<at::Tensor>& parameters, const Precision& precision) {
+void ParameterGroup::make_buffers(const GroupSpec& spec) {
+  const std::vector<at::Tensor>& parameters = spec.parameters;
   const at::ScalarType main_dtype = parameters.front().scalar_type();
-  const at::ScalarType param_dtype = precision.param.value_or(main_dtype);
-  const auto options = parameters.front().options().requires_grad(false);
+  const at::ScalarType param_dtype = spec.precision.param.value_or(main_dtype);
+  const auto options = parameters.front().options().device(spec.device).requires_grad(false);
   const int rank = links_.shard->rank();
   const Placement placement = traits_.shards_main_weight ? Placement::kShard : Placement::kReplicate;
-  residence_ =
-      choose_residence(traits_, whole_main_weight(), param_dtype == main_dtype, links_.host && !over_replicas());
+  residence_ = choose_residence(traits_, whole_main_weight() && !copies_whole_, param_dtype == main_dtype,
+                                links_.host && !over_replicas() && !copies_whole_);
 
   main_weight_ = DBuffer(main_layout_, placement, main_index_, options, Backing::kOwned);
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -138,6 +136,10 @@ void ParameterGroup::make_leaves(const Precision& precision) {
   spec.links = links_;
   spec.allocator = allocator_;
   spec.part = part_;
+  // On the CPU the sums of a world of one keep their bits.
+  spec.in_main_grad = !main.device().is_cpu() && whole_main_weight() && links_.shard->size() == 1 && !copies_whole_ &&
+                      links_.replicate == nullptr && spec.reduce_dtype == main.scalar_type() &&
+                      spec.accumulate_dtype == main.scalar_type();
   spec.leaves = leaves_;
   gradients_.emplace(std::move(spec));
 }
@@ -284,6 +286,8 @@ at::Tensor ParameterGroup::gather_source() const {
 void ParameterGroup::refresh_model_weight() {
   const int64_t revision = main_weight_revision();
   if (model_revision_ == revision) return;
+  const bool copies = model_weight_.defined() || residence_ == Residence::kPersistent;
+  if (copies) source_written_ = {};  // by what comes now
   if (model_weight_.defined()) {
     own_model_weight().copy_(main_weight_.local());
   } else if (residence_ == Residence::kShared) {
@@ -295,107 +299,6 @@ void ParameterGroup::refresh_model_weight() {
   }
   model_revision_ = revision;
   publish_model_weight();
-}
-
-int64_t ParameterGroup::start_unshard(const std::string& cause) {
-  if (current() || weight_phase() == WeightPhase::kUnsharding) return 0;
-  const TraceScope trace("unshard", unit_name_);
-  const int64_t revision = main_weight_revision();
-  if (residence_ == Residence::kShared) {
-    if (shared_memory_) unsharded_.exchange(std::exchange(shared_memory_, c10::DataPtr()));
-    refresh_model_weight();
-    publish_model_weight();
-    weight_phase_.change_to(WeightPhase::kUnsharding);
-    unsharded_revision_ = revision;
-    return 0;
-  }
-  const bool from_forward_group = forward_shard_.resident() && forward_revision_ == revision;
-  if (!from_forward_group) {
-    forget_forward_shard();
-    refresh_model_weight();
-  }
-  if (unsharded_.refuses_access()) {
-    FSDP_THROW(kMemory, "[unshard] there was no memory for the weights of '", unit_name_,
-               "' before, and no way back: save what you need and start again, with smaller units or more ranks.");
-  }
-  if (!unsharded_.resident()) unsharded_.reallocate(*allocator_);
-  weight_phase_.change_to(WeightPhase::kUnsharding);
-  unsharded_revision_ = revision;
-  const at::Tensor source = gather_source();
-  if (!source.defined()) return 0;
-  int64_t bytes = 0;
-  comm::Job job =
-      from_forward_group ? gather_from_forward_group(cause, &bytes) : gather_from_shards(source, cause, &bytes);
-  gather_ = GroupLinks::post(links_.gather_thread, std::move(job));
-  return bytes;
-}
-
-comm::Job ParameterGroup::gather_from_forward_group(const std::string& cause, int64_t* bytes) {
-  *bytes = received_bytes(unsharded_.bytes(), *links_.forward);
-  const comm::CallLabel label = label_of("gather from the forward group", cause);
-  return comm::Job("gather", unit_name_, unsharded_.all_gather_from(forward_shard_.tensor(), *links_.forward, label));
-}
-
-comm::Job ParameterGroup::gather_from_shards(const at::Tensor& source, const std::string& cause, int64_t* bytes) {
-  *bytes = received_bytes(unsharded_.bytes(), *links_.shard);
-  const comm::CallLabel label = label_of("gather", cause);
-  if (!over_replicas() || replica_revision_ == model_revision_) {
-    return comm::Job("gather", unit_name_, unsharded_.all_gather_from(source, *links_.shard, label));
-  }
-  // Every replica wrote its part of this shard group's weights; all of them come before the gather that they are for.
-  *bytes += received_bytes(model_weight_.bytes(), *links_.replicate);
-  replica_revision_ = model_revision_;
-  const at::Tensor whole = writable(model_weight_.local());
-  comm::Job job(
-      "gather", unit_name_,
-      links_.replicate->all_gather(whole, writable(own_model_weight()), label_of("gather over replicas", cause)));
-  const at::Tensor output = writable(unsharded_.local());
-  job.next.emplace_back([=, shard = links_.shard] { return shard->all_gather(output, whole, label); });
-  return job;
-}
-
-void ParameterGroup::finish_unshard() {
-  if (weight_phase() != WeightPhase::kUnsharding) return;
-  const TraceScope trace("wait gather", unit_name_);
-  weight_phase_.change_to(WeightPhase::kUnsharded);
-  try {
-    gather_.wait();
-    if (host_weights_) host_weights_->await_owners(label_of("wait for owners", ""));
-  } catch (...) {
-    unsharded_revision_ = kNoRevision;
-    replica_revision_ = kNoRevision;
-    throw;
-  }
-  forget_forward_shard();
-}
-
-void ParameterGroup::reshard() {
-  if (residence_ == Residence::kShared && weight_phase() != WeightPhase::kResting) {
-    finish_unshard();
-    weight_phase_.change_to(WeightPhase::kResting);
-  }
-  if (residence_ == Residence::kPersistent) finish_unshard();  // of a gather that nobody waited for
-  if (residence_ != Residence::kReleased || weight_phase() == WeightPhase::kResting) return;
-  finish_unshard();
-  const TraceScope trace("reshard", unit_name_);
-  unsharded_.release(*allocator_);
-  weight_phase_.change_to(WeightPhase::kResting);
-}
-
-void ParameterGroup::reshard_to_forward_group() {
-  if (residence_ == Residence::kReleased && links_.forward != nullptr && current()) {
-    const int64_t numel = unsharded_.local().numel() / links_.forward->size();
-    const at::Tensor& kept = forward_shard_.take(*allocator_, numel, unsharded_.local().options());
-    at::Tensor(kept).copy_(writable(unsharded_.local()).narrow(0, links_.forward->rank() * numel, numel));
-    forward_revision_ = unsharded_revision_;
-  }
-  reshard();
-}
-
-int64_t ParameterGroup::forget_forward_shard() {
-  const int64_t bytes = forward_shard_.bytes();
-  forward_shard_.release(*allocator_);
-  return bytes;
 }
 
 void ParameterGroup::note_forward_use(size_t i, bool needs_gradient, GradientBuffers::UseAt at) {

@@ -1,4 +1,4 @@
-// 160 lines because a group is weights and gradients with one life cycle.
+// 190 lines because a group is weights and gradients with one life cycle.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,6 +26,7 @@ namespace fsdp {
 //   unsharded     the gathered weights; the module's parameters are views of it, set once, for ever
 // and, where they are trainable, their gradients (group/gradient_buffers.h).
 // Driven by a Context, which calls in the order that group/phase.h allows. One thread at a time.
+// parameter_group.cpp; gathers and their end: parameter_group_gather.cpp.
 // After: Megatron-FSDP experimental/parameter_group.py; PyTorch FSDP2's FSDPParamGroup.
 class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
  public:
@@ -89,12 +90,15 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   WeightPhase weight_phase() const { return weight_phase_.value(); }
   bool current() const;  // unsharded, and no optimizer wrote since
   // COLLECTIVE unless aliased. Starts to bring the unsharded buffer to the main weight's present values. Returns the
-  // bytes that this rank will receive; 0 where nothing is to do.
+  // bytes that this rank will receive (or copy, where its own shard is all there is); 0 where nothing is to do.
   int64_t start_unshard(const std::string& cause);
   void finish_unshard();
-  void reshard();
+  // On a device: what optimizers did to the main weight so far ends before `here`.
+  void note_written(const StreamPoint& here);
+  // On a device what reads the weights ends before `end`; without one, before what the current stream is given next.
+  void reshard(const StreamPoint& end = {});
   // After a forward whose backward comes: keeps this rank's part between the ranks of links.forward, if there are any.
-  void reshard_to_forward_group();
+  void reshard_to_forward_group(const StreamPoint& end = {});
   int64_t forget_forward_shard();  // returns its bytes
   void set_forward_group(std::shared_ptr<comm::Comm> comm) { links_.forward = std::move(comm); }
   // A forward that records its graph read parameter i, with these values: the backward must find them again. A
@@ -126,7 +130,9 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void update_in_backward();
 
  private:
-  void make_buffers(const std::vector<at::Tensor>& parameters, const Precision& precision);
+  static constexpr int64_t kNoRevision = -1;  // differs from every revision of a main weight
+
+  void make_buffers(const GroupSpec& spec);
   void adopt_parameters(const std::vector<at::Tensor>& parameters);
   void make_leaves(const Precision& precision);
   void share_unsharded(const at::TensorOptions& options);
@@ -141,6 +147,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   comm::CallLabel label_of(const char* op, const std::string& cause) const { return {op, unit_name_, cause, part_}; }
   comm::Job gather_from_forward_group(const std::string& cause, int64_t* bytes);
   comm::Job gather_from_shards(const at::Tensor& source, const std::string& cause, int64_t* bytes);
+  std::vector<StreamPoint> points_before_gather(bool is_fresh, bool from_forward_group, int64_t revision);
 
   std::vector<std::string> names_;
   std::string unit_name_;
@@ -153,6 +160,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   std::shared_ptr<const layout::FlatLayout> main_layout_;  // of the main weight; finer where replicas share it
   int main_index_ = 0;
   int part_ = 0;
+  bool copies_whole_ = false;  // WholeWeights::kCopied, and there is one shard
   Residence residence_ = Residence::kReleased;
   std::shared_ptr<BufferAllocator> allocator_;
   std::weak_ptr<GroupOwner> owner_;
@@ -178,6 +186,10 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   int64_t used_revision_ = -1;       // when a forward with gradients read it last
   bool read_without_gradient_ = false;
   comm::Completion gather_;
+  // On a device: what a gather reads was written before these points of the computing stream.
+  StreamPoint source_written_;
+  int64_t source_revision_ = -1;  // the main weight's, when that point was taken
+  StreamPoint forward_shard_written_;
 };
 
 }  // namespace fsdp

@@ -5,6 +5,7 @@
 
 #include "fsdp/base/check.h"
 #include "fsdp/optim/flat_parameters.h"
+#include "fsdp/optim/gradient_factor.h"
 #include "kernels/adamw.h"
 
 namespace fsdp {
@@ -43,12 +44,12 @@ struct AdamW::State {
     }
   }
 
-  FlatParameters::Update update(double gradient_factor = 1) {
-    return [this, gradient_factor](const FlatRun& run) {
+  FlatParameters::Update update(const GradientFactor& factor = {}) {
+    return [this, factor](const FlatRun& run) {
       const AdamWOptions& group = options[run.options];
-      kernels::adamw_step(
-          run.weight, run.gradient, run.states[0], run.states[1], run.copy,
-          {group.lr, group.beta1, group.beta2, group.eps, group.weight_decay, run.step, gradient_factor});
+      kernels::adamw_step(run.weight, run.gradient, run.states[0], run.states[1], run.copy,
+                          {group.lr, group.beta1, group.beta2, group.eps, group.weight_decay, run.step, factor.number,
+                           factor.on_device_of(run.weight)});
     };
   }
 
@@ -67,7 +68,13 @@ AdamW& AdamW::operator=(AdamW&&) noexcept = default;
 
 void AdamW::step(double gradient_factor) {
   ++state_->num_steps;
-  state_->parameters.for_each_run(state_->update(gradient_factor));
+  state_->parameters.for_each_run(state_->update({gradient_factor, {}}));
+}
+
+void AdamW::step(const at::Tensor& gradient_factor) {
+  const GradientFactor factor = GradientFactor::of(gradient_factor, "AdamW");
+  ++state_->num_steps;
+  state_->parameters.for_each_run(state_->update(factor));
 }
 
 void AdamW::step_in_backward() { state_->parameters.update_in_backward(state_->update()); }

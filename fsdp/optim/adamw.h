@@ -42,6 +42,8 @@ class AdamW {
   // With gradients times `gradient_factor`, which .grad keeps without: grad_norm() gives the one that clips.
   // Throws Error(kUsage) if a gradient has another dtype than fp32 or another size than its parameter.
   void step(double gradient_factor = 1);
+  // The same with a factor that a device may still be computing: fp32, one number; the host does not wait for it.
+  void step(const at::Tensor& gradient_factor);
   // From now on the parameters of a unit are updated in the backward, as soon as their gradients are reduced (in the
   // last microbatch), and the gradients' memory is returned at once: no rank holds main grads of more than the units on
   // their way. A parameter that got no gradient counts as having one of zeros. Clipping by the norm of all gradients is

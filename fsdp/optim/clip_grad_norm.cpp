@@ -16,10 +16,27 @@
 namespace fsdp {
 namespace {
 
-// A sum of squares and the groups of ranks that hold the rest of it; none: this rank has all of it.
+// A sum of squares of gradients on one device, and the groups of ranks that hold the rest of it; none: this rank has
+// all of it.
 struct PartialSum {
   std::vector<std::shared_ptr<comm::Comm>> comms;
-  double sum = 0;
+  at::Device device;
+  double on_host = 0;                 // of gradients on the CPU
+  std::vector<at::Tensor> on_device;  // of others: 0-dim fp64, to be added up
+
+  void add(const at::Tensor& gradient) {
+    if (device.is_cpu()) {
+      on_host += kernels::sum_squares(gradient);
+    } else {
+      on_device.push_back(kernels::sum_squares_on_device(gradient));
+    }
+  }
+
+  // [1], fp64.
+  at::Tensor value() const {
+    if (on_device.empty()) return at::full({1}, on_host, at::device(device).dtype(at::kDouble));
+    return at::stack(on_device).sum(0, /*keepdim=*/true);
+  }
 };
 
 // In the order in which the leaves name them, which is the same on every rank: all take part in the same sums, with or
@@ -33,11 +50,25 @@ std::vector<PartialSum> local_sums(const std::vector<at::Tensor>& leaves) {
         "' is updated in the backward (step_in_backward), so its gradients are gone. Clip by value in the model, or ",
         "call optimizer.step() after the backward.");
     const auto comms = member ? member->group->main_weight_comms() : std::vector<std::shared_ptr<comm::Comm>>();
-    auto known = std::find_if(sums.begin(), sums.end(), [&](const PartialSum& item) { return item.comms == comms; });
-    if (known == sums.end()) known = sums.insert(sums.end(), PartialSum{comms});
-    if (leaf.grad().defined()) known->sum += kernels::sum_squares(leaf.grad());
+    auto known = std::find_if(sums.begin(), sums.end(), [&](const PartialSum& item) {
+      return item.comms == comms && item.device == leaf.device();
+    });
+    if (known == sums.end()) known = sums.insert(sums.end(), PartialSum{comms, leaf.device(), 0, {}});
+    if (leaf.grad().defined()) known->add(leaf.grad());
   }
   return sums;
+}
+
+// Of `total`, [1] fp64. The arithmetic of both branches is the same.
+GradNorm make_grad_norm(const at::Tensor& total, double max_norm) {
+  const auto most = static_cast<float>(max_norm);
+  if (total.is_cpu()) {
+    const auto norm = static_cast<float>(std::sqrt(total.item<double>()));
+    return {at::scalar_tensor(norm, at::kFloat), at::scalar_tensor(std::min(1.0F, most / (norm + 1e-6F)), at::kFloat)};
+  }
+  const at::Tensor norm = total.sqrt().to(at::kFloat).squeeze(0);
+  const at::Tensor factor = at::scalar_tensor(most, at::kFloat) / (norm + 1e-6F);
+  return {norm, factor.clamp_max(1).nan_to_num(/*nan=*/1)};
 }
 
 }  // namespace
@@ -50,25 +81,32 @@ GradNorm grad_norm(const std::vector<at::Tensor>& leaves, double max_norm) {
   FSDP_CHECK(max_norm > 0, "[clip_grad_norm_] max_norm: got ", max_norm, ", expected a number above 0.");
   enter_library(leaves);
   const Backstage backstage;
-  double total = 0;
-  for (const auto& [comms, sum] : local_sums(leaves)) {
-    const at::Tensor shared = at::full({1}, sum, at::kDouble);
-    for (const auto& comm : comms) comm->all_reduce_small(shared, {"gradient norm", "", ""});
-    total += shared.item<double>();
+  at::Tensor total;
+  for (const PartialSum& sum : local_sums(leaves)) {
+    const at::Tensor shared = sum.value();
+    for (const auto& comm : sum.comms) comm->all_reduce_small(shared, {"gradient norm", "", ""});
+    total = total.defined() ? total + shared.to(total.device()) : shared;
   }
-  const auto norm = static_cast<float>(std::sqrt(total));
-  return {norm, std::min(1.0F, static_cast<float>(max_norm) / (norm + 1e-6F))};
+  return make_grad_norm(total.defined() ? total : at::zeros({1}, at::kDouble), max_norm);
 }
 
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& leaves, double max_norm) {
   const GradNorm found = grad_norm(leaves, max_norm);
   const Backstage backstage;
-  if (found.factor < 1.0F) {
-    for (const at::Tensor& leaf : leaves) {
-      if (leaf.grad().defined()) leaf.grad().mul_(found.factor);
+  const bool on_host = found.factor.is_cpu();  // else whether it clips is not known here, and it multiplies in any case
+  const float factor = on_host ? found.factor.item<float>() : 0.0F;
+  if (factor >= 1.0F) return found.norm;
+  for (const at::Tensor& leaf : leaves) {
+    if (!leaf.grad().defined()) continue;
+    if (on_host) {
+      leaf.grad().mul_(factor);
+    } else {
+      leaf.grad().mul_(found.factor.to(leaf.device()));
     }
   }
-  return at::scalar_tensor(found.norm, at::kFloat);
+  return found.norm;
 }
+
+float GradNorm::value() const { return norm.item<float>(); }
 
 }  // namespace fsdp

@@ -4,6 +4,7 @@
 
 #include "fsdp/base/check.h"
 #include "fsdp/optim/flat_parameters.h"
+#include "fsdp/optim/gradient_factor.h"
 #include "kernels/sgd.h"
 
 namespace fsdp {
@@ -42,8 +43,8 @@ struct SGD::State {
     }
   }
 
-  FlatParameters::Update update() {
-    return [this](const FlatRun& run) {
+  FlatParameters::Update update(const GradientFactor& factor = {}) {
+    return [this, factor](const FlatRun& run) {
       const SGDOptions& group = options[run.options];
       auto momentum = kernels::MomentumState::kNone;
       if (group.momentum > 0) {
@@ -51,7 +52,8 @@ struct SGD::State {
         momentum = run.step == 1 ? kernels::MomentumState::kFirstStep : kernels::MomentumState::kRunning;
       }
       kernels::sgd_step(run.weight, run.gradient, run.states.empty() ? at::Tensor() : run.states[0], run.copy,
-                        {group.lr, group.momentum, group.dampening, group.weight_decay, group.nesterov, momentum});
+                        {group.lr, group.momentum, group.dampening, group.weight_decay, group.nesterov, momentum,
+                         factor.number, factor.on_device_of(run.weight)});
     };
   }
 
@@ -71,7 +73,11 @@ SGD::~SGD() = default;
 SGD::SGD(SGD&&) noexcept = default;
 SGD& SGD::operator=(SGD&&) noexcept = default;
 
-void SGD::step() { state_->parameters.for_each_run(state_->update()); }
+void SGD::step(double gradient_factor) { state_->parameters.for_each_run(state_->update({gradient_factor, {}})); }
+
+void SGD::step(const at::Tensor& gradient_factor) {
+  state_->parameters.for_each_run(state_->update(GradientFactor::of(gradient_factor, "SGD")));
+}
 
 void SGD::step_in_backward() { state_->parameters.update_in_backward(state_->update()); }
 

@@ -35,7 +35,8 @@ class SGD {
   SGD(SGD&&) noexcept;
   SGD& operator=(SGD&&) noexcept;
 
-  void step();
+  void step(double gradient_factor = 1);  // see AdamW::step()
+  void step(const at::Tensor& gradient_factor);
   void step_in_backward();  // see AdamW::step_in_backward()
   void set_lr(double lr);   // of all groups
   SGDOptions& options(size_t group);

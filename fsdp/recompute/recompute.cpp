@@ -19,38 +19,67 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::Tensor random_state() {
-  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+// The generator that operators on `device` draw from.
+at::Tensor random_state(c10::Device device) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
   const std::lock_guard lock(generator.mutex());
   return generator.get_state();
 }
 
-void set_random_state(const at::Tensor& state) {
-  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+void set_random_state(c10::Device device, const at::Tensor& state) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
   const std::lock_guard lock(generator.mutex());
   generator.set_state(state);
 }
 
-// Random numbers and autocast as they were at the first run; afterwards as they were before, also when it throws.
+// The CPU, and the GPUs that inputs of a region are on: the devices that it computes with.
+std::vector<c10::Device> devices_of(const variable_list& inputs) {
+  std::vector<c10::Device> devices{c10::kCPU};
+  for (const at::Tensor& input : inputs) {
+    if (!input.defined() || !input.is_cuda()) continue;
+    if (std::find(devices.begin(), devices.end(), input.device()) == devices.end()) devices.push_back(input.device());
+  }
+  return devices;
+}
+
+// Random numbers and autocast as they were at the first run; afterwards as they were before, also when it throws. The
+// state of a GPU's generator is two numbers that the host keeps, so nothing waits for the GPU.
 class Replay {
  public:
+  struct OfDevice {
+    explicit OfDevice(c10::Device where)
+        : device(where),
+          random(random_state(where)),
+          autocast(at::autocast::is_autocast_enabled(where.type())),
+          autocast_dtype(at::autocast::get_autocast_dtype(where.type())) {}
+    c10::Device device;
+    at::Tensor random;
+    bool autocast;
+    at::ScalarType autocast_dtype;
+  };
   struct Conditions {
-    at::Tensor random = random_state();
-    bool autocast = at::autocast::is_autocast_enabled(at::kCPU);
-    at::ScalarType autocast_dtype = at::autocast::get_autocast_dtype(at::kCPU);
+    explicit Conditions(const std::vector<c10::Device>& devices) : of_devices(devices.begin(), devices.end()) {}
+    std::vector<c10::Device> devices() const {
+      std::vector<c10::Device> list;
+      for (const OfDevice& item : of_devices) list.push_back(item.device);
+      return list;
+    }
+    std::vector<OfDevice> of_devices;
     bool autocast_cache = at::autocast::is_autocast_cache_enabled();
   };
 
-  explicit Replay(const Conditions& conditions) { set(conditions); }
+  explicit Replay(const Conditions& conditions) : before_(conditions.devices()) { set(conditions); }
   ~Replay() { set(before_); }
   Replay(const Replay&) = delete;
   Replay& operator=(const Replay&) = delete;
 
  private:
   static void set(const Conditions& conditions) {
-    set_random_state(conditions.random);
-    at::autocast::set_autocast_enabled(at::kCPU, conditions.autocast);
-    at::autocast::set_autocast_dtype(at::kCPU, conditions.autocast_dtype);
+    for (const OfDevice& item : conditions.of_devices) {
+      set_random_state(item.device, item.random);
+      at::autocast::set_autocast_enabled(item.device.type(), item.autocast);
+      at::autocast::set_autocast_dtype(item.device.type(), item.autocast_dtype);
+    }
     at::autocast::set_autocast_cache_enabled(conditions.autocast_cache);
   }
 
@@ -59,7 +88,8 @@ class Replay {
 
 // What the second run needs besides the inputs; kept by the graph.
 struct Region : torch::CustomClassHolder {
-  Region(TensorListFunction region_function, const variable_list& inputs) : function(std::move(region_function)) {
+  Region(TensorListFunction region_function, const variable_list& inputs)
+      : function(std::move(region_function)), conditions(devices_of(inputs)) {
     for (const at::Tensor& input : inputs) has_input.push_back(input.defined());
   }
 

@@ -12,11 +12,11 @@ using TensorFunction = std::function<at::Tensor(const at::Tensor& input)>;
 using TensorListFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
 
 // Runs `function` without keeping what its backward needs; the backward runs it again. The second run sees the random
-// numbers, the autocast state and the inputs of the first, so it must compute the same (no effects that add up, such as
-// BatchNorm's statistics). Regions may be nested. Sharded weights that it reads are gathered once for second run and
-// backward together. What `function` captures may be leaves (parameters), but no tensors that were computed with
-// gradients: pass those as inputs. Undefined tensors pass through. Local.
-// Without gradient mode it is a plain call. After: Chen et al. 2016; torch.utils.checkpoint(use_reentrant=True).
+// numbers, the autocast state and the inputs of the first (of the CPU and of the GPUs that inputs are on), so it must
+// compute the same (no effects that add up, such as BatchNorm's statistics). Regions may be nested. Sharded weights
+// that it reads are gathered once for second run and backward together. What `function` captures may be leaves
+// (parameters), but no tensors that were computed with gradients: pass those as inputs. Undefined tensors pass through.
+// Local. Without gradient mode it is a plain call. After: Chen et al. 2016; torch.utils.checkpoint(use_reentrant=True).
 std::vector<at::Tensor> recompute(const TensorListFunction& function, const std::vector<at::Tensor>& inputs);
 at::Tensor recompute(const TensorFunction& function, const at::Tensor& input);
 

@@ -179,7 +179,7 @@ void Advisor::after_step(const Context& context) {
       say("padding", advise_on_padding(units));
     }
     say("CUDA_DEVICE_MAX_CONNECTIONS",
-        advise_on_connections(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"), at::hasCUDA()));
+        advise_on_connections(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"), context.device().is_cuda()));
   } else {
     const double share = exposed_share(context);
     say("small units", advise_on_latency(units, share));

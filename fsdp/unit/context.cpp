@@ -13,9 +13,9 @@
 #include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
 #include "fsdp/base/recompute_region.h"
-#include "fsdp/base/trace.h"
 #include "fsdp/comm/connection.h"
 #include "fsdp/comm/host_links.h"
+#include "fsdp/unit/lanes.h"
 
 namespace fsdp {
 namespace {
@@ -24,15 +24,6 @@ bool in_graph_task() { return torch::autograd::get_current_graph_task_id() != -1
 
 // Inside an operator that was seen already: what it makes of its inputs there needs no gradients.
 bool below_autograd() { return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality); }
-
-// Where gathers and reductions wait: two queues, or one for both.
-std::shared_ptr<comm::CommThread> make_thread(const World& world, const char* name) {
-  if (world.size == 1) return nullptr;
-  // Over shared memory a communication thread only computes (copies, sums), so it needs a core of its own.
-  const comm::Hosts& hosts = world.connection->hosts();
-  if (hosts.all_on_this_host() && hosts.links()->num_cores() < 2 * hosts.links()->size()) return nullptr;
-  return std::make_shared<comm::CommThread>(name);
-}
 
 schedule::StaticOrderOptions order_options(const schedule::Schedule& schedule) {
   schedule::StaticOrderOptions options;
@@ -44,7 +35,7 @@ schedule::StaticOrderOptions order_options(const schedule::Schedule& schedule) {
 
 }  // namespace
 
-std::shared_ptr<Context> Context::of(const World& world, const ContextOptions& options) {
+std::shared_ptr<Context> Context::of(const World& world, const ContextOptions& options, c10::Device device) {
   static std::mutex mutex;
   static std::map<const comm::Connection*, std::weak_ptr<Context>> contexts;
   const comm::Connection* key = world.connection.get();
@@ -56,35 +47,40 @@ std::shared_ptr<Context> Context::of(const World& world, const ContextOptions& o
                  ", which the first unit chose. All units of a world share one schedule.");
       FSDP_CHECK(context->options_.allocator == options.allocator,
                  "[fully_shard] allocator: got other options than the first unit. All units of a world share one.");
+      FSDP_CHECK(context->device_ == device, "[fully_shard] device: got ", device, ", expected ", context->device_,
+                 ", where the first unit's weights are. All units of a world are on one device: move the model there, ",
+                 "or set ShardOptions::device.");
       return context;
     }
   }
   // Unlocked: it meets the other ranks, which may be threads of this process. Nobody else makes one for this
   // connection.
-  auto context = std::make_shared<Context>(world, options);
+  auto context = std::make_shared<Context>(world, options, device);
   const std::lock_guard lock(mutex);
   std::erase_if(contexts, [](const auto& item) { return item.second.expired(); });
   contexts[key] = context;
   return context;
 }
 
-Context::Context(const World& world, const ContextOptions& options)
+Context::Context(const World& world, const ContextOptions& options, c10::Device device)
     : world_(world),
       options_(options),
+      device_(device),
       comm_(world.connection->world()),
-      allocator_(make_buffer_allocator(options.allocator, c10::Device(c10::kCPU))),
+      allocator_(make_buffer_allocator(options.allocator, device)),
       user_thread_(std::this_thread::get_id()),
       order_(order_options(options.schedule)) {
-  if (const auto& links = world.connection->hosts().links()) allocator_->share(links->own_arena());
+  const auto& links = world.connection->hosts().links();
+  if (links && device.is_cpu()) allocator_->share(links->own_arena());
   const bool unified = options.schedule.threads == schedule::CommThreads::kUnified;
-  gather_thread_ = make_thread(world, unified ? "comm thread" : "gather thread");
-  reduce_thread_ = unified ? gather_thread_ : make_thread(world, "reduce thread");
+  gather_lane_ = make_lane(world, device, unified ? LaneUse::kBoth : LaneUse::kGathers);
+  reduce_lane_ = unified ? gather_lane_ : make_lane(world, device, LaneUse::kReductions);
 }
 
-// Optimizers may hold groups, and these the threads, longer than there is a model.
+// Optimizers may hold groups, and these the lanes, longer than there is a model.
 Context::~Context() {
-  if (gather_thread_) gather_thread_->give_up();
-  if (reduce_thread_) reduce_thread_->give_up();
+  if (gather_lane_) gather_lane_->give_up();
+  if (reduce_lane_) reduce_lane_->give_up();
 }
 
 void Context::add_unit(UnitState& unit) {
@@ -112,6 +108,7 @@ void Context::remove_unit(UnitState& unit) {
 void Context::touch(c10::ArrayRef<Touch> touches, const char* operator_name) noexcept {
   // After a failure nothing more is gathered until the program has heard of it.
   if (!error_.present()) {
+    const TraceAdoption trace(trace_of_program());
     try {
       check_thread(touches.front(), operator_name);
       follow(touches, operator_name);
@@ -142,6 +139,14 @@ void Context::refuse_write(const Touch& touch, const char* operator_name) noexce
   } catch (...) {
     error_.set(std::current_exception());
   }
+}
+
+// Autograd runs the backward of a device on a thread of its own, which does the program's work: its events go where
+// those of the forward went. Null on the program's thread.
+std::shared_ptr<TraceSink> Context::trace_of_program() {
+  if (std::this_thread::get_id() != user_thread_) return trace_;
+  if (trace_ != current_trace_sink()) trace_ = current_trace_sink();
+  return nullptr;
 }
 
 void Context::check_thread(const Touch& touch, const char* operator_name) const {
@@ -203,6 +208,7 @@ void Context::move_to(c10::ArrayRef<Touch> touches, const char* operator_name) {
     if (next->is_ancestor_of(*touch.unit)) next = touch.unit;
   }
   order_.visit(next->id);
+  note_left_units();
   ++transitions_;
   const std::vector<int> ahead = units_ahead(*next);
   reshard_others(touches, ahead);
@@ -211,6 +217,7 @@ void Context::move_to(c10::ArrayRef<Touch> touches, const char* operator_name) {
     if (!touch.unit->current()) start_unshard(*touch.unit, c10::str(operator_name, " reads '", parameter, "'"));
     touch.unit->prefetched = false;
     touch.unit->last_use = transitions_;
+    for (UnitState* unit = touch.unit; unit != nullptr; unit = unit->parent) unit->left = {};
   }
   for (const Touch& touch : touches) finish_unshard(*touch.unit);
   current_ = next;
@@ -218,13 +225,25 @@ void Context::move_to(c10::ArrayRef<Touch> touches, const char* operator_name) {
   begin_compute(*next);
 }
 
+// Weights that are kept for a while, although the program has left their unit, are read no more from here on: memory
+// that is released later was free since then.
+void Context::note_left_units() {
+  if (device_.is_cpu() || current_ == nullptr || options_.schedule.kind != schedule::Kind::kDelayedRelease) return;
+  const StreamPoint here = StreamPoint::now(device_);
+  for (UnitState* unit : live_) {
+    if (unit->last_use == transitions_ || unit->is_ancestor_of(*current_)) unit->left = here;
+  }
+}
+
 void Context::begin_forward() {
   forward_open_ = true;
   order_.begin_pass(schedule::Pass::kForward);
+  const StreamPoint here = StreamPoint::now(device_);
   for (UnitState* unit : units_) {
     if (unit == nullptr) continue;
     unit->gathers_in_pass = 0;
     for (const auto& group : unit->groups) {
+      if (here.defined()) group->note_written(here);
       if (!group->model_weight_is_current()) group->finish_reading_stale_weights();
     }
   }
@@ -277,7 +296,7 @@ void Context::reshard_others(c10::ArrayRef<Touch> touches, const std::vector<int
   for (UnitState* unit : candidates) {
     if (is_needed(*unit) || !(unit->prefetched || may_reshard(*unit))) continue;
     const bool backward_comes = !in_backward_ && !unit->prefetched && records_graph_;
-    reshard(*unit, backward_comes ? After::kForward : After::kUse);
+    reshard(*unit, backward_comes ? After::kForward : After::kUse, unit->left);
   }
 }
 
@@ -376,16 +395,17 @@ void Context::reshard(UnitState& unit) {
   reshard(unit, After::kUse);
 }
 
-void Context::reshard(UnitState& unit, After after) {
+void Context::reshard(UnitState& unit, After after, const StreamPoint& end) {
   const int64_t before = unit.gathered_bytes();
   for (const auto& group : unit.groups) {
-    after == After::kForward ? group->reshard_to_forward_group() : group->reshard();
+    after == After::kForward ? group->reshard_to_forward_group(end) : group->reshard(end);
   }
   const int64_t after_bytes = unit.gathered_bytes();
   count_gathered(after_bytes - before);
   // Autocast keeps converted weights, and would hand them out after an optimizer's step.
-  if (after_bytes < before && at::autocast::is_autocast_enabled(at::kCPU)) at::autocast::clear_cache();
+  if (after_bytes < before && at::autocast::is_autocast_enabled(device_.type())) at::autocast::clear_cache();
   unit.prefetched = false;
+  unit.left = {};
   std::erase(live_, &unit);
   if (current_ == &unit) current_ = nullptr;
 }
@@ -417,12 +437,14 @@ int64_t Context::sum_over_ranks(int64_t value, const std::string& what) {
 // From the moment its weights are there to the next transition: what the unit's operators took, ours in between
 // included.
 void Context::begin_compute(const UnitState& unit) {
+  shown_ = show_range(in_backward_ ? "backward" : "forward", unit.name);
   if (current_trace_sink() == nullptr) return;
   computing_ = &unit;
   compute_begin_ = Clock::now();
 }
 
 void Context::end_compute() {
+  hide_range(std::exchange(shown_, 0));
   const UnitState* unit = std::exchange(computing_, nullptr);
   if (unit == nullptr || current_trace_sink() == nullptr) return;
   current_trace_sink()->add({in_backward_ ? "backward" : "forward", unit->name, compute_begin_, Clock::now(), ""});

@@ -1,4 +1,4 @@
-// 160 lines because every event of a step comes together here.
+// 170 lines because every event of a step comes together here.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "fsdp/base/deferred_error.h"
+#include "fsdp/base/trace.h"
 #include "fsdp/group/parameter_group.h"
 #include "fsdp/mesh/mesh.h"
 #include "fsdp/schedule/static_order.h"
@@ -26,14 +27,15 @@ namespace fsdp {
 
 // Drives all units of one world: decides on every touch and every gradient which weights are gathered and freed and
 // which gradients are reduced, in an order that is the same on every rank. One Context serves one user thread and the
-// autograd threads that it starts. docs/one_step.md walks through a step. Touches and weights: context.cpp; gradients:
-// context_backward.cpp.
+// autograd threads that it starts, and one device; there, what computes with the weights is given to one stream at a
+// time, the current one, and streams that read them beside it must have joined it when it leaves the unit.
+// docs/one_step.md walks through a step. Touches and weights: context.cpp; gradients: context_backward.cpp.
 class Context : public GroupOwner, public std::enable_shared_from_this<Context> {
  public:
   // The context of `world`, made at first use; all roots of a world share it. Throws Error(kUsage) if it was made with
-  // other options.
-  static std::shared_ptr<Context> of(const World& world, const ContextOptions& options);
-  Context(const World& world, const ContextOptions& options);
+  // other options, or for another device.
+  static std::shared_ptr<Context> of(const World& world, const ContextOptions& options, c10::Device device);
+  Context(const World& world, const ContextOptions& options, c10::Device device);
   ~Context() override;
 
   // ---- what happens to it
@@ -64,8 +66,9 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
 
   Counters& counters() { return counters_; }
   const std::shared_ptr<BufferAllocator>& allocator() const { return allocator_; }
-  const std::shared_ptr<comm::CommThread>& gather_thread() const { return gather_thread_; }
-  const std::shared_ptr<comm::CommThread>& reduce_thread() const { return reduce_thread_; }
+  const std::shared_ptr<comm::Lane>& gather_lane() const { return gather_lane_; }
+  const std::shared_ptr<comm::Lane>& reduce_lane() const { return reduce_lane_; }
+  c10::Device device() const { return device_; }
   const schedule::Schedule& schedule() const { return options_.schedule; }
   const World& world() const override { return world_; }
 
@@ -101,12 +104,14 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   void start_unshard(UnitState& unit, const std::string& cause);
   void finish_unshard(UnitState& unit);
   enum class After { kUse, kForward };
-  void reshard(UnitState& unit, After after);
+  void reshard(UnitState& unit, After after, const StreamPoint& end = {});
+  void note_left_units();
   void rest_all();
   void check_moved_parameters() const;
   void count_gathered(int64_t change);
   void begin_compute(const UnitState& unit);
   void end_compute();
+  std::shared_ptr<TraceSink> trace_of_program();
 
   // ---- gradients
   void enter_backward();
@@ -117,6 +122,7 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   void finish_unit_in_backward(UnitState& unit);
   void start_reduce(UnitState& unit, ParameterGroup& group);
   void note_collective(const UnitState& unit, char kind);
+  void forget_collectives();
   void finish_oldest_reduce();
   void finish_backward();
   void reduce_leftovers();
@@ -130,13 +136,15 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
 
   World world_;
   ContextOptions options_;
+  c10::Device device_;
   std::shared_ptr<comm::Comm> comm_;  // of the world
   std::shared_ptr<BufferAllocator> allocator_;
-  std::shared_ptr<comm::CommThread> gather_thread_;  // null in a world of one; both the same where unified
-  std::shared_ptr<comm::CommThread> reduce_thread_;
+  std::shared_ptr<comm::Lane> gather_lane_;  // null in a world of one on the CPU; both the same where unified
+  std::shared_ptr<comm::Lane> reduce_lane_;
   std::thread::id user_thread_;
-  std::vector<UnitState*> units_;  // null where one was destroyed
-  std::vector<UnitState*> live_;   // units whose weights are gathered or on their way, and may be freed
+  std::shared_ptr<TraceSink> trace_;  // where the program's own thread traces
+  std::vector<UnitState*> units_;     // null where one was destroyed
+  std::vector<UnitState*> live_;      // units whose weights are gathered or on their way, and may be freed
   schedule::StaticOrder order_;
   bool forward_open_ = false;
   bool records_graph_ = false;     // the operator that is about to run does
@@ -147,11 +155,14 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
 
   const UnitState* computing_ = nullptr;  // its compute range is being traced
   Clock::time_point compute_begin_;
+  uint64_t shown_ = 0;  // likewise, to a profiler
 
   bool in_backward_ = false;
   bool backward_aborted_ = false;
   bool reduced_in_backward_ = false;
   uint64_t collectives_digest_ = 0;  // of what this rank gathered and reduced since the ranks last agreed
+  uint64_t gather_order_ = 0;        // likewise, of the order of gathers and of reductions; on a device
+  uint64_t reduce_order_ = 0;
   int64_t backwards_with_reduces_ = 0;
   bool leaves_requested_ = false;
 

@@ -70,6 +70,7 @@ void Context::note_reused_units() {
 }
 
 void Context::gradient_ready(UnitState& unit, ParameterGroup& group, size_t index, const at::Tensor& parameter) {
+  const TraceAdoption trace(trace_of_program());
   rethrow_deferred();
   enter_backward();
   const Backstage backstage;
@@ -91,6 +92,7 @@ void Context::gradient_ready(UnitState& unit, ParameterGroup& group, size_t inde
 }
 
 std::optional<kernels::GradientSlot> Context::open_gradient_slot(UnitState& unit, ParameterGroup& group, size_t index) {
+  const TraceAdoption trace(trace_of_program());
   rethrow_deferred();
   enter_backward();
   const Backstage backstage;
@@ -160,6 +162,7 @@ std::vector<ParameterGroup*> Context::trainable_groups_of_this_backward() const 
 
 // End of the outermost backward.
 void Context::finish_backward() {
+  const TraceAdoption trace(trace_of_program());
   const Backstage backstage;
   end_compute();
   current_ = nullptr;
@@ -231,7 +234,7 @@ void Context::agree_on_step() {
       for (const uint8_t byte : group->gradients().arrived()) arrivals = (arrivals ^ byte) * 1099511628211ULL;
     }
     const at::Tensor mine = at::empty({2}, at::kLong);
-    mine.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(collectives_digest_);
+    mine.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(collectives_digest_ + 3 * gather_order_ + reduce_order_);
     mine.mutable_data_ptr<int64_t>()[1] = static_cast<int64_t>(arrivals);
     const at::Tensor all = at::empty({2 * comm_->size()}, at::kLong);
     comm_->all_gather(all, mine, {"agree on the step", "", ""}).wait();
@@ -245,7 +248,7 @@ void Context::agree_on_step() {
     }
     if (!same_arrivals) agree_on_arrivals(groups);
   }
-  collectives_digest_ = 0;
+  forget_collectives();
   for (ParameterGroup* group : groups) group->gradients().publish();
 }
 
@@ -286,17 +289,23 @@ void Context::abandon_backward() {
     unit->offers = Offer::kNone;
     reshard(*unit);
   }
-  collectives_digest_ = 0;
+  forget_collectives();
   current_ = nullptr;
 }
 
-// Ranks may do the same in another order (a gradient that is late on one of them), so the digest is a sum.
+// Ranks may do the same in another order (a gradient that is late on one of them), so the digest is a sum. Transports
+// of devices know calls by nothing but their order; there it counts.
 void Context::note_collective(const UnitState& unit, char kind) {
   uint64_t hash = 14695981039346656037ULL;
   for (const uint64_t value : {static_cast<uint64_t>(kind), static_cast<uint64_t>(unit.id)}) {
     hash = (hash ^ value) * 1099511628211ULL;
   }
   collectives_digest_ += hash;
+  if (device_.is_cpu()) return;
+  uint64_t& order = kind == 'g' ? gather_order_ : reduce_order_;
+  order = (order ^ hash) * 1099511628211ULL;
 }
+
+void Context::forget_collectives() { collectives_digest_ = gather_order_ = reduce_order_ = 0; }
 
 }  // namespace fsdp

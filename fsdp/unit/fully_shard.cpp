@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <malloc.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/api/module.h>
@@ -14,6 +15,7 @@
 #include <unordered_set>
 
 #include "fsdp/base/check.h"
+#include "fsdp/base/load_cuda.h"
 #include "fsdp/comm/connection.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/group/registry.h"
@@ -107,11 +109,26 @@ bool materialize_subject(const Subject& subject) {
   return true;
 }
 
-void check_parameter(const NamedTensor& parameter) {
+// Where the weights of a subject that has come to life will be: where the first of its parameters is, unless options
+// say.
+c10::Device device_of(const Subject& subject, const ShardOptions& options) {
+  std::optional<c10::Device> device = options.device;
+  for (const NamedTensor& parameter : subject.parameters) {
+    const at::Tensor& tensor = parameter.tensor;
+    if (!device && tensor.defined()) device = is_deferred(tensor) ? c10::Device(c10::kCPU) : tensor.device();
+  }
+  if (!device || device->is_cpu() || device->is_meta()) return c10::kCPU;
+  if (device->is_cuda()) load_cuda();
+  return device->has_index() ? *device : c10::impl::VirtualGuardImpl(device->type()).getDevice();
+}
+
+void check_parameter(const NamedTensor& parameter, const ShardOptions& options, c10::Device device) {
   const at::Tensor& tensor = parameter.tensor;
   FSDP_CHECK(tensor.defined(), "[fully_shard] '", parameter.name, "' is undefined. Initialise it first.");
-  FSDP_CHECK(tensor.device().is_cpu(), "[fully_shard] '", parameter.name, "': got device ", tensor.device(),
-             ", expected cpu. This build shards models on the CPU.");
+  const bool may_be_on_cpu = device.is_cpu() || options.device.has_value();
+  FSDP_CHECK(tensor.device() == device || (tensor.is_cpu() && may_be_on_cpu), "[fully_shard] '", parameter.name,
+             "': got device ", tensor.device(), ", expected ", device,
+             ". All weights of a world are on one device: move the model there first, or set ShardOptions::device.");
   FSDP_CHECK(at::isFloatingType(tensor.scalar_type()), "[fully_shard] '", parameter.name, "': got dtype ",
              tensor.scalar_type(), ", expected a floating-point type. List it in ShardOptions::ignored_parameters.");
   FSDP_CHECK(tensor.is_leaf(), "[fully_shard] '", parameter.name,
@@ -124,14 +141,14 @@ void check_parameter(const NamedTensor& parameter) {
 }
 
 // The distinct parameters that no unit owns and nobody asked to leave alone.
-NamedTensors unowned_parameters(const NamedTensors& all, const std::vector<at::Tensor>& ignored) {
+NamedTensors unowned_parameters(const NamedTensors& all, const ShardOptions& options, c10::Device device) {
   std::unordered_set<const c10::TensorImpl*> skip;
-  for (const at::Tensor& tensor : ignored) skip.insert(tensor.unsafeGetTensorImpl());
+  for (const at::Tensor& tensor : options.ignored_parameters) skip.insert(tensor.unsafeGetTensorImpl());
   NamedTensors list;
   for (const NamedTensor& parameter : all) {
     if (parameter.tensor.defined() && !skip.insert(parameter.tensor.unsafeGetTensorImpl()).second) continue;
     if (parameter.tensor.defined() && registry::find_parameter(parameter.tensor)) continue;
-    check_parameter(parameter);
+    check_parameter(parameter, options, device);
     list.push_back(parameter);
   }
   return list;
@@ -290,8 +307,10 @@ void add_group(const std::shared_ptr<LiveUnit>& unit, const NamedTensors& member
     spec.parameters.push_back(member.tensor);
   }
   spec.layout = plan_group(members, options, links.shard->size() * (links.replicate ? links.replicate->size() : 1));
+  spec.device = unit->state.context->device();
   spec.strategy = options.strategy;
   spec.precision = options.precision;
+  spec.whole_weights = options.whole_weights;
   spec.links = links;
   spec.allocator = unit->state.context->allocator();
   spec.owner = unit->state.context;
@@ -326,19 +345,30 @@ std::vector<int> all_ranks(const Mesh& mesh) {
 
 GroupLinks make_links(const Mesh& mesh, Strategy strategy, const Context& context) {
   comm::Connection& connection = *mesh.world().connection;
+  const c10::Device device = context.device();
+  const auto connect = [&](const std::vector<int>& ranks, comm::Purpose purpose) {
+    auto comm = connection.group(ranks, device.is_cpu() ? comm::Purpose::kGather : purpose);
+    comm->open(device);
+    return comm;
+  };
+  using comm::Purpose;
   GroupLinks links;
-  links.gather_thread = context.gather_thread();
-  links.reduce_thread = context.reduce_thread();
-  if (traits(strategy).reduce == ReduceKind::kAllReduce) {
-    links.shard = connection.group(all_ranks(mesh));
-    return links;
-  }
-  links.shard = connection.group(mesh.ranks("shard"));
-  links.host_places = connection.hosts().places_of(links.shard->ranks());
-  if (connection.host_weights() == HostWeightCopies::kOne && !links.host_places.empty()) {
+  links.gather_lane = context.gather_lane();
+  links.reduce_lane = context.reduce_lane();
+  const bool one_group = traits(strategy).reduce == ReduceKind::kAllReduce;
+  const std::vector<int> ranks = one_group ? all_ranks(mesh) : mesh.ranks("shard");
+  links.shard = connect(ranks, Purpose::kGather);
+  links.shard_reduce = connect(ranks, Purpose::kReduce);
+  if (one_group) return links;
+  links.host_places = connection.hosts().places_of(ranks);
+  if (device.is_cpu() && connection.host_weights() == HostWeightCopies::kOne && !links.host_places.empty()) {
     links.host = connection.hosts().links();
   }
-  if (mesh.size("replicate") > 1) links.replicate = connection.group(mesh.ranks("replicate"));
+  if (mesh.size("replicate") == 1) return links;
+  links.replicate = connect(mesh.ranks("replicate"), Purpose::kReduce);
+  if (traits(strategy).shards_over_replicas) {
+    links.replicate_gather = connect(mesh.ranks("replicate"), Purpose::kGather);
+  }
   return links;
 }
 
@@ -363,10 +393,11 @@ Unit shard(const Subject& subject, const Mesh& mesh, const ShardOptions& options
   const c10::InferenceMode normal_tensors(false);
   const at::AutoGradMode still_no_grad(false);
   check_options(mesh, options);
-  const auto context = Context::of(mesh.world(), {options.schedule, options.allocator});
+  const c10::Device device = device_of(subject, options);
+  const auto context = Context::of(mesh.world(), {options.schedule, options.allocator}, device);
   context->on_library_entry();
   const bool was_deferred = materialize_subject(subject);
-  const NamedTensors parameters = unowned_parameters(subject.parameters, options.ignored_parameters);
+  const NamedTensors parameters = unowned_parameters(subject.parameters, options, device);
   const std::vector<UnitState*> nested = nested_units(subject.parameters, *context);
   FSDP_CHECK(!parameters.empty() || (!nested.empty() && !is_same_module(subject.parameters, nested)),
              "[fully_shard] the module has no parameters to shard: it has ", subject.parameters.size(),

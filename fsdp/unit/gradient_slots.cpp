@@ -29,7 +29,7 @@ std::optional<kernels::GradientSlot> find(const at::Tensor& weight) {
   if (!entry.group->is_parameter(index, weight) || !torch::autograd::impl::hooks(weight).empty()) return std::nullopt;
   const Backstage backstage;
   at::Tensor stand_in = kernels::make_stand_in(weight);
-  if (!stand_in.defined()) return std::nullopt;
+  if (!stand_in.defined() || stand_in.device() != weight.device()) return std::nullopt;
   auto slot = entry.unit->context->open_gradient_slot(*entry.unit, *entry.group, index);
   if (!slot) return std::nullopt;
   slot->target = slot->target.view(weight.sizes());

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fsdp/buffer/buffer_allocator.h"
+#include "fsdp/group/whole_weights.h"
 #include "fsdp/layout/planner.h"
 #include "fsdp/mesh/mesh.h"
 #include "fsdp/precision/precision.h"
@@ -67,6 +68,11 @@ struct ShardOptions {
   UnusedUnit unused = UnusedUnit::kSkip;
   // Of all buffers below a root: at the end of each backward that reduced gradients for an optimizer step. COLLECTIVE.
   BufferSync buffers = BufferSync::kPerRank;
+  WholeWeights whole_weights = WholeWeights::kInPlace;
+  // Where the weights live from then on; unset: where the parameters are. A model that was built on the CPU, deferred
+  // or not, gets to a GPU this way without ever being there as a whole; its buffers stay, so move them (Module::to)
+  // before.
+  std::optional<c10::Device> device;
   // Of all units of the world; later calls of fully_shard() must agree with the first.
   schedule::Schedule schedule;
   AllocatorOptions allocator;

@@ -159,6 +159,21 @@ RestingBytes Unit::resting_bytes() const {
   return bytes;
 }
 
+MemoryCategories Unit::memory() const {
+  const RestingBytes resting = resting_bytes();
+  const Context& context = *state_->context;
+  MemoryCategories memory;
+  memory.params = resting.main_weight + resting.model_weight;
+  memory.grads = resting.main_grad;
+  for (const UnitState* unit : context.units()) {
+    if (unit == nullptr) continue;
+    memory.gathered += unit->gathered_bytes();
+    for (const auto& group : unit->groups) memory.reduce += group->gradients().resident_bytes();
+  }
+  memory.idle = std::max<int64_t>(0, context.allocator()->reserved_bytes() - memory.gathered - memory.reduce);
+  return memory;
+}
+
 int64_t Unit::num_parameters() const {
   int64_t count = 0;
   for (const UnitState* unit : state_->subtree()) count += parameters_in(*unit);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/base/device_memory.h"
 #include "fsdp/group/grad_scale.h"
 #include "fsdp/unit/options.h"
 
@@ -75,6 +76,9 @@ class Unit {
   Counters counters() const;
   void reset_counters();
   RestingBytes resting_bytes() const;
+  // What this unit and all below it hold on the device of their weights; gathered weights, gradients on their way and
+  // idle memory are those of the whole Context.
+  MemoryCategories memory() const;
   // Elements of the unsharded parameters of this unit and all below it, each distinct parameter once.
   int64_t num_parameters() const;
   int64_t num_units() const;

@@ -84,6 +84,7 @@ void UnitState::set_reshard_after_forward(ReshardAfterForward reshard) {
       if (*group_size > 1 && *group_size < shard.size()) {
         const auto first = shard.ranks().begin() + shard.rank() / *group_size * *group_size;
         forward = context->world().connection->group(std::vector<int>(first, first + *group_size));
+        forward->open(context->device());
       }
     }
     group->set_forward_group(std::move(forward));

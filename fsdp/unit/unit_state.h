@@ -83,6 +83,7 @@ class UnitState {
 
   bool prefetched = false;       // gathered ahead, not read yet
   int64_t last_use = 0;          // the transition of the Context in which it was entered last
+  StreamPoint left;              // on a device: where the program stopped computing with it, until it comes back
   int gathers_in_pass = 0;       // in the running forward
   bool keep_in_forward = false;  // the last forward came back to it after it was resharded
   bool had_gradients = false;    // in the running backward

@@ -91,12 +91,12 @@ TEST(DBuffer, GathersEveryRanksShard) {
     shard.local().copy_(torch::arange(8 * world.rank, 8 * world.rank + 8));
     DBuffer whole(example(), Placement::kReplicate, world.rank, at::kFloat, Backing::kOwned);
     const auto comm = world.connection->world();
-    whole.all_gather_from(shard.local(), *comm, {"gather", "test", ""}).wait();
+    whole.all_gather_from(shard.local(), comm, {"gather", "test", ""})().wait();
     EXPECT_TRUE(torch::equal(whole.local(), torch::arange(24, at::kFloat)));
 
     DBuffer in_place(example(), Placement::kReplicate, world.rank, at::kFloat, Backing::kOwned);
     in_place.own_slice().copy_(shard.local());
-    in_place.all_gather_from(in_place.own_slice(), *comm, {"gather", "in place", ""}).wait();
+    in_place.all_gather_from(in_place.own_slice(), comm, {"gather", "in place", ""})().wait();
     EXPECT_TRUE(torch::equal(in_place.local(), torch::arange(24, at::kFloat)));
   });
 }

@@ -39,9 +39,7 @@ void for_each_case(const std::function<void(const Case&, Comm&)>& body) {
   }
 }
 
-torch::Tensor staging_for(const Comm& comm, const Case& c) {
-  return torch::empty({comm.staging_numel(c.numel)}, c.dtype);
-}
+torch::Tensor staging_for(Comm& comm, const Case& c) { return torch::empty({comm.staging_numel(c.numel)}, c.dtype); }
 
 // Sum over the ranks of their [world * numel] tensors, in fp32 and in rank order.
 torch::Tensor plain_sum(const Case& c, int64_t numel) {

@@ -17,8 +17,9 @@ using testing::run_ranks;
 using Clock = std::chrono::steady_clock;
 
 Job gather_job(Comm& comm, const torch::Tensor& output, const std::string& unit) {
-  return Job("gather", unit,
-             comm.all_gather(output, torch::full({1}, static_cast<float>(comm.rank())), {"gather", unit, ""}));
+  return Job("gather", unit, [&comm, output, unit] {
+    return comm.all_gather(output, torch::full({1}, static_cast<float>(comm.rank())), {"gather", unit, ""});
+  });
 }
 
 std::string error_of(Completion& completion) {

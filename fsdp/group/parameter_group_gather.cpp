@@ -1,0 +1,141 @@
+// What a group does from the first wish for its gathered weights to their release.
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "fsdp/base/check.h"
+#include "fsdp/base/trace.h"
+#include "fsdp/group/parameter_group.h"
+
+namespace fsdp {
+
+int64_t ParameterGroup::start_unshard(const std::string& cause) {
+  if (current() || weight_phase() == WeightPhase::kUnsharding) return 0;
+  const TraceScope trace("unshard", unit_name_);
+  const int64_t revision = main_weight_revision();
+  if (residence_ == Residence::kShared) {
+    if (shared_memory_) unsharded_.exchange(std::exchange(shared_memory_, c10::DataPtr()));
+    refresh_model_weight();
+    publish_model_weight();
+    weight_phase_.change_to(WeightPhase::kUnsharding);
+    unsharded_revision_ = revision;
+    return 0;
+  }
+  const bool from_forward_group = forward_shard_.resident() && forward_revision_ == revision;
+  if (!from_forward_group) {
+    forget_forward_shard();
+    refresh_model_weight();
+  }
+  if (unsharded_.refuses_access()) {
+    FSDP_THROW(kMemory, "[unshard] there was no memory for the weights of '", unit_name_,
+               "' before, and no way back: save what you need and start again, with smaller units or more ranks.");
+  }
+  const bool is_fresh = !unsharded_.resident();
+  if (is_fresh) unsharded_.reallocate(*allocator_);
+  weight_phase_.change_to(WeightPhase::kUnsharding);
+  unsharded_revision_ = revision;
+  const at::Tensor source = gather_source();
+  if (!source.defined()) return 0;
+  int64_t bytes = 0;
+  comm::Job job =
+      from_forward_group ? gather_from_forward_group(cause, &bytes) : gather_from_shards(source, cause, &bytes);
+  job.after = points_before_gather(is_fresh, from_forward_group, revision);
+  gather_ = GroupLinks::post(links_.gather_lane, std::move(job));
+  return bytes;
+}
+
+// [Note: What a gather waits for] On a device: that its memory is free, which was so when it was released, and that
+// what it reads is written, which was so when the forward began, or at the first gather after the write. Not for what
+// was computed since: a gather that is issued behind the computation of another unit overlaps it all the same.
+std::vector<StreamPoint> ParameterGroup::points_before_gather(bool is_fresh, bool from_forward_group,
+                                                              int64_t revision) {
+  const c10::Device device = unsharded_.local().device();
+  if (device.is_cpu()) return {};
+  // Weights in memory that are brought up to date may still be read by what was computed so far.
+  const StreamPoint writable_from = is_fresh ? unsharded_.ready() : StreamPoint::now(device);
+  if (from_forward_group) return {writable_from, forward_shard_written_};
+  if (source_revision_ != revision || !source_written_.defined()) {
+    source_written_ = StreamPoint::now(device);
+    source_revision_ = revision;
+  }
+  return {writable_from, source_written_};
+}
+
+void ParameterGroup::note_written(const StreamPoint& here) {
+  const int64_t revision = main_weight_revision();
+  if (source_revision_ == revision) return;
+  source_written_ = here;
+  source_revision_ = revision;
+}
+
+comm::Job ParameterGroup::gather_from_forward_group(const std::string& cause, int64_t* bytes) {
+  *bytes = received_bytes(unsharded_.bytes(), *links_.forward);
+  const comm::CallLabel label = label_of("gather from the forward group", cause);
+  return comm::Job("gather", unit_name_, unsharded_.all_gather_from(forward_shard_.tensor(), links_.forward, label));
+}
+
+comm::Job ParameterGroup::gather_from_shards(const at::Tensor& source, const std::string& cause, int64_t* bytes) {
+  *bytes = copies_whole_ ? unsharded_.bytes() : received_bytes(unsharded_.bytes(), *links_.shard);
+  const comm::CallLabel label = label_of("gather", cause);
+  if (!over_replicas() || replica_revision_ == model_revision_) {
+    return comm::Job("gather", unit_name_, unsharded_.all_gather_from(source, links_.shard, label));
+  }
+  // Every replica wrote its part of this shard group's weights; all of them come before the gather that they are for.
+  *bytes += received_bytes(model_weight_.bytes(), *links_.replicate);
+  replica_revision_ = model_revision_;
+  const at::Tensor whole = writable(model_weight_.local());
+  comm::Job job("gather", unit_name_,
+                [whole, own = writable(own_model_weight()), replicate = links_.replicate_gather,
+                 first = label_of("gather over replicas", cause)] { return replicate->all_gather(whole, own, first); });
+  job.next.push_back(unsharded_.all_gather_from(whole, links_.shard, label));
+  return job;
+}
+
+void ParameterGroup::finish_unshard() {
+  if (weight_phase() != WeightPhase::kUnsharding) return;
+  const TraceScope trace("wait gather", unit_name_);
+  weight_phase_.change_to(WeightPhase::kUnsharded);
+  try {
+    gather_.wait();
+    if (host_weights_) host_weights_->await_owners(label_of("wait for owners", ""));
+  } catch (...) {
+    unsharded_revision_ = kNoRevision;
+    replica_revision_ = kNoRevision;
+    throw;
+  }
+  forget_forward_shard();
+}
+
+void ParameterGroup::reshard(const StreamPoint& end) {
+  if (residence_ == Residence::kShared && weight_phase() != WeightPhase::kResting) {
+    finish_unshard();
+    weight_phase_.change_to(WeightPhase::kResting);
+  }
+  if (residence_ == Residence::kPersistent) finish_unshard();  // of a gather that nobody waited for
+  if (residence_ != Residence::kReleased || weight_phase() == WeightPhase::kResting) return;
+  finish_unshard();
+  const TraceScope trace("reshard", unit_name_);
+  unsharded_.release(*allocator_, end);
+  weight_phase_.change_to(WeightPhase::kResting);
+}
+
+void ParameterGroup::reshard_to_forward_group(const StreamPoint& end) {
+  StreamPoint last_read = end;
+  if (residence_ == Residence::kReleased && links_.forward != nullptr && current()) {
+    const int64_t numel = unsharded_.local().numel() / links_.forward->size();
+    const at::Tensor& kept = forward_shard_.take(*allocator_, numel, unsharded_.local().options());
+    at::Tensor(kept).copy_(writable(unsharded_.local()).narrow(0, links_.forward->rank() * numel, numel));
+    forward_shard_written_ = StreamPoint::now(kept.device());
+    forward_revision_ = unsharded_revision_;
+    last_read = forward_shard_written_;
+  }
+  reshard(last_read);
+}
+
+int64_t ParameterGroup::forget_forward_shard() {
+  const int64_t bytes = forward_shard_.bytes();
+  forward_shard_.release(*allocator_);
+  return bytes;
+}
+
+}  // namespace fsdp

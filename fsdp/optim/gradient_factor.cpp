@@ -1,0 +1,20 @@
+#include "fsdp/optim/gradient_factor.h"
+
+#include "fsdp/base/backstage.h"
+#include "fsdp/base/check.h"
+
+namespace fsdp {
+
+GradientFactor GradientFactor::of(const at::Tensor& tensor, const char* optimizer) {
+  FSDP_CHECK(tensor.defined() && tensor.numel() == 1 && tensor.scalar_type() == at::kFloat, "[", optimizer,
+             "] gradient_factor: expected a tensor of one fp32 number. Give it GradNorm::factor, or a plain number.");
+  if (!tensor.is_cpu()) return {1, tensor};
+  const Backstage backstage;
+  return {tensor.item<float>(), {}};
+}
+
+at::Tensor GradientFactor::on_device_of(const at::Tensor& weight) const {
+  return tensor.defined() ? tensor.to(weight.device()) : tensor;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,37 @@
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "kernels/cuda/tensors.h"
+#include "kernels/linear_parts.h"
+
+namespace fsdp::kernels::cuda {
+namespace {
+
+// One product of bf16 or fp32 operands whose sums stay in fp32 on their way into the target.
+void fill_weight_gradient_cuda(const at::Tensor& target_NK, const at::Tensor& grad_TN, const at::Tensor& x_TK,
+                               double scale, bool adds) {
+  constexpr auto kOp = "fill_weight_gradient";
+  check_devices(kOp, {grad_TN, x_TK, target_NK});
+  TORCH_CHECK(target_NK.scalar_type() == at::kFloat, "[", kOp, "] target: got ", target_NK.scalar_type(),
+              ", expected float32");
+  const OnDeviceOf device(grad_TN);
+  at::Tensor target = target_NK;
+  if (grad_TN.size(0) == 0) {
+    if (!adds) target.zero_();
+    return;
+  }
+  const double beta = adds ? 1 : 0;
+  if (grad_TN.scalar_type() == at::kFloat)
+    at::addmm_out(target, target, grad_TN.t(), x_TK, beta, scale);
+  else
+    at::addmm_out(target, target, grad_TN.t(), x_TK, at::kFloat, beta, scale);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(fsdp, CUDA, library) {
+  library.impl("linear", product);
+  library.impl("fill_weight_gradient", fill_weight_gradient_cuda);
+}
+
+}  // namespace fsdp::kernels::cuda

@@ -1,0 +1,69 @@
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <tuple>
+
+#include "kernels/cuda/tensors.h"
+#include "kernels/input_checks.h"
+
+namespace fsdp::kernels::cuda {
+namespace {
+
+std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  constexpr auto kOp = "rms_norm";
+  check_rms_norm(x, weight);
+  check_devices(kOp, {x, weight});
+  const OnDeviceOf device(x);
+  const at::Tensor input = x.contiguous(), scale = weight.contiguous();
+  const int64_t width = x.size(-1), rows = width == 0 ? 0 : x.numel() / width;
+  at::Tensor y = at::empty(input.sizes(), input.options());
+  at::Tensor rstd = at::empty({rows}, input.options().dtype(at::kFloat));
+  const RmsNormForward arrays{input.const_data_ptr(),
+                              scale.const_data_ptr(),
+                              y.mutable_data_ptr(),
+                              rstd.mutable_data_ptr<float>(),
+                              element_of(kOp, x),
+                              rows,
+                              width,
+                              static_cast<float>(eps)};
+  C10_CUDA_CHECK(launch_rms_norm_forward(arrays, device.stream()));
+  return {y, rstd};
+}
+
+std::tuple<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad_y, const at::Tensor& x,
+                                                     const at::Tensor& weight, const at::Tensor& rstd) {
+  constexpr auto kOp = "rms_norm_backward";
+  check_rms_norm(x, weight);
+  check_devices(kOp, {grad_y, x, weight, rstd});
+  const OnDeviceOf device(x);
+  const at::Tensor grad = grad_y.contiguous(), input = x.contiguous(), scale = weight.contiguous();
+  const int64_t width = x.size(-1), rows = rstd.numel();
+  at::Tensor grad_x = at::empty(input.sizes(), input.options()), grad_weight = at::empty({width}, scale.options());
+  at::Tensor partials = at::empty({num_rms_norm_partials(rows), width}, input.options().dtype(at::kFloat));
+  const RmsNormBackward arrays{grad.const_data_ptr(),
+                               input.const_data_ptr(),
+                               scale.const_data_ptr(),
+                               rstd.const_data_ptr<float>(),
+                               grad_x.mutable_data_ptr(),
+                               grad_weight.mutable_data_ptr(),
+                               partials.mutable_data_ptr<float>(),
+                               element_of(kOp, x),
+                               rows,
+                               width};
+  C10_CUDA_CHECK(launch_rms_norm_backward(arrays, device.stream()));
+  return {grad_x, grad_weight};
+}
+
+at::Tensor rms_norm_without_gradient(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  return std::get<0>(rms_norm_forward(x, weight, eps));
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(fsdp, CUDA, library) {
+  library.impl("rms_norm", rms_norm_without_gradient);
+  library.impl("rms_norm_forward", rms_norm_forward);
+  library.impl("rms_norm_backward", rms_norm_backward);
+}
+
+}  // namespace fsdp::kernels::cuda

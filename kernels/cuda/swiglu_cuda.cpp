@@ -1,0 +1,47 @@
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <tuple>
+
+#include "kernels/cuda/tensors.h"
+#include "kernels/input_checks.h"
+
+namespace fsdp::kernels::cuda {
+namespace {
+
+at::Tensor swiglu_forward(const at::Tensor& gate, const at::Tensor& up) {
+  constexpr auto kOp = "swiglu";
+  check_swiglu(gate, up);
+  check_devices(kOp, {gate, up});
+  const OnDeviceOf device(gate);
+  const at::Tensor g = gate.contiguous(), u = up.contiguous();
+  at::Tensor y = at::empty(g.sizes(), g.options());
+  const SwiGluForward arrays{g.const_data_ptr(), u.const_data_ptr(), y.mutable_data_ptr(), element_of(kOp, g),
+                             g.numel()};
+  C10_CUDA_CHECK(launch_swiglu_forward(arrays, device.stream()));
+  return y;
+}
+
+std::tuple<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& grad_y, const at::Tensor& gate,
+                                                   const at::Tensor& up) {
+  constexpr auto kOp = "swiglu_backward";
+  check_swiglu(gate, up);
+  check_devices(kOp, {gate, grad_y, up});
+  const OnDeviceOf device(gate);
+  const at::Tensor grad = grad_y.contiguous(), g = gate.contiguous(), u = up.contiguous();
+  at::Tensor grad_gate = at::empty(g.sizes(), g.options()), grad_up = at::empty(g.sizes(), g.options());
+  const SwiGluBackward arrays{
+      grad.const_data_ptr(),      g.const_data_ptr(), u.const_data_ptr(), grad_gate.mutable_data_ptr(),
+      grad_up.mutable_data_ptr(), element_of(kOp, g), g.numel()};
+  C10_CUDA_CHECK(launch_swiglu_backward(arrays, device.stream()));
+  return {grad_gate, grad_up};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(fsdp, CUDA, library) {
+  library.impl("swiglu_forward", swiglu_forward);
+  library.impl("swiglu_backward", swiglu_backward);
+}
+
+}  // namespace fsdp::kernels::cuda

@@ -1,0 +1,59 @@
+#include "kernels/linear.h"
+
+#include "kernels/linear_parts.h"
+#include "tests/cuda/as_on_cpu.h"
+
+namespace fsdp::kernels {
+namespace {
+
+TEST(CudaLinear, EqualsCpu) {
+  FSDP_NEEDS_GPU();
+  torch::manual_seed(1);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const auto& shape :
+         std::vector<std::vector<int64_t>>{{1, 1}, {7, 5}, {2, 3, 16}, {3, 40, 33}, {1, 300, 256}, {0, 8}, {2, 0, 8}}) {
+      for (const int64_t out : {1, 16, 37})
+        expect_as_on_cpu([](const Inputs& in) { return kernels::linear(in[0], in[1]); },
+                         {values(shape, dtype), values({out, shape.back()}, dtype)}, tolerance_of(dtype),
+                         c10::str(dtype, " ", shape, " -> ", out));
+    }
+  }
+}
+
+TEST(CudaLinear, TakesViewsAndMixedDtypesWithoutGradients) {
+  FSDP_NEEDS_GPU();
+  torch::manual_seed(2);
+  expect_as_on_cpu(
+      [](const Inputs& in) {
+        return kernels::linear(in[0].transpose(0, 1), shifted(in[1], {7, 10}));
+      },
+      {values({6, 4, 10}, at::kFloat), values({71}, at::kFloat)}, 4e-6, "views");
+  const at::NoGradGuard no_grad;
+  const at::Tensor x = at::randn({3, 16}), weight = at::randn({5, 16}).to(at::kBFloat16);
+  const at::Tensor y = kernels::linear(x.to(kGpu), weight.to(kGpu)).cpu();
+  EXPECT_LE(relative_difference(y, kernels::linear(x, weight)), 4e-6);
+}
+
+TEST(CudaLinear, FillsSlotsInFp32) {
+  FSDP_NEEDS_GPU();
+  torch::manual_seed(3);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t tokens : {0, 1, 33, 200}) {
+      for (const int64_t inputs : {1, 21, 64}) {
+        for (const bool adds : {false, true}) {
+          const at::Tensor grad = values({tokens, 37}, dtype), x = values({tokens, inputs}, dtype);
+          const at::Tensor before = at::randn({37, inputs});
+          const at::Tensor target = (adds ? before : at::full_like(before, NAN)).to(kGpu);
+          fill_weight_gradient({target, adds, 0.5, {}}, grad.to(kGpu), x.to(kGpu));
+          const at::Tensor exact = 0.5 * grad.to(at::kDouble).t().mm(x.to(at::kDouble)) + (adds ? 1 : 0) * before;
+          // bf16 operands multiply exactly in fp32: there is nothing to round but the sum.
+          EXPECT_LE(relative_difference(target.cpu(), exact), 1e-5)
+              << dtype << " " << tokens << " tokens, " << inputs << " inputs, adds " << adds;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::kernels

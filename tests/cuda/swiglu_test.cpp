@@ -1,0 +1,37 @@
+#include "kernels/swiglu.h"
+
+#include "tests/cuda/as_on_cpu.h"
+
+namespace fsdp::kernels {
+namespace {
+
+TEST(CudaSwiGlu, EqualsCpu) {
+  FSDP_NEEDS_GPU();
+  torch::manual_seed(1);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const auto& shape :
+         std::vector<std::vector<int64_t>>{{1}, {7}, {8}, {3, 33}, {2, 5, 64}, {1000, 1001}, {0, 4}}) {
+      expect_as_on_cpu([](const Inputs& in) { return swiglu(in[0], in[1]); },
+                       {3 * values(shape, dtype), values(shape, dtype)}, tolerance_of(dtype),
+                       c10::str(dtype, " ", shape));
+    }
+  }
+}
+
+TEST(CudaSwiGlu, TakesViewsAndLargeValues) {
+  FSDP_NEEDS_GPU();
+  torch::manual_seed(2);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    expect_as_on_cpu(
+        [](const Inputs& in) {
+          return swiglu(shifted(in[0], {9, 40}), in[1].transpose(0, 1));
+        },
+        {values({361}, dtype), values({40, 9}, dtype)}, tolerance_of(dtype), c10::str(dtype, " views"));
+    expect_as_on_cpu([](const Inputs& in) { return swiglu(in[0], in[1]); },
+                     {at::linspace(-100, 100, 64).to(dtype), at::ones({64}, dtype)}, tolerance_of(dtype),
+                     c10::str(dtype, " large"));
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::kernels

@@ -1,0 +1,132 @@
+// The trainer on a device: numbers of the CPU, every order among streams, and how often the host waits.
+#include "train/trainer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/library.h>
+#include <torch/torch.h>
+
+#include <cmath>
+
+#include "fsdp/comm/connection.h"
+#include "tests/device/fake_device.h"
+#include "tests/device/fake_flat_kernels.h"
+#include "tests/train/answer_batches.h"
+#include "train/evaluation.h"
+
+namespace fsdp::train {
+namespace {
+
+// What a library of kernels brings for its device (kernels/cuda/*_cuda.cpp), in operators of LibTorch.
+at::Tensor embedding_backward(const at::Tensor& grad_NE, const at::Tensor& ids_N, int64_t num_rows) {
+  return at::embedding_dense_backward(grad_NE, ids_N, num_rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
+}
+
+at::Tensor attention_of_whole_rows(const at::Tensor& q_BTHD, const at::Tensor& k_BTKD, const at::Tensor& v_BTKD,
+                                   at::IntArrayRef lengths, int64_t window) {
+  TORCH_CHECK(lengths.empty() && window == 0, "whole rows only");
+  const int64_t group = q_BTHD.size(2) / k_BTKD.size(2), tokens = q_BTHD.size(1);
+  const auto heads_first = [](const at::Tensor& x) { return x.transpose(1, 2); };
+  const at::Tensor q = heads_first(q_BTHD), k = heads_first(k_BTKD).repeat_interleave(group, 1),
+                   v = heads_first(v_BTKD).repeat_interleave(group, 1);
+  const at::Tensor hidden = at::ones({tokens, tokens}, q.options().dtype(at::kFloat)).triu(1) * -1e30;
+  const double scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
+  const at::Tensor scores = at::matmul(q, k.transpose(2, 3)).to(at::kFloat) * scale + hidden;
+  return heads_first(at::matmul(at::softmax(scores, 3).to(v.scalar_type()), v)).contiguous();
+}
+
+TORCH_LIBRARY_IMPL(fsdp, PrivateUse1, library) { library.impl("embedding_backward", embedding_backward); }
+
+TORCH_LIBRARY_IMPL(fsdp, AutogradPrivateUse1, library) { library.impl("causal_attention", attention_of_whole_rows); }
+
+using testing::AnswerBatches;
+using testing::fake_device;
+using testing::stream_clocks;
+
+constexpr int kSteps = 4;
+constexpr int64_t kMicroRows = 4;
+
+models::DecoderConfig small_decoder() {
+  models::DecoderConfig config;
+  config.model_type = "llama";
+  config.vocab_size = 160;
+  config.hidden_size = 32;
+  config.intermediate_size = 48;
+  config.num_hidden_layers = 2;
+  config.num_attention_heads = 4;
+  config.num_key_value_heads = 2;
+  config.head_dim = 8;
+  config.max_position_embeddings = 64;
+  config.tie_word_embeddings = true;
+  return config;
+}
+
+TrainConfig train_config() {
+  TrainConfig config;
+  config.steps = kSteps;
+  config.warmup_steps = 1;
+  config.clip = 0.5;
+  return config;
+}
+
+struct Numbers {
+  std::vector<double> losses, norms;
+  std::vector<at::Tensor> weights;  // on the CPU
+};
+
+Numbers train_on(c10::Device device, const std::string& precision, std::vector<int64_t>* waits = nullptr) {
+  const World world = comm::connect_alone();
+  models::Decoder decoder(small_decoder(), at::TensorOptions(device));
+  decoder->reset_parameters(11);
+  ShardConfig shard;
+  shard.precision = precision;
+  ShardOptions options = shard_options(shard);
+  options.whole_weights = WholeWeights::kCopied;
+  ShardedModel model = parallelize(std::move(decoder), make_mesh(world, 1), options);
+  const AnswerBatches batches(0, 1, kMicroRows, small_decoder().vocab_size, 5);
+  Trainer trainer(train_config(), world, batches, model);
+  Numbers numbers;
+  for (int step = 0; step < kSteps; ++step) {
+    stream_clocks().clear();
+    const StepResult result = trainer.step();
+    EXPECT_THAT(stream_clocks().races(), ::testing::IsEmpty());
+    EXPECT_EQ(stream_clocks().num_recorded_streams(), 0);
+    if (waits != nullptr) waits->push_back(stream_clocks().num_host_waits());
+    numbers.losses.push_back(result.loss);
+    numbers.norms.push_back(result.grad_norm);
+  }
+  for (const at::Tensor& leaf : trainer.leaves()) numbers.weights.push_back(leaf.detach().cpu());
+  return numbers;
+}
+
+class DeviceTrainer : public ::testing::TestWithParam<std::string> {
+ protected:
+  const testing::FakeFlatKernels kernels_;
+};
+
+TEST_P(DeviceTrainer, HasTheNumbersOfTheCpu) {
+  const double tolerance = GetParam() == "bf16" ? 2e-2 : 2e-5;
+  const Numbers expected = train_on(at::kCPU, GetParam());
+  const Numbers numbers = train_on(fake_device(), GetParam());
+  for (size_t step = 0; step < kSteps; ++step) {
+    EXPECT_NEAR(numbers.losses[step], expected.losses[step], tolerance * expected.losses[step]) << step;
+    EXPECT_NEAR(numbers.norms[step], expected.norms[step], 5 * tolerance * expected.norms[step]) << step;
+  }
+  for (size_t i = 0; i < numbers.weights.size(); ++i)
+    EXPECT_LE((numbers.weights[i] - expected.weights[i]).abs().max().item<double>(), 3e-3) << i;
+}
+
+// Beside the copies of ids and targets, whose memory is not pinned here: for the loss and for the norm; in the first
+// step also for the table of rotations, sines and cosines.
+TEST_P(DeviceTrainer, TheHostWaitsTwiceInAStep) {
+  std::vector<int64_t> waits;
+  train_on(fake_device(), GetParam(), &waits);
+  constexpr int64_t kUsual = 2 * AnswerBatches::kRows / kMicroRows + 2;
+  EXPECT_THAT(waits, ::testing::ElementsAre(kUsual + 2, kUsual, kUsual, kUsual));
+}
+
+INSTANTIATE_TEST_SUITE_P(Precisions, DeviceTrainer, ::testing::Values("fp32", "bf16"),
+                         [](const auto& param) { return param.param; });
+
+}  // namespace
+}  // namespace fsdp::train
