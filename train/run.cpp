@@ -28,6 +28,7 @@
 #include "train/pace.h"
 #include "train/prefetch.h"
 #include "train/process_memory.h"
+#include "train/rank_check.h"
 #include "train/records.h"
 #include "train/replica_check.h"
 #include "train/run_state.h"
@@ -41,29 +42,10 @@
 
 namespace fsdp::train {
 namespace {
-using Clock = Pace::Clock;
-constexpr int kStoppedAndResumable = 75;  // EX_TEMPFAIL
 
-// Ranks that were started with different settings, or that see different data, would wait for each other or train on
-// something nobody asked for.
-void check_ranks_agree(const World& world, const Config& config, const PackedSplit& data) {
-  const auto contents = gather_strings(world, describe_content(config, data));
-  const auto configs = gather_strings(world, config_to_toml(config));
-  for (size_t rank = 1; rank < configs.size(); ++rank) {
-    const std::string name = "[train] rank " + std::to_string(rank);
-    if (contents[rank] != contents[0]) {
-      throw AgreedError(ErrorCode::kData,
-                        name + " has " + contents[rank] + ", rank 0 has " + contents[0] +
-                            ". Give all ranks the same data.path with the same content.",
-                        world.rank != 0);
-    }
-    if (configs[rank] != configs[0]) {
-      throw AgreedError(ErrorCode::kUsage,
-                        name + " was started with another configuration than rank 0. Start all alike.",
-                        world.rank != 0);
-    }
-  }
-}
+using Clock = Pace::Clock;
+
+constexpr int kStoppedAndResumable = 75;  // EX_TEMPFAIL
 
 ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const Config& config, const World& world,
                          c10::Device device) {
@@ -469,12 +451,13 @@ int run_training(const Config& config, const World& world, StopSignal& stop_sign
   stop_signal.answer_with(world.size == 1 ? StopSignal::Answer::kNoteAndTell : StopSignal::Answer::kNote);
   if (config.train.deterministic) compute_deterministically();
   const ThreadPlan threads = set_threads(world);
+  c10::Device device = c10::kCPU;
   std::optional<Splits> splits;
   std::optional<ModelChoice> choice;
   std::optional<tokenizer::Tokenizer> tokenizer;
   Tuning tuning;
   on_all_ranks(world, [&] {
-    choose_device(config, world);  // is it there?
+    device = choose_device(config, world);
     splits = open_splits(config.data);
     const io::TokenDataset& data = splits->train.dataset();
     check_batch(config.train, world, splits->train);
@@ -491,9 +474,9 @@ int run_training(const Config& config, const World& world, StopSignal& stop_sign
       Console(Console::detect(stdout, 0)).line("train: " + config.model.preset + ": " + size_text(choice->config));
   });
   check_ranks_agree(world, config, splits->train);
-  Run run(config, world,
-          {threads, choose_device(config, world), std::move(*splits), std::move(*choice), std::move(tokenizer),
-           std::move(tuning), stop_signal});
+  Run run(
+      config, world,
+      {threads, device, std::move(*splits), std::move(*choice), std::move(tokenizer), std::move(tuning), stop_signal});
   return run.train();
 }
 

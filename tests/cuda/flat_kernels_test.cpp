@@ -67,7 +67,9 @@ TEST_F(CudaFlatKernels, AdamWEqualsItsTwin) {
         adamw_step(w.cpu, g.cpu, m.cpu, v.cpu, copies ? copy.cpu : none, options);
         options.gradient_scale = scale.to(at::kCUDA);
         adamw_step(w.gpu, g.gpu, m.gpu, v.gpu, copies ? copy.gpu : none, options);
-        if (copies) EXPECT_LE(difference(copy.gpu, copy.cpu), rounding_of(dtype));
+        if (copies) {
+          EXPECT_LE(difference(copy.gpu, copy.cpu), rounding_of(dtype));
+        }
       }
       EXPECT_LE(difference(w.gpu, w.cpu), kFloatTolerance);
       EXPECT_LE(difference(m.gpu, m.cpu), kFloatTolerance);

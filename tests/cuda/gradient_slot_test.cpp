@@ -6,7 +6,7 @@
 #include "kernels/embedding.h"
 #include "kernels/linear.h"
 #include "tests/cuda/as_on_cpu.h"
-#include "tests/cuda/slot_owner.h"
+#include "tests/kernels/slot_owner.h"
 
 namespace fsdp::kernels {
 namespace {

@@ -7,7 +7,7 @@
 #include "kernels/rope.h"
 #include "kernels/swiglu.h"
 #include "tests/cuda/as_on_cpu.h"
-#include "tests/cuda/slot_owner.h"
+#include "tests/kernels/slot_owner.h"
 
 namespace fsdp::kernels {
 namespace {

@@ -181,16 +181,6 @@ Access access_of(const at::Tensor& tensor, bool writes) {
   return {begin, begin + static_cast<uintptr_t>(span) * tensor.element_size(), writes};
 }
 
-// The same memory, for a kernel of the CPU.
-at::Tensor on_cpu(const at::Tensor& tensor) {
-  if (!is_fake(tensor)) return tensor;
-  return at::for_blob(const_cast<void*>(tensor.const_data_ptr()), tensor.sizes())
-      .strides(tensor.strides())
-      .options(at::TensorOptions().dtype(tensor.dtype()))
-      .target_device(c10::kCPU)
-      .make_tensor();
-}
-
 at::Tensor empty_fake(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype, Device device) {
   const c10::DeviceGuard guard(device);
   const c10::DispatchKeySet keys(c10::DispatchKey::PrivateUse1);
@@ -408,6 +398,15 @@ StreamClocks& stream_clocks() {
 }
 
 StreamKey key_of(const Stream& stream) { return 1000 * stream.device_index() + stream.id(); }
+
+at::Tensor on_cpu(const at::Tensor& tensor) {
+  if (!is_fake(tensor)) return tensor;
+  return at::for_blob(const_cast<void*>(tensor.const_data_ptr()), tensor.sizes())
+      .strides(tensor.strides())
+      .options(at::TensorOptions().dtype(tensor.dtype()))
+      .target_device(c10::kCPU)
+      .make_tensor();
+}
 
 namespace {
 

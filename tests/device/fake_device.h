@@ -18,6 +18,9 @@ c10::Device fake_device(int index = 0);
 StreamClocks& stream_clocks();
 StreamKey key_of(const c10::Stream& stream);
 
+// The memory of a tensor on a fake device, for a kernel of the CPU; other tensors, and undefined ones, as they are.
+at::Tensor on_cpu(const at::Tensor& tensor);
+
 // Shows ranges to the clocks (base/trace.h) from construction to destruction.
 class ShownRanges {
  public:

@@ -12,14 +12,6 @@
 namespace fsdp::testing {
 namespace {
 
-at::Tensor on_cpu(const at::Tensor& tensor) {
-  if (!tensor.defined()) return tensor;
-  return at::for_blob(tensor.mutable_data_ptr(), tensor.sizes())
-      .options(at::TensorOptions().dtype(tensor.dtype()))
-      .target_device(c10::kCPU)
-      .make_tensor();
-}
-
 // What a kernel reads and writes, on the current stream of `where`.
 void note(const char* name, const at::Tensor& where, at::TensorList reads, at::TensorList writes) {
   std::vector<Access> accesses;

@@ -1,8 +1,8 @@
 #include "kernels/embedding.h"
 
-#include "kernels/gradient_slot.h"
 #include "kernels/linear.h"
 #include "tests/kernels/compare.h"
+#include "tests/kernels/slot_owner.h"
 
 namespace fsdp::kernels {
 namespace {
@@ -28,24 +28,6 @@ TEST(Embedding, RefusesIdsThatTheTableLacks) {
   EXPECT_THROW(kernels::embedding(weight, at::tensor({1}, at::kInt)), c10::Error);
 }
 
-// An owner of gradients with one slot, for the tensor it was given.
-struct SlotOwner {
-  explicit SlotOwner(const at::Tensor& owned) {
-    weight = owned;
-    set_gradient_slots([](const at::Tensor& asked) -> std::optional<GradientSlot> {
-      if (!asked.is_same(weight)) return std::nullopt;
-      return GradientSlot{target, adds, scale, make_stand_in(asked)};
-    });
-  }
-  ~SlotOwner() {
-    set_gradient_slots(nullptr);
-    weight = target = at::Tensor();
-  }
-  static inline at::Tensor weight, target;
-  static inline bool adds;
-  static inline double scale;
-};
-
 // What lies in the slot after a backward, against the gradient that is returned without one.
 void expect_same_in_slot(const Differentiable& function, const at::Tensor& weight_values, const std::string& label) {
   const at::Tensor weight = weight_values.clone().requires_grad_();
@@ -57,14 +39,11 @@ void expect_same_in_slot(const Differentiable& function, const at::Tensor& weigh
   const at::Tensor gradient = weight.grad().to(at::kFloat);
   for (const bool adds : {false, true}) {
     for (const double scale : {1.0, 1.0 / 3}) {
-      const SlotOwner owner(weight);
-      SlotOwner::target = at::full(weight.sizes(), 0.25F);
-      SlotOwner::adds = adds;
-      SlotOwner::scale = scale;
+      const at::Tensor target = at::full(weight.sizes(), 0.25F);
+      const SlotOwner owner(weight, target, adds, scale);
       weight.mutable_grad().reset();
       backward();
-      EXPECT_LE(relative_difference(SlotOwner::target, gradient * scale + (adds ? 0.25 : 0)),
-                tolerance_of(weight.scalar_type()))
+      EXPECT_LE(relative_difference(target, gradient * scale + (adds ? 0.25 : 0)), tolerance_of(weight.scalar_type()))
           << label << (adds ? ", added" : "") << ", scale " << scale;
       EXPECT_EQ(weight.grad().count_nonzero().item<int64_t>(), 0);
     }
