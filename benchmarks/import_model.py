@@ -28,7 +28,7 @@ def import_model(options):
         os.sync()
         for ranks in options.ranks or RANKS:
             raw, mine, theirs = [], [], []
-            for _ in range(options.rounds or 3):
+            for _ in range(options.rounds or 7):
                 raw.append(run(ours("import_model", "raw", "--folder", FOLDER), ranks=ranks))
                 mine.append(run(ours("import_model", "read", "--folder", FOLDER), ranks=ranks))
                 theirs.append(run(script("import_safetensors", "--folder", FOLDER), ranks=ranks))
@@ -36,15 +36,16 @@ def import_model(options):
                 sys.exit(f"bench: the two read different weights, of sums {mine[0]['sum']} and {theirs[0]['sum']}")
             ways = {way: median(result["read"][way] for result in raw) for way in raw[0]["read"]}
             way = min(ways, key=ways.get)
+            shares = sorted(100 * min(r["read"].values()) / m["seconds"][0] for r, m in zip(raw, mine))
             seconds, peer_seconds = median(pooled(mine, "seconds")), median(pooled(theirs, "seconds"))
             rows.append((preset, stored, f"{raw[0]['bytes'] / 1e9:.2f}", str(ranks), in_seconds(mine), in_seconds(theirs),
-                         f"{peer_seconds / seconds:.2f}", f"{ways[way]:.2f} ({way})", f"{100 * ways[way] / seconds:.0f}%",
+                         f"{peer_seconds / seconds:.2f}", f"{ways[way]:.2f} ({way})", f"{median(shares):.0f}% [{shares[0]:.0f}-{shares[-1]:.0f}]",
                          *(f"{max(result['extra_bytes'] for result in results) / MIB:.0f}" for results in (mine, theirs))))
             entries.append(entry(f"import/{preset}_{stored}/{ranks}_ranks", 1e3 * seconds, 1e3 * peer_seconds, "ms",
                                  1e3 * ways[way]))
     print("\nImport: a folder of Hugging Face read into fp32 shards, not in the page cache; seconds of the slowest rank, median "
-          "[min-max];\nraw: the same bytes read and thrown away, the fastest way (threads of each process; past the page cache or "
-          "through it);\nbeyond the shard: peak memory of a rank while it reads, less what it had before and its shard")
+          "[min-max];\nraw: the same files read and thrown away, the fastest way (threads of each process; past the page cache or "
+          "through it);\nshare of raw: of the fastest way in the same round; beyond the shard: peak memory of a rank while it reads, less what it had before and its shard")
     print_table(rows)
     write_json("import_model", entries)
     shutil.rmtree(FOLDER, ignore_errors=True)

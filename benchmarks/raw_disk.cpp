@@ -49,7 +49,9 @@ class File {
   }
   void read(char* out, int64_t bytes, int64_t offset) const {
     while (bytes > 0) {
-      const ssize_t done = ::pread(number_, out, static_cast<size_t>(bytes), offset);
+      // Whole pages, of which the last may end behind the file.
+      const int64_t asked = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+      const ssize_t done = ::pread(number_, out, static_cast<size_t>(asked), offset);
       if (done <= 0) fail("read", path_);
       out += done, bytes -= done, offset += done;
     }
@@ -110,13 +112,18 @@ void write_raw(const fs::path& path, int64_t bytes, const RawAccess& access) {
   if (::fsync(file.number()) != 0) fail("fsync", path);
 }
 
-void read_raw(const fs::path& path, const RawAccess& access) {
+void read_raw(const fs::path& path, const RawAccess& access) { read_raw_part(path, access, 0, 1); }
+
+void read_raw_part(const fs::path& path, const RawAccess& access, int part, int parts) {
   const File file(path, O_RDONLY | (access.direct ? O_DIRECT : 0));
   const auto bytes = static_cast<int64_t>(fs::file_size(path));
+  const int64_t pieces = (bytes + kPiece - 1) / kPiece;
+  const int64_t first = pieces * part / parts * kPiece;
+  const int64_t last = std::min(bytes, pieces * (part + 1) / parts * kPiece);
   std::vector<io::AlignedBuffer> buffers;
   for (int thread = 0; thread < access.threads; ++thread) buffers.emplace_back(kPiece);
-  for_each_piece(bytes, access.threads, [&](int thread, int64_t begin) {
-    file.read(buffers[static_cast<size_t>(thread)].data(), std::min(kPiece, bytes - begin), begin);
+  for_each_piece(last - first, access.threads, [&](int thread, int64_t begin) {
+    file.read(buffers[static_cast<size_t>(thread)].data(), std::min(kPiece, last - first - begin), first + begin);
   });
 }
 

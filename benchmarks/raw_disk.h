@@ -18,6 +18,8 @@ void write_raw(const std::filesystem::path& file, int64_t bytes, const RawAccess
 
 // Reads the whole file, and keeps nothing.
 void read_raw(const std::filesystem::path& file, const RawAccess& access);
+// Of `parts` parts of it part number `part`, in whole pieces.
+void read_raw_part(const std::filesystem::path& file, const RawAccess& access, int part, int parts);
 
 // All files of a folder: out of the page cache (those that are on the disk already), or into it.
 void drop_from_cache(const std::filesystem::path& folder);

@@ -180,7 +180,8 @@ const TensorEntry* SafetensorsFile::find(std::string_view name) const {
   return found == index_.end() ? nullptr : &tensors_[found->second];
 }
 
-uint64_t SafetensorsFile::offset_of(const TensorEntry& entry, int64_t first_element, int64_t num_elements) const {
+SafetensorsFile::Bytes SafetensorsFile::bytes_of(const TensorEntry& entry, int64_t first_element,
+                                                 int64_t num_elements) const {
   const int64_t numel = entry.numel();
   if (first_element < 0 || num_elements < 0 || first_element > numel || num_elements > numel - first_element) {
     throw Error(ErrorKind::kUsage, "[read] " + in_quotes(path().native()) + ": tensor " + in_quotes(entry.name) +
@@ -188,20 +189,20 @@ uint64_t SafetensorsFile::offset_of(const TensorEntry& entry, int64_t first_elem
                                        std::to_string(num_elements) + ", expected a range inside " +
                                        std::to_string(numel) + ".");
   }
-  return data_begin_ + entry.begin + static_cast<uint64_t>(first_element) * item_size(entry.dtype);
+  const uint64_t size = item_size(entry.dtype), begin = data_begin_ + entry.begin;
+  return {begin + static_cast<uint64_t>(first_element) * size,
+          begin + static_cast<uint64_t>(first_element + num_elements) * size};
 }
 
 void SafetensorsFile::read(const TensorEntry& entry, int64_t first_element, int64_t num_elements, void* out) const {
-  const uint64_t offset = offset_of(entry, first_element, num_elements);
-  file_.read_at(offset, out, static_cast<uint64_t>(num_elements) * item_size(entry.dtype));
+  const auto [begin, end] = bytes_of(entry, first_element, num_elements);
+  file_.read_at(begin, out, end - begin);
 }
 
-const char* SafetensorsFile::read_past_cache(const TensorEntry& entry, int64_t first_element, int64_t num_elements,
-                                             const AlignedBuffer& scratch) const {
-  const uint64_t offset = offset_of(entry, first_element, num_elements), before = offset % kDirectAlignment;
-  const uint64_t size = item_size(entry.dtype), bytes = static_cast<uint64_t>(num_elements) * size;
-  if (bytes < kMinDirectBytes || before % size != 0 || file_.is_cached(offset, bytes)) return nullptr;
-  return direct_.read(offset - before, before + bytes, scratch.data()) ? scratch.data() + before : nullptr;
+const char* SafetensorsFile::read_past_cache(Bytes bytes, const AlignedBuffer& scratch) const {
+  const uint64_t size = bytes.end - bytes.begin, before = bytes.begin % kDirectAlignment;
+  if (size < kMinDirectBytes || file_.is_cached(bytes.begin, size)) return nullptr;
+  return direct_.read(bytes.begin - before, before + size, scratch.data()) ? scratch.data() + before : nullptr;
 }
 
 }  // namespace fsdp::io

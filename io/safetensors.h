@@ -50,16 +50,19 @@ class SafetensorsFile {
   // the file has become shorter.
   void read(const TensorEntry& entry, int64_t first_element, int64_t num_elements, void* out) const;
 
-  // The same past the page cache, where that has not got them: for much that is read once. Returns where in `scratch`
-  // the elements begin, aligned to their size, or null where read() is the better way. `scratch` has room for them and
-  // 2 * kDirectAlignment bytes.
-  const char* read_past_cache(const TensorEntry& entry, int64_t first_element, int64_t num_elements,
-                              const AlignedBuffer& scratch) const;
+  // Bytes [begin, end) of the file.
+  struct Bytes {
+    uint64_t begin, end;
+  };
+  // Those of elements [first_element, first_element + num_elements). Throws Error(kUsage) as read() does.
+  Bytes bytes_of(const TensorEntry& entry, int64_t first_element, int64_t num_elements) const;
+  // Reads past the page cache, where that has not got them: for much that is read once, of one tensor or of several
+  // that lie side by side. Returns where in `scratch` the bytes begin, or null where read() is the better way.
+  // `scratch` has room for them and 2 * kDirectAlignment bytes.
+  const char* read_past_cache(Bytes bytes, const AlignedBuffer& scratch) const;
 
  private:
   explicit SafetensorsFile(InputFile file) : file_(std::move(file)), direct_(file_.path()) {}
-  // Where the elements lie in the file, or Error(kUsage).
-  uint64_t offset_of(const TensorEntry& entry, int64_t first_element, int64_t num_elements) const;
   void parse_header();
   void check_layout(uint64_t data_bytes) const;
 

@@ -41,43 +41,80 @@ struct Piece {
   io::ModelFolder::Location stored;
   int64_t first;      // element of the stored tensor
   at::Tensor target;  // 1-D
+
+  io::SafetensorsFile::Bytes bytes() const { return stored.file->bytes_of(*stored.entry, first, target.numel()); }
+};
+
+// Pieces that lie side by side in one file: one read.
+struct Run {
+  std::vector<Piece> pieces;
+
+  const io::SafetensorsFile& file() const { return *pieces.front().stored.file; }
+  io::SafetensorsFile::Bytes bytes() const { return {pieces.front().bytes().begin, pieces.back().bytes().end}; }
+  bool is_followed_by(const Piece& piece) const {
+    return piece.stored.file == &file() && piece.bytes().begin == bytes().end;
+  }
 };
 
 // While some cast, others read.
 constexpr int kReaders = 3;
 
-// In the order in which they lie on the disk.
+// What this rank needs, one piece for each leaf, in the order in which they lie on the disk.
 std::vector<Piece> pieces_of(const NamedLeaves& leaves, const io::ModelFolder& folder) {
   std::vector<Piece> pieces;
   for (const auto& [name, leaf] : leaves) {
     const LocalRange range = local_range(leaf);
-    const at::Tensor target = leaf.detach().view(-1);
-    const io::ModelFolder::Location stored = *folder.find(name);
-    const int64_t most = kReadBytes / static_cast<int64_t>(io::item_size(stored.entry->dtype));
-    for (int64_t begin = range.begin; begin < range.end; begin += most) {
-      const int64_t count = std::min(most, range.end - begin);
-      pieces.push_back({stored, begin, target.narrow(0, begin - range.begin, count)});
-    }
+    if (range.begin < range.end) pieces.push_back({*folder.find(name), range.begin, leaf.detach().view(-1)});
   }
   const auto place = [](const Piece& piece) {
-    return std::tuple(piece.stored.file->path(), piece.stored.entry->begin, piece.first);
+    return std::tuple(piece.stored.file->path(), piece.stored.entry->begin);
   };
   std::sort(pieces.begin(), pieces.end(), [&](const Piece& a, const Piece& b) { return place(a) < place(b); });
   return pieces;
 }
 
-void read_piece(const Piece& piece, const io::AlignedBuffer& scratch) {
+// Runs of kReadBytes wherever there is so much side by side.
+std::vector<Run> runs_of(const NamedLeaves& leaves, const io::ModelFolder& folder) {
+  std::vector<Run> runs;
+  for (Piece rest : pieces_of(leaves, folder)) {
+    const auto size = static_cast<int64_t>(io::item_size(rest.stored.entry->dtype));
+    while (rest.target.numel() > 0) {
+      int64_t room = runs.empty() || !runs.back().is_followed_by(rest)
+                         ? 0
+                         : kReadBytes - static_cast<int64_t>(runs.back().bytes().end - runs.back().bytes().begin);
+      if (room < size) {
+        runs.emplace_back();
+        room = kReadBytes;
+      }
+      const int64_t count = std::min(room / size, rest.target.numel());
+      runs.back().pieces.push_back({rest.stored, rest.first, rest.target.narrow(0, 0, count)});
+      rest.first += count;
+      rest.target = rest.target.narrow(0, count, rest.target.numel() - count);
+    }
+  }
+  return runs;
+}
+
+void read_through_cache(const Piece& piece) {
   const auto& [file, entry] = piece.stored;
   const at::ScalarType dtype = weight_type(*entry);
-  const int64_t numel = piece.target.numel();
-  if (const char* stored = file->read_past_cache(*entry, piece.first, numel, scratch)) {
-    piece.target.copy_(at::from_blob(const_cast<char*>(stored), {numel}, dtype));
-    return;
-  }
   const bool direct = piece.target.is_cpu() && piece.target.scalar_type() == dtype;
-  const at::Tensor values = direct ? piece.target : at::empty({numel}, dtype);
-  file->read(*entry, piece.first, numel, values.data_ptr());
+  const at::Tensor values = direct ? piece.target : at::empty({piece.target.numel()}, dtype);
+  file->read(*entry, piece.first, values.numel(), values.data_ptr());
   if (!direct) piece.target.copy_(values);
+}
+
+void read_run(const Run& run, const io::AlignedBuffer& scratch) {
+  const char* stored = run.file().read_past_cache(run.bytes(), scratch);
+  for (const Piece& piece : run.pieces) {
+    const at::ScalarType dtype = weight_type(*piece.stored.entry);
+    const char* values = stored == nullptr ? nullptr : stored + (piece.bytes().begin - run.bytes().begin);
+    if (values == nullptr || reinterpret_cast<uintptr_t>(values) % c10::elementSize(dtype) != 0) {
+      read_through_cache(piece);
+    } else {
+      piece.target.copy_(at::from_blob(const_cast<char*>(values), piece.target.sizes(), dtype));
+    }
+  }
 }
 
 // Reads or writes nothing on ranks other than 0.
@@ -156,12 +193,12 @@ void load_weights(const ShardedModel& model, const io::ModelFolder& folder) {
   const at::NoGradGuard no_grad;
   const NamedLeaves leaves = without_adapters(named_parameters(*model.decoder));
   check_names_and_shapes(leaves, folder);
-  const std::vector<Piece> pieces = pieces_of(leaves, folder);
-  io::run_workers(pieces.size(), kReaders, [&](io::WorkQueue& queue) {
+  const std::vector<Run> runs = runs_of(leaves, folder);
+  io::run_workers(runs.size(), kReaders, [&](io::WorkQueue& queue) {
     const at::NoGradGuard no_grad_here;
     const at::DisableRecordFunctionGuard not_a_touch;
     const io::AlignedBuffer scratch(kReadBytes + 2 * io::kDirectAlignment);
-    while (const auto i = queue.next()) read_piece(pieces[*i], scratch);
+    while (const auto i = queue.next()) read_run(runs[*i], scratch);
   });
   // What was read past the tensors' operators counts as written, on all ranks equally often.
   for (const auto& [name, leaf] : leaves) leaf.unsafeGetTensorImpl()->bump_version();
