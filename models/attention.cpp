@@ -22,13 +22,12 @@ AttentionImpl::AttentionImpl(const DecoderConfig& config, int64_t layer, const a
   k_norm_ = register_module("k_norm", RmsNorm(config.head_dim, config.rms_norm_eps, options));
 }
 
-at::Tensor AttentionImpl::forward(const at::Tensor& x_BTE, const AttentionInputs& inputs) {
-  const int64_t rows = x_BTE.size(0), length = x_BTE.size(1);
+at::Tensor AttentionImpl::attend(const std::vector<at::Tensor>& projections, const AttentionInputs& inputs) {
   const auto split_heads = [&](const at::Tensor& x) {
-    return x.view({rows, length, x.size(2) / head_dim_, head_dim_});
+    return x.view({x.size(0), x.size(1), x.size(2) / head_dim_, head_dim_});
   };
-  at::Tensor q_BTHD = split_heads(q_proj_(x_BTE)), k_BTKD = split_heads(k_proj_(x_BTE));
-  const at::Tensor v_BTKD = split_heads(v_proj_(x_BTE));
+  at::Tensor q_BTHD = split_heads(projections[0]), k_BTKD = split_heads(projections[1]);
+  const at::Tensor v_BTKD = split_heads(projections[2]);
   if (!q_norm_.is_empty()) {
     q_BTHD = q_norm_(q_BTHD);
     k_BTKD = k_norm_(k_BTKD);

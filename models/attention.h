@@ -26,8 +26,11 @@ class AttentionImpl : public torch::nn::Module {
  public:
   AttentionImpl(const DecoderConfig& config, int64_t layer, const at::TensorOptions& options);
 
-  // x, result [B, T, E].
-  at::Tensor forward(const at::Tensor& x_BTE, const AttentionInputs& inputs);
+  // x, result [B, T, E]: attend(project(x)).
+  at::Tensor forward(const at::Tensor& x_BTE, const AttentionInputs& inputs) { return attend(project(x_BTE), inputs); }
+  // q [B, T, H * D], k and v [B, T, K * D].
+  std::vector<at::Tensor> project(const at::Tensor& x_BTE) { return {q_proj_(x_BTE), k_proj_(x_BTE), v_proj_(x_BTE)}; }
+  at::Tensor attend(const std::vector<at::Tensor>& projections, const AttentionInputs& inputs);
 
  private:
   int64_t layer_, head_dim_, window_;

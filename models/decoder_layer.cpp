@@ -2,9 +2,20 @@
 
 #include <torch/torch.h>
 
+#include <utility>
+
 #include "kernels/swiglu.h"
 
 namespace fsdp::models {
+namespace {
+
+std::vector<at::Tensor> run_plainly(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& make,
+                                    const std::vector<at::Tensor>& inputs,
+                                    const std::function<std::vector<at::Tensor>(const at::Tensor&)>& use) {
+  return use(make(inputs));
+}
+
+}  // namespace
 
 GatedMlpImpl::GatedMlpImpl(const DecoderConfig& config, const at::TensorOptions& options)
     : gate_proj_(config.hidden_size, config.intermediate_size, options),
@@ -15,24 +26,50 @@ GatedMlpImpl::GatedMlpImpl(const DecoderConfig& config, const at::TensorOptions&
   register_module("down_proj", down_proj_);
 }
 
-at::Tensor GatedMlpImpl::forward(const at::Tensor& x_BTE) {
-  return down_proj_(kernels::swiglu(gate_proj_(x_BTE), up_proj_(x_BTE)));
+at::Tensor GatedMlpImpl::activate(const std::vector<at::Tensor>& gate_and_up) {
+  return kernels::swiglu(gate_and_up[0], gate_and_up[1]);
 }
 
 DecoderLayerImpl::DecoderLayerImpl(const DecoderConfig& config, int64_t layer, const at::TensorOptions& options)
     : self_attn_(config, layer, options),
       mlp_(config, options),
       input_layernorm_(config.hidden_size, config.rms_norm_eps, options),
-      post_attention_layernorm_(config.hidden_size, config.rms_norm_eps, options) {
+      post_attention_layernorm_(config.hidden_size, config.rms_norm_eps, options),
+      run_input_(run_plainly) {
   register_module("self_attn", self_attn_);
   register_module("mlp", mlp_);
   register_module("input_layernorm", input_layernorm_);
   register_module("post_attention_layernorm", post_attention_layernorm_);
 }
 
+void DecoderLayerImpl::set_input_runner(NotKept not_kept, InputRunner run_input) {
+  not_kept_ = not_kept;
+  run_input_ = not_kept == NotKept::kNothing ? run_plainly : std::move(run_input);
+}
+
+// What `make` functions capture, they capture by value: they may be called again after this forward has returned.
 at::Tensor DecoderLayerImpl::forward(const at::Tensor& x_BTE, const AttentionInputs& inputs) {
-  const at::Tensor h_BTE = x_BTE + self_attn_(input_layernorm_(x_BTE), inputs);
-  return h_BTE + mlp_(post_attention_layernorm_(h_BTE));
+  const std::vector<at::Tensor> projections =
+      run_input_([norm = input_layernorm_](const auto& x) mutable { return norm(x[0]); }, {x_BTE},
+                 [&](const at::Tensor& normed_BTE) { return self_attn_->project(normed_BTE); });
+  const at::Tensor h_BTE = x_BTE + self_attn_->attend(projections, inputs);
+  return h_BTE + mlp(h_BTE);
+}
+
+at::Tensor DecoderLayerImpl::mlp(const at::Tensor& x_BTE) {
+  const auto project_down = [&](const at::Tensor& product_BTI) {
+    return std::vector<at::Tensor>{mlp_->project_down(product_BTI)};
+  };
+  if (not_kept_ == NotKept::kGateUp) {
+    const auto from_norm_to_product = [norm = post_attention_layernorm_, mlp = mlp_](const auto& x) mutable {
+      return GatedMlpImpl::activate(mlp->project(norm(x[0])));
+    };
+    return run_input_(from_norm_to_product, {x_BTE}, project_down)[0];
+  }
+  const std::vector<at::Tensor> gate_and_up =
+      run_input_([norm = post_attention_layernorm_](const auto& x) mutable { return norm(x[0]); }, {x_BTE},
+                 [&](const at::Tensor& normed_BTE) { return mlp_->project(normed_BTE); });
+  return run_input_(GatedMlpImpl::activate, gate_and_up, project_down)[0];
 }
 
 }  // namespace fsdp::models

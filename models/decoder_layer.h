@@ -1,9 +1,12 @@
 // One block of the decoder: attention and a gated MLP, each behind a norm and around a residual.
-// Shape suffixes: B rows, T tokens, E hidden.
+// Shape suffixes: B rows, T tokens, E hidden, I intermediate.
 #pragma once
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
+
+#include <functional>
+#include <vector>
 
 #include "models/attention.h"
 #include "models/decoder_config.h"
@@ -17,12 +20,26 @@ class GatedMlpImpl : public torch::nn::Module {
  public:
   GatedMlpImpl(const DecoderConfig& config, const at::TensorOptions& options);
 
-  at::Tensor forward(const at::Tensor& x_BTE);
+  at::Tensor forward(const at::Tensor& x_BTE) { return project_down(activate(project(x_BTE))); }
+  // gate and up, [B, T, I].
+  std::vector<at::Tensor> project(const at::Tensor& x_BTE) { return {gate_proj_(x_BTE), up_proj_(x_BTE)}; }
+  static at::Tensor activate(const std::vector<at::Tensor>& gate_and_up);
+  at::Tensor project_down(const at::Tensor& product_BTI) { return down_proj_(product_BTI); }
 
  private:
   Linear gate_proj_, up_proj_, down_proj_;
 };
 TORCH_MODULE(GatedMlp);
+
+// What a layer does not keep for its backward, and computes again there: nothing; the norms' outputs and the product
+// that the down projection reads; gate and up as well, at the price of their two matrix products.
+enum class NotKept { kNothing, kElementwise, kGateUp };
+
+// Returns use(make(inputs)), and may compute what `make` returns again for the backward of `use`. The seam for
+// recomputation of part of a block.
+using InputRunner = std::function<std::vector<at::Tensor>(
+    const std::function<at::Tensor(const std::vector<at::Tensor>&)>& make, const std::vector<at::Tensor>& inputs,
+    const std::function<std::vector<at::Tensor>(const at::Tensor&)>& use)>;
 
 // x + attention(norm(x)), then x + mlp(norm(x)).
 class DecoderLayerImpl : public torch::nn::Module {
@@ -31,10 +48,17 @@ class DecoderLayerImpl : public torch::nn::Module {
 
   at::Tensor forward(const at::Tensor& x_BTE, const AttentionInputs& inputs);
 
+  // Calls what is not to be kept through `run_input`. With kNothing that is never called.
+  void set_input_runner(NotKept not_kept, InputRunner run_input);
+
  private:
+  at::Tensor mlp(const at::Tensor& x_BTE);
+
   Attention self_attn_;
   GatedMlp mlp_;
   RmsNorm input_layernorm_, post_attention_layernorm_;
+  NotKept not_kept_ = NotKept::kNothing;
+  InputRunner run_input_;
 };
 TORCH_MODULE(DecoderLayer);
 

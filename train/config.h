@@ -41,7 +41,8 @@ struct TrainConfig {
   double max_minutes = 0;
   int64_t batch_sequences = 16;
   int64_t microbatch_sequences = 0;
-  int64_t recompute_every = 0;
+  std::string recompute = "none";
+  int64_t recompute_every = 1;
   int64_t seed = 1;
   double lr = 1e-3;
   double min_lr_ratio = 0.1;

@@ -116,8 +116,11 @@ std::vector<Option> train_options() {
        "sequences per step, over all ranks; a multiple of ranks x microbatch_sequences"},
       {"train.microbatch_sequences", FSDP_SLOT(train.microbatch_sequences), at_least(0),
        "sequences per forward and backward of one rank; 0: all that a rank has in a step"},
-      {"train.recompute_every", FSDP_SLOT(train.recompute_every), at_least(0),
-       "every n-th block keeps only its input and is computed again in the backward; 1: all blocks, 0: none"},
+      {"train.recompute", FSDP_SLOT(train.recompute), one_of({"none", "elementwise", "gate_up", "block"}),
+       "what blocks compute again in the backward rather than keep: nothing; the norms' outputs and the activated "
+       "product; gate and up as well; everything but the block's input"},
+      {"train.recompute_every", FSDP_SLOT(train.recompute_every), at_least(1),
+       "only the first of every n blocks does what train.recompute says"},
       {"train.seed", FSDP_SLOT(train.seed), at_least(0), "of random initial weights and of the order of the data"},
       {"train.lr", FSDP_SLOT(train.lr), at_least(0), "learning rate at the end of the warm-up"},
       {"train.min_lr_ratio", FSDP_SLOT(train.min_lr_ratio), between(0, 1), "the last step's learning rate / lr"},

@@ -4,7 +4,6 @@
 #include <torch/nn/module.h>
 
 namespace fsdp::train {
-namespace {}  // namespace
 
 ShardOptions shard_options(const ShardConfig& config, c10::Device device) {
   ShardOptions options;
@@ -41,18 +40,6 @@ models::Decoder deferred_zeros(const models::DecoderConfig& config) {
     zero_parameters(*whole);
     return whole;
   });
-}
-
-void recompute_blocks(models::Decoder& decoder, int64_t every) {
-  if (every == 0) {
-    return;
-  }
-  const auto num_blocks = static_cast<int64_t>(decoder->layers()->size());
-  decoder->set_block_runner(
-      [every, num_blocks, next = int64_t{0}](const TensorFunction& block, const at::Tensor& x_BTE) mutable {
-        const int64_t index = next++ % num_blocks;
-        return index % every == 0 ? recompute(block, x_BTE) : block(x_BTE);
-      });
 }
 
 ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardOptions& options) {

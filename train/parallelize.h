@@ -34,7 +34,4 @@ void zero_parameters(torch::nn::Module& module);
 // A deferred decoder of such weights: made unit by unit when it is sharded.
 models::Decoder deferred_zeros(const models::DecoderConfig& config);
 
-// Every `every`-th block, the first included, keeps only its input for the backward and runs again there; 0: none.
-void recompute_blocks(models::Decoder& decoder, int64_t every);
-
 }  // namespace fsdp::train

@@ -29,6 +29,7 @@
 #include "train/prefetch.h"
 #include "train/process_memory.h"
 #include "train/rank_check.h"
+#include "train/recomputation.h"
 #include "train/records.h"
 #include "train/replica_check.h"
 #include "train/run_state.h"
@@ -58,7 +59,7 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
     apply_tuning(tuning, whole, seed);
     return whole;
   });
-  recompute_blocks(decoder, config.train.recompute_every);
+  set_recomputation(decoder, parse_recomputation(config.train));
   ShardedModel model =
       parallelize(std::move(decoder), make_mesh(world, config.shard.replicas), shard_options(config.shard, device));
   if (load) {

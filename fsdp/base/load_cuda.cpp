@@ -33,10 +33,12 @@ void load_cuda() {
   const char* reason = library == nullptr ? dlerror() : nullptr;
   const std::string beside = reason == nullptr ? "" : reason;
   if (library == nullptr) library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
-  FSDP_CHECK(
-      library != nullptr, "[load_cuda] cannot load ", path, ": ", beside,
-      ". Build libfsdp with -DFSDP_CUDA=ON (preset cuda) against a CUDA build of LibTorch, or keep the model on ",
-      "the CPU.");
+  const char* remedy = std::filesystem::exists(path)
+                           ? "What it needs of LibTorch and NVIDIA is not there: `scripts/setup.sh --cuda` installs it "
+                             "on machines with a GPU; LD_LIBRARY_PATH leads to another place"
+                           : "Build libfsdp with -DFSDP_CUDA=ON (preset cuda) against a CUDA build of LibTorch";
+  FSDP_CHECK(library != nullptr, "[load_cuda] cannot load ", path, ": ", beside, ". ", remedy,
+             ", or keep the model on the CPU.");
   is_loaded = true;
 }
 

@@ -20,20 +20,20 @@ struct InitOptions {
   std::chrono::milliseconds start_deadline = std::chrono::minutes(2);
   // A rank whose process gives no sign of life for this long is lost: all ranks give up with an error that names it.
   // 0: never. Unset: what the variable FSDP_HEARTBEAT_SECONDS says; without it, 15 s. Debuggers stop processes too.
-  std::optional<std::chrono::milliseconds> heartbeat_timeout;
+  std::optional<std::chrono::milliseconds> heartbeat_timeout = {};
   // Whatever must be the same on all ranks, such as a hash of the program's configuration.
-  std::string settings;
+  std::string settings = {};
   // Where the log of the last 256 collective calls is written when one fails: calls-rank<N>.jsonl. Empty: nowhere.
-  std::string dump_folder;
+  std::string dump_folder = {};
   // Unset: what the variables FSDP_TRANSPORT (auto, shm, gloo) and FSDP_HOST_WEIGHTS (one, per_rank) say; without them,
   // shared memory between the ranks of a host, with one copy of the weights that are gathered there, and TCP between
   // hosts.
-  std::optional<TransportKind> transport;
+  std::optional<TransportKind> transport = {};
   // Unset: what the variable FSDP_DEVICE_TRANSPORT (auto, native, host) says; without it, auto.
-  std::optional<DeviceTransportKind> device_transport;
-  std::optional<HostWeightCopies> host_weights;
+  std::optional<DeviceTransportKind> device_transport = {};
+  std::optional<HostWeightCopies> host_weights = {};
   // Unset: what the variable FSDP_HOST_MEMORY (cached, system) says; without it, cached. For the whole process.
-  std::optional<HostMemory> host_memory;
+  std::optional<HostMemory> host_memory = {};
 };
 
 // Joins the job this process was started in: `fsdp launch`, torchrun, plain env:// variables, Slurm's srun, Open MPI,

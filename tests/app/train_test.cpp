@@ -61,8 +61,9 @@ TEST_F(Train, AnyNumberOfRanksSeesTheSameBatches) {
   ASSERT_EQ(run_fsdp(train("--train.steps=100 --output.folder=" + path("one"))).exit_code, 0);
   const auto expected = losses(path("one"));
   ASSERT_EQ(expected.size(), 100u);
-  const std::map<int, std::string> runs = {
-      {2, "--train.microbatch_sequences=2"}, {4, "--train.recompute_every=2"}, {8, "--shard.strategy=optim"}};
+  const std::map<int, std::string> runs = {{2, "--train.microbatch_sequences=2"},
+                                           {4, "--train.recompute=block --train.recompute_every=2"},
+                                           {8, "--shard.strategy=optim"}};
   for (const auto& [ranks, more] : runs) {
     const std::string folder = path("ranks" + std::to_string(ranks));
     const CommandResult result = launch_fsdp(ranks, train("--train.steps=100 --output.folder=" + folder + " " + more));

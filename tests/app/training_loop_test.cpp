@@ -251,11 +251,12 @@ TEST_F(Loop, SamplesDoNotDisturbTheTraining) {
 
 TEST_F(Loop, DeterministicWithSeveralThreads) {
   for (const char* folder : {"first", "second"}) {
-    const CommandResult result = run_command(
-        {"/bin/sh", "-c",
-         "OMP_NUM_THREADS=3 exec " FSDP_BINARY " " + run(folder,
-                                                         "--train.deterministic=true --train.microbatch_sequences=4 "
-                                                         "--train.recompute_every=2 --data.sequence_length=128")});
+    const CommandResult result =
+        run_command({"/bin/sh", "-c",
+                     "OMP_NUM_THREADS=3 exec " FSDP_BINARY " " +
+                         run(folder,
+                             "--train.deterministic=true --train.microbatch_sequences=4 "
+                             "--train.recompute=block --train.recompute_every=2 --data.sequence_length=128")});
     ASSERT_EQ(result.exit_code, 0) << result.err;
     EXPECT_TRUE(contains(result.out, "x 3 thread(s)") && contains(result.out, "; deterministic\n")) << result.out;
   }

@@ -13,6 +13,7 @@
 #include "tests/device/fake_flat_kernels.h"
 #include "tests/train/answer_batches.h"
 #include "train/evaluation.h"
+#include "train/recomputation.h"
 
 namespace fsdp::train {
 namespace {
@@ -74,12 +75,19 @@ struct Numbers {
   std::vector<at::Tensor> weights;  // on the CPU
 };
 
-Numbers train_on(c10::Device device, const std::string& precision, std::vector<int64_t>* waits = nullptr) {
+struct Plan {
+  std::string name;
+  std::string precision;
+  Recompute recompute = Recompute::kNone;
+};
+
+Numbers train_on(c10::Device device, const Plan& plan, std::vector<int64_t>* waits = nullptr) {
   const World world = comm::connect_alone();
   models::Decoder decoder(small_decoder(), at::TensorOptions(device));
   decoder->reset_parameters(11);
+  set_recomputation(decoder, {plan.recompute});
   ShardConfig shard;
-  shard.precision = precision;
+  shard.precision = plan.precision;
   ShardOptions options = shard_options(shard);
   options.whole_weights = WholeWeights::kCopied;
   ShardedModel model = parallelize(std::move(decoder), make_mesh(world, 1), options);
@@ -99,13 +107,13 @@ Numbers train_on(c10::Device device, const std::string& precision, std::vector<i
   return numbers;
 }
 
-class DeviceTrainer : public ::testing::TestWithParam<std::string> {
+class DeviceTrainer : public ::testing::TestWithParam<Plan> {
  protected:
   const testing::FakeFlatKernels kernels_;
 };
 
 TEST_P(DeviceTrainer, HasTheNumbersOfTheCpu) {
-  const double tolerance = GetParam() == "bf16" ? 2e-2 : 2e-5;
+  const double tolerance = GetParam().precision == "bf16" ? 2e-2 : 2e-5;
   const Numbers expected = train_on(at::kCPU, GetParam());
   const Numbers numbers = train_on(fake_device(), GetParam());
   for (size_t step = 0; step < kSteps; ++step) {
@@ -125,8 +133,12 @@ TEST_P(DeviceTrainer, TheHostWaitsTwiceInAStep) {
   EXPECT_THAT(waits, ::testing::ElementsAre(kUsual + 2, kUsual, kUsual, kUsual));
 }
 
-INSTANTIATE_TEST_SUITE_P(Precisions, DeviceTrainer, ::testing::Values("fp32", "bf16"),
-                         [](const auto& param) { return param.param; });
+INSTANTIATE_TEST_SUITE_P(Plans, DeviceTrainer,
+                         ::testing::Values(Plan{"fp32", "fp32"}, Plan{"bf16", "bf16"},
+                                           Plan{"elementwise", "bf16", Recompute::kElementwise},
+                                           Plan{"gate_up", "fp32", Recompute::kGateUp},
+                                           Plan{"block", "fp32", Recompute::kBlock}),
+                         [](const auto& param) { return param.param.name; });
 
 }  // namespace
 }  // namespace fsdp::train

@@ -59,7 +59,7 @@ TEST(FrozenTraining, LowerBlocksStay) {
 TEST(FrozenTraining, FrozenBetweenTrainedOnes) {
   TuningPlan plan;
   plan.tune.frozen = "*.mlp.*,model.layers.1.*";
-  plan.recompute_every = 1;
+  plan.recomputation.what = train::Recompute::kBlock;
   plan.micro_rows = 1;
   expect_trains_alike(plan, {1, 2});
 }

@@ -113,7 +113,7 @@ TEST(Lora, TrainsLikeMergedWeightsOnAnyNumberOfRanks) { expect_trains_like_merge
 TEST(Lora, SomeTargetsAndRecompute) {
   TuningPlan plan = lora_plan("q_proj, v_proj");
   plan.micro_rows = 1;
-  plan.recompute_every = 1;
+  plan.recomputation.what = train::Recompute::kBlock;
   expect_trains_like_merged(plan, {1, 2});
 }
 

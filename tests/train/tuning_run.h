@@ -13,6 +13,7 @@
 #include "models/load_weights.h"
 #include "tests/support/ranks.h"
 #include "tests/train/answer_batches.h"
+#include "train/recomputation.h"
 #include "train/trainer.h"
 #include "train/tuning.h"
 #include "train/weights.h"
@@ -47,7 +48,7 @@ struct TuningPlan {
   train::TuneConfig tune;
   train::ShardConfig shard = {};
   int64_t micro_rows = 2;
-  int64_t recompute_every = 0;
+  train::Recomputation recomputation = {};
 };
 
 // One rank's part of a fine-tuning; built as `fsdp train` builds it. COLLECTIVE.
@@ -72,7 +73,7 @@ class TuningRun {
       train::apply_tuning(tuning_, whole, kTuningSeed);
       return whole;
     });
-    train::recompute_blocks(decoder, plan.recompute_every);
+    train::set_recomputation(decoder, plan.recomputation);
     train::ShardedModel model = train::parallelize(std::move(decoder), train::make_mesh(world, plan.shard.replicas),
                                                    train::shard_options(plan.shard));
     train::load_weights(model, *base_choice().weights);

@@ -1,0 +1,60 @@
+// A part of a model that runs a second time in the backward: what both kinds of recomputation share.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <vector>
+
+#include "fsdp/recompute/recompute.h"
+
+namespace fsdp {
+
+// Random numbers and autocast on the CPU and on the GPUs that the inputs of a region are on: the devices that it
+// computes with.
+struct RegionConditions {
+  struct OfDevice {
+    explicit OfDevice(c10::Device where);
+
+    c10::Device device;
+    at::Tensor random;
+    bool autocast;
+    at::ScalarType autocast_dtype;
+  };
+
+  explicit RegionConditions(const std::vector<c10::Device>& devices);
+  std::vector<c10::Device> devices() const;
+  void set() const;
+
+  std::vector<OfDevice> of_devices;
+  bool autocast_cache;
+};
+
+// What a second run needs besides the inputs; kept by the graph.
+class Region : public torch::CustomClassHolder {
+ public:
+  Region(TensorListFunction function, const std::vector<at::Tensor>& inputs);
+
+  // Graphs know defined tensors only: `defined` are the inputs that are, and so are the results.
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& defined);
+  // The outputs in the function's order, with the undefined ones of the last run.
+  std::vector<at::Tensor> with_undefined(const std::vector<at::Tensor>& defined) const;
+
+  // A run under the conditions of the first, with a graph that begins at `inputs`, which are copies of `saved` without
+  // history.
+  struct SecondRun {
+    std::vector<at::Tensor> inputs, outputs;
+  };
+  SecondRun run_again(const std::vector<at::Tensor>& saved);
+
+ private:
+  TensorListFunction function_;
+  RegionConditions conditions_;
+  std::vector<bool> has_input_;
+  std::vector<bool> has_output_;
+};
+
+// Backward through a second run, into the gradients of its inputs and of what its function captured.
+void run_backward(const Region::SecondRun& run, const std::vector<at::Tensor>& gradients);
+
+}  // namespace fsdp

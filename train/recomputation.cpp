@@ -1,0 +1,59 @@
+#include "train/recomputation.h"
+
+#include <map>
+#include <string>
+
+#include "fsdp/fsdp.h"
+
+namespace fsdp::train {
+
+Recomputation parse_recomputation(const TrainConfig& config) {
+  const std::map<std::string, Recompute> names = {{"none", Recompute::kNone},
+                                                  {"elementwise", Recompute::kElementwise},
+                                                  {"gate_up", Recompute::kGateUp},
+                                                  {"block", Recompute::kBlock}};
+  const Recompute what = names.at(config.recompute);
+  if (what == Recompute::kNone && config.recompute_every != 1) {
+    throw Error(ErrorCode::kUsage, "[config] train.recompute_every: got " + std::to_string(config.recompute_every) +
+                                       " while train.recompute is none, expected 1; set train.recompute to "
+                                       "elementwise, gate_up or block.");
+  }
+  return {what, config.recompute_every};
+}
+
+void set_recomputation(models::Decoder& decoder, const Recomputation& recomputation) {
+  const auto is_chosen = [every = recomputation.every](int64_t block) { return block % every == 0; };
+  const auto num_blocks = static_cast<int64_t>(decoder->layers()->size());
+  if (recomputation.what == Recompute::kBlock) {
+    decoder->set_block_runner(
+        [is_chosen, num_blocks, next = int64_t{0}](const TensorFunction& block, const at::Tensor& x_BTE) mutable {
+          return is_chosen(next++ % num_blocks) ? recompute(block, x_BTE) : block(x_BTE);
+        });
+  } else if (recomputation.what != Recompute::kNone) {
+    const auto not_kept =
+        recomputation.what == Recompute::kGateUp ? models::NotKept::kGateUp : models::NotKept::kElementwise;
+    int64_t i = 0;
+    for (const auto& block : *decoder->layers()) {
+      if (is_chosen(i++)) block->as<models::DecoderLayer>()->set_input_runner(not_kept, recompute_input);
+    }
+  }
+}
+
+int64_t kept_bytes_per_token(const models::DecoderConfig& config, Recompute what, int64_t element_size) {
+  const int64_t hidden = config.hidden_size;
+  if (what == Recompute::kBlock) return hidden * element_size;
+  const int64_t queries = config.num_attention_heads * config.head_dim;
+  const int64_t keys = config.num_key_value_heads * config.head_dim;
+  // Both inputs of norms; what attention reads and writes; what the norms of heads read.
+  int64_t elements = 2 * hidden + 2 * queries + 2 * keys;
+  if (config.has_qk_norm) elements += queries + keys;
+  if (what != Recompute::kGateUp) elements += 2 * config.intermediate_size;
+  if (what == Recompute::kNone) elements += 2 * hidden + config.intermediate_size;
+  // The logarithm of each head's sum of weights; of each row of a norm.
+  int64_t statistics = config.num_attention_heads;
+  if (what == Recompute::kNone) statistics += 2;
+  if (config.has_qk_norm) statistics += config.num_attention_heads + config.num_key_value_heads;
+  return elements * element_size + statistics * static_cast<int64_t>(sizeof(float));
+}
+
+}  // namespace fsdp::train
