@@ -28,7 +28,7 @@ def import_model(options):
         os.sync()
         for ranks in options.ranks or RANKS:
             raw, mine, theirs = [], [], []
-            for _ in range(options.rounds or 7):
+            for _ in range(options.rounds or 5):
                 raw.append(run(ours("import_model", "raw", "--folder", FOLDER), ranks=ranks))
                 mine.append(run(ours("import_model", "read", "--folder", FOLDER), ranks=ranks))
                 theirs.append(run(script("import_safetensors", "--folder", FOLDER), ranks=ranks))
