@@ -3,7 +3,6 @@
 #include <fsdp/fsdp.h>
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -25,7 +24,6 @@ struct Options {
   int64_t copy_mib = 2048;                // bytes that are copied
   int64_t parameters = int64_t{1} << 28;  // of the optimizer
   int64_t tokens = 8192, hidden = 2048, vocabulary = 128256;
-  int units = 100;
   int rounds = 7;
 };
 
@@ -44,7 +42,6 @@ class GpuParts {
     copy_rate();
     adamw();
     cross_entropy();
-    hooks();
     return result_;
   }
 
@@ -62,11 +59,6 @@ class GpuParts {
     return clock_.collect().at("work");
   }
 
-  static double middle(std::vector<double> values) {
-    std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
-    return values[values.size() / 2];
-  }
-
   // For each round.
   static std::vector<double> rates(double amount, const std::vector<double>& ms) {
     std::vector<double> rates;
@@ -80,7 +72,6 @@ class GpuParts {
     at::Tensor c = at::empty({n, n}, bf16_);
     const auto cubed = static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
     result_["matmul_tflops"] = rates(2e-9 * cubed, time([&] { at::mm_out(c, a, b); }));
-    matrix_rate_ = middle(result_["matmul_tflops"]);
   }
 
   void copy_rate() {
@@ -118,52 +109,18 @@ class GpuParts {
     work();
     const int64_t before = device_memory(device_).value_or(DeviceMemory()).allocated;
     fsdp::reset_peak_memory(device_);
-    const double ms = middle(time(work));
-    const double flops =
-        6.0 * static_cast<double>(options_.tokens * options_.hidden) * static_cast<double>(options_.vocabulary);
-    result_["cross_entropy"] = {{"ms", ms}, {"floor_ms", flops / matrix_rate_ / 1e9}};
+    const double cubed =
+        static_cast<double>(options_.tokens * options_.hidden) * static_cast<double>(options_.vocabulary);
+    result_["cross_entropy"] = {{"ms", time(work)}, {"tflop", 6e-12 * cubed}};
     if (const auto memory = device_memory(device_)) {
       result_["cross_entropy"]["extra_bytes"] = memory->peak_allocated - before - gradients;
     }
-  }
-
-  // The host's time for units where there is nothing to compute, above the bare model's.
-  void hooks() {
-    const auto make_model = [&] {
-      torch::nn::Sequential model;
-      for (int i = 0; i <= options_.units; ++i) model->push_back(torch::nn::Linear(8, 8));
-      model->to(device_);
-      return model;
-    };
-    const at::Tensor x = at::ones({4, 8}, fp32_);
-    const auto microseconds = [&](torch::nn::Sequential& model, const std::function<void()>& clear) {
-      std::vector<double> times;
-      for (int i = 0; i < 10 * options_.rounds; ++i) {
-        clock_.collect();
-        Stopwatch watch;
-        model->forward(x).sum().backward();
-        clear();
-        if (i >= options_.rounds) times.push_back(1e3 * watch.lap());
-      }
-      return middle(times);
-    };
-    torch::nn::Sequential bare = make_model(), model = make_model();
-    const Mesh mesh = Mesh::shard(fsdp::init());
-    ShardOptions options;
-    options.whole_weights = WholeWeights::kCopied;
-    for (int i = 0; i < options_.units; ++i) fully_shard(*model[static_cast<size_t>(i)], mesh, options);
-    const Unit root = fully_shard(*model, mesh, options);
-    const std::vector<at::Tensor> leaves = parameters(*model);
-    const double alone = microseconds(bare, [&] { bare->zero_grad(); });
-    const double sharded = microseconds(model, [&] { zero_grad(*model); });
-    result_["hook_us_per_unit"] = (sharded - alone) / (options_.units + 1);
   }
 
   Options options_;
   c10::Device device_;
   DeviceClock clock_;
   at::TensorOptions bf16_, fp32_;
-  double matrix_rate_ = 0;
   nlohmann::json result_;
 };
 
@@ -177,7 +134,6 @@ Options parse(int argc, char** argv) {
   app.add_option("--tokens", options.tokens, "of the cross entropy")->check(CLI::PositiveNumber);
   app.add_option("--hidden", options.hidden, "of the cross entropy")->check(CLI::PositiveNumber);
   app.add_option("--vocabulary", options.vocabulary, "of the cross entropy")->check(CLI::PositiveNumber);
-  app.add_option("--units", options.units, "of the model without work")->check(CLI::PositiveNumber);
   app.add_option("--rounds", options.rounds, "that are timed")->check(CLI::PositiveNumber);
   parse_or_exit(app, argc, argv);
   return options;

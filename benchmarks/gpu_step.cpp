@@ -67,7 +67,7 @@ class GpuStep {
   explicit GpuStep(const Options& options)
       : options_(options),
         config_(config_of(options)),
-        recompute_{train::parse_recomputation(recompute_config(options))},
+        recompute_(train::parse_recomputation(options.recompute)),
         device_(device_of(options)),
         model_(shard(world_of(options))),
         optimizer_(decay_groups(*model_.decoder, /*weight_decay=*/0.1), AdamWOptions{.lr = 1e-4}),
@@ -99,12 +99,6 @@ class GpuStep {
   }
 
  private:
-  static train::TrainConfig recompute_config(const Options& options) {
-    train::TrainConfig config;
-    config.recompute = options.recompute;
-    return config;
-  }
-
   train::ShardedModel shard(const World& world) {
     models::Decoder decoder = train::deferred_zeros(config_);
     train::set_recomputation(decoder, recompute_);

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "benchmarks/command_line.h"
-#include "benchmarks/measure.h"
+#include "benchmarks/device_clock.h"
 
 namespace fsdp::benchmarks {
 namespace {
@@ -23,19 +23,25 @@ struct Options {
   int warmup = 20;
   int iterations = 100;
   std::string precision = "fp32";
+  std::string device = "cpu";
+  bool copied = false;
 };
 
-torch::nn::Sequential make_model() {
+torch::nn::Sequential make_model(c10::Device device) {
   torch::nn::Sequential model;
   for (int i = 0; i < kUnits + 1; ++i) model->push_back(torch::nn::Linear(kWidth, kWidth));
+  model->to(device);
   return model;
 }
 
 std::vector<double> time_us(const Options& options, torch::nn::Sequential& model, at::ScalarType dtype,
                             const std::function<void()>& clear_gradients) {
-  const at::Tensor x = torch::ones({4, kWidth}, dtype);
+  const c10::Device device(options.device);
+  const at::Tensor x = torch::ones({4, kWidth}, at::device(device).dtype(dtype));
+  DeviceClock clock(device);
   std::vector<double> times;
   for (int i = 0; i < options.warmup + options.iterations; ++i) {
+    clock.collect();  // a device that is behind would make the host wait
     Stopwatch watch;
     model->forward(x).sum().backward();
     clear_gradients();
@@ -50,15 +56,16 @@ nlohmann::json run(const World& world, const Options& options) {
   nlohmann::json result;
   result["units"] = kUnits + 1;
 
-  torch::nn::Sequential bare = make_model();
+  torch::nn::Sequential bare = make_model(options.device);
   bare->to(dtype);
   result["bare_us"] = time_us(options, bare, dtype, [&] { bare->zero_grad(); });
 
   // The last layer belongs to the root. Asking for the leaves tells the library that an optimizer exists.
-  torch::nn::Sequential model = make_model();
+  torch::nn::Sequential model = make_model(options.device);
   const Mesh mesh = Mesh::shard(world);
   ShardOptions shard_options;
   shard_options.precision = precision;
+  if (options.copied) shard_options.whole_weights = WholeWeights::kCopied;
   shard_options.initial_weights = InitialWeights::kBroadcast;
   for (int i = 0; i < kUnits; ++i) fully_shard(*model[static_cast<size_t>(i)], mesh, shard_options);
   const Unit root = fully_shard(*model, mesh, shard_options);
@@ -73,6 +80,9 @@ Options parse(int argc, char** argv) {
   app.add_option("--warmup", options.warmup, "passes that are not timed");
   app.add_option("--iterations", options.iterations, "passes that are timed")->check(CLI::PositiveNumber);
   app.add_option("--precision", options.precision, "fp32 or bf16");
+  app.add_option("--device", options.device, "cpu, or cuda: the host's time, while a GPU computes")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_flag("--copied", options.copied, "gather and free weights in this world of one too");
   parse_or_exit(app, argc, argv);
   return options;
 }
@@ -82,6 +92,7 @@ Options parse(int argc, char** argv) {
 
 int main(int argc, char** argv) try {
   const fsdp::benchmarks::Options options = fsdp::benchmarks::parse(argc, argv);
+  if (options.device == "cuda") fsdp::load_cuda();
   const fsdp::World world = fsdp::init();
   at::set_num_threads(1);
   const nlohmann::json result = fsdp::benchmarks::run(world, options);

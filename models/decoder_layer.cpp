@@ -15,6 +15,11 @@ std::vector<at::Tensor> run_plainly(const std::function<at::Tensor(const std::ve
   return use(make(inputs));
 }
 
+// By value: it may be called again after the forward has returned.
+auto call_of(RmsNorm norm) {
+  return [norm = std::move(norm)](const std::vector<at::Tensor>& x) mutable { return norm(x[0]); };
+}
+
 }  // namespace
 
 GatedMlpImpl::GatedMlpImpl(const DecoderConfig& config, const at::TensorOptions& options)
@@ -50,7 +55,7 @@ void DecoderLayerImpl::set_input_runner(NotKept not_kept, InputRunner run_input)
 // What `make` functions capture, they capture by value: they may be called again after this forward has returned.
 at::Tensor DecoderLayerImpl::forward(const at::Tensor& x_BTE, const AttentionInputs& inputs) {
   const std::vector<at::Tensor> projections =
-      run_input_([norm = input_layernorm_](const auto& x) mutable { return norm(x[0]); }, {x_BTE},
+      run_input_(call_of(input_layernorm_), {x_BTE},
                  [&](const at::Tensor& normed_BTE) { return self_attn_->project(normed_BTE); });
   const at::Tensor h_BTE = x_BTE + self_attn_->attend(projections, inputs);
   return h_BTE + mlp(h_BTE);
@@ -67,7 +72,7 @@ at::Tensor DecoderLayerImpl::mlp(const at::Tensor& x_BTE) {
     return run_input_(from_norm_to_product, {x_BTE}, project_down)[0];
   }
   const std::vector<at::Tensor> gate_and_up =
-      run_input_([norm = post_attention_layernorm_](const auto& x) mutable { return norm(x[0]); }, {x_BTE},
+      run_input_(call_of(post_attention_layernorm_), {x_BTE},
                  [&](const at::Tensor& normed_BTE) { return mlp_->project(normed_BTE); });
   return run_input_(GatedMlpImpl::activate, gate_and_up, project_down)[0];
 }

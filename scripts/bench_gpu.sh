@@ -10,7 +10,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-TARGETS="gpu_step gpu_parts"
+TARGETS="gpu_step gpu_parts hook_cost"
 
 main() {
   if [ -n "${FSDP_BUILD:-}" ]; then

@@ -7,18 +7,18 @@
 
 namespace fsdp::train {
 
-Recomputation parse_recomputation(const TrainConfig& config) {
+Recomputation parse_recomputation(const std::string& what, int64_t every) {
   const std::map<std::string, Recompute> names = {{"none", Recompute::kNone},
                                                   {"elementwise", Recompute::kElementwise},
                                                   {"gate_up", Recompute::kGateUp},
                                                   {"block", Recompute::kBlock}};
-  const Recompute what = names.at(config.recompute);
-  if (what == Recompute::kNone && config.recompute_every != 1) {
-    throw Error(ErrorCode::kUsage, "[config] train.recompute_every: got " + std::to_string(config.recompute_every) +
+  const Recompute preset = names.at(what);
+  if (preset == Recompute::kNone && every != 1) {
+    throw Error(ErrorCode::kUsage, "[config] train.recompute_every: got " + std::to_string(every) +
                                        " while train.recompute is none, expected 1; set train.recompute to "
                                        "elementwise, gate_up or block.");
   }
-  return {what, config.recompute_every};
+  return {preset, every};
 }
 
 void set_recomputation(models::Decoder& decoder, const Recomputation& recomputation) {

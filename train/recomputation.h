@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "models/decoder.h"
-#include "train/config.h"
 
 namespace fsdp::train {
 
@@ -18,8 +18,8 @@ struct Recomputation {
   int64_t every = 1;
 };
 
-// Throws Error(kUsage) if it asks for every n-th block of nothing.
-Recomputation parse_recomputation(const TrainConfig& config);
+// Of train.recompute and train.recompute_every. Throws Error(kUsage) if they ask for every n-th block of nothing.
+Recomputation parse_recomputation(const std::string& what, int64_t every = 1);
 
 // Before the decoder is sharded.
 void set_recomputation(models::Decoder& decoder, const Recomputation& recomputation);

@@ -59,7 +59,7 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
     apply_tuning(tuning, whole, seed);
     return whole;
   });
-  set_recomputation(decoder, parse_recomputation(config.train));
+  set_recomputation(decoder, parse_recomputation(config.train.recompute, config.train.recompute_every));
   ShardedModel model =
       parallelize(std::move(decoder), make_mesh(world, config.shard.replicas), shard_options(config.shard, device));
   if (load) {

@@ -32,13 +32,6 @@ def make_model(options):
     return model
 
 
-def flops_per_token(config):
-    queries, keys = config.num_attention_heads * 128, config.num_key_value_heads * 128
-    layer = config.hidden_size * (2 * queries + 2 * keys) + 3 * config.hidden_size * config.intermediate_size
-    return (6 * (config.num_hidden_layers * layer + config.vocab_size * config.hidden_size) +
-            6 * config.num_hidden_layers * (SEQUENCE + 1) * queries)
-
-
 class Laps:
     def __init__(self):
         self.marks, self.ms = [], {}
@@ -99,8 +92,6 @@ def main():
         "laps_ms": ms,
         "step_ms": elapsed / options.steps,
         "losses": [first.item(), last.item()],
-        "tokens_per_step": ACCUMULATION * SEQUENCE,
-        "flops_per_token": flops_per_token(model.config),
         "memory": {"peak_allocated": torch.cuda.max_memory_allocated(),
                    "peak_reserved": torch.cuda.max_memory_reserved(),
                    "retries": torch.cuda.memory_stats()["num_alloc_retries"] - retries},

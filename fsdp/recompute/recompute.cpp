@@ -3,9 +3,6 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <algorithm>
-#include <iterator>
-
 #include "fsdp/base/check.h"
 #include "fsdp/base/recompute_region.h"
 #include "fsdp/recompute/region.h"
@@ -16,7 +13,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// inputs[0] only makes the outputs need gradients when nothing but captured parameters does.
+// inputs: with_anchor().
 struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
   static variable_list forward(AutogradContext* context, at::TensorList inputs,
                                const c10::intrusive_ptr<Region>& region) {
@@ -28,14 +25,7 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto region = c10::static_intrusive_pointer_cast<Region>(context->saved_data["region"].toCapsule());
-    variable_list saved = context->get_saved_variables();
-    saved.erase(saved.begin());
-    const Region::SecondRun second = region->run_again(saved);
-    run_backward(second, gradients);
-    variable_list result{at::Tensor()};
-    for (const at::Tensor& input : second.inputs) result.push_back(input.grad());
-    result.emplace_back();  // of the region
-    return result;
+    return run_backward(region->run_again(context->get_saved_variables()), gradients);
   }
 };
 
@@ -44,8 +34,7 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
 std::vector<at::Tensor> recompute(const TensorListFunction& function, const std::vector<at::Tensor>& inputs) {
   FSDP_CHECK(function != nullptr, "[recompute] got an empty function.");
   if (!at::GradMode::is_enabled()) return function(inputs);
-  variable_list all{at::zeros({0}).requires_grad_()};
-  std::copy_if(inputs.begin(), inputs.end(), std::back_inserter(all), [](const at::Tensor& t) { return t.defined(); });
+  const variable_list all = with_anchor(inputs);
   const auto region = c10::make_intrusive<Region>(function, inputs);
   return region->with_undefined(RecomputeFunction::apply(at::TensorList(all), region));
 }

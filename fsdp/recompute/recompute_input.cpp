@@ -26,8 +26,18 @@ class RefilledRegion : public Region {
   // Nothing where it has happened for the running backward.
   void fill(const variable_list& saved, const WeakStorage& emptied) {
     if (second_) return;
-    second_ = run_again(saved);
-    if (const auto storage = emptied.lock()) share(second_->outputs.front(), *storage);
+    SecondRun second = run_again(saved);
+    FSDP_CHECK(second.outputs.size() == 1 && second.outputs.front().storage().nbytes() == bytes_,
+               "[recompute_input] the second run of make did not return as much memory as the first, ", bytes_,
+               " bytes. It must compute the same both times.");
+    if (const auto storage = emptied.lock()) share(second.outputs.front(), *storage);
+    second_ = std::move(second);
+  }
+  // Gives back the memory of the first run's output.
+  void empty(c10::StorageImpl& storage) {
+    bytes_ = storage.nbytes();
+    storage.set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));
+    storage.set_nbytes(0);
   }
   SecondRun take_second_run() {
     SecondRun second = std::move(*second_);
@@ -38,18 +48,17 @@ class RefilledRegion : public Region {
  private:
   // `storage` gets the memory of `filled`, and keeps it.
   static void share(const at::Tensor& filled, c10::StorageImpl& storage) {
-    FSDP_CHECK(filled.storage().nbytes() > 0 || filled.numel() == 0, "[recompute_input] the second run returned ",
-               "a tensor without memory.");
     auto* owner = new c10::Storage(filled.storage());
     const auto release = [](void* context) { delete static_cast<c10::Storage*>(context); };
     storage.set_data_ptr_noswap(at::DataPtr(owner->mutable_data(), owner, release, filled.device()));
     storage.set_nbytes(filled.storage().nbytes());
   }
 
+  size_t bytes_ = 0;
   std::optional<SecondRun> second_;
 };
 
-// inputs[0] only makes the output need gradients when nothing but captured parameters does.
+// inputs: with_anchor().
 struct RecomputeInputFunction : torch::autograd::Function<RecomputeInputFunction> {
   static at::Tensor forward(AutogradContext* context, at::TensorList inputs,
                             const c10::intrusive_ptr<RefilledRegion>& region) {
@@ -62,19 +71,12 @@ struct RecomputeInputFunction : torch::autograd::Function<RecomputeInputFunction
   }
 
   static void fill(AutogradContext& context, const WeakStorage& emptied) {
-    variable_list saved = context.get_saved_variables();
-    saved.erase(saved.begin());
-    region_of(context)->fill(saved, emptied);
+    region_of(context)->fill(context.get_saved_variables(), emptied);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     fill(*context, WeakStorage(c10::intrusive_ptr<c10::StorageImpl>()));
-    const Region::SecondRun second = region_of(*context)->take_second_run();
-    run_backward(second, gradients);
-    variable_list result{at::Tensor()};
-    for (const at::Tensor& input : second.inputs) result.push_back(input.grad());
-    result.emplace_back();  // of the region
-    return result;
+    return run_backward(region_of(*context)->take_second_run(), gradients);
   }
 
  private:
@@ -92,22 +94,13 @@ void check_owns_memory(const at::Tensor& made) {
              "instance with .clone().");
 }
 
-void empty(const at::Tensor& made) {
-  c10::StorageImpl* storage = made.storage().unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, made.device()));
-  storage->set_nbytes(0);
-}
-
 }  // namespace
 
 std::vector<at::Tensor> recompute_input(const MakeTensor& make, const std::vector<at::Tensor>& inputs,
                                         const UseTensor& use) {
   FSDP_CHECK(make != nullptr && use != nullptr, "[recompute_input] got an empty function.");
   if (!at::GradMode::is_enabled()) return use(make(inputs));
-  variable_list all{at::zeros({0}).requires_grad_()};
-  for (const at::Tensor& input : inputs) {
-    if (input.defined()) all.push_back(input);
-  }
+  const variable_list all = with_anchor(inputs);
   const TensorListFunction as_list = [make](const std::vector<at::Tensor>& list) { return variable_list{make(list)}; };
   const auto region = c10::make_intrusive<RefilledRegion>(as_list, inputs);
   const at::Tensor made = RecomputeInputFunction::apply(at::TensorList(all), region);
@@ -122,7 +115,7 @@ std::vector<at::Tensor> recompute_input(const MakeTensor& make, const std::vecto
     if (!output.requires_grad()) continue;
     output.register_hook([node, emptied](const at::Tensor&) { RecomputeInputFunction::fill(node->ctx_, emptied); });
   }
-  empty(made);
+  region->empty(*made.storage().unsafeGetStorageImpl());
   return outputs;
 }
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <iterator>
 #include <mutex>
 #include <utility>
 
@@ -99,8 +100,8 @@ std::vector<at::Tensor> Region::with_undefined(const std::vector<at::Tensor>& de
 
 Region::SecondRun Region::run_again(const std::vector<at::Tensor>& saved) {
   SecondRun second;
-  for (const at::Tensor& input : saved) {
-    second.inputs.push_back(input.detach().requires_grad_(input.requires_grad()));
+  for (size_t i = 1; i < saved.size(); ++i) {
+    second.inputs.push_back(saved[i].detach().requires_grad_(saved[i].requires_grad()));
   }
   const Replay replay(conditions_);
   const at::AutoGradMode with_gradients(true);
@@ -108,7 +109,13 @@ Region::SecondRun Region::run_again(const std::vector<at::Tensor>& saved) {
   return second;
 }
 
-void run_backward(const Region::SecondRun& run, const std::vector<at::Tensor>& gradients) {
+std::vector<at::Tensor> with_anchor(const std::vector<at::Tensor>& inputs) {
+  std::vector<at::Tensor> all{at::zeros({0}).requires_grad_()};
+  std::copy_if(inputs.begin(), inputs.end(), std::back_inserter(all), [](const at::Tensor& t) { return t.defined(); });
+  return all;
+}
+
+std::vector<at::Tensor> run_backward(const Region::SecondRun& run, const std::vector<at::Tensor>& gradients) {
   FSDP_CHECK(run.outputs.size() == gradients.size(), "[recompute] the second run returned ", run.outputs.size(),
              " tensors, the first ", gradients.size(), ". A region must compute the same both times.");
   torch::autograd::variable_list roots, seeds;
@@ -118,6 +125,10 @@ void run_backward(const Region::SecondRun& run, const std::vector<at::Tensor>& g
     seeds.push_back(gradients[i]);
   }
   if (!roots.empty()) torch::autograd::backward(roots, seeds);
+  std::vector<at::Tensor> result{at::Tensor()};
+  for (const at::Tensor& input : run.inputs) result.push_back(input.grad());
+  result.emplace_back();  // of the region
+  return result;
 }
 
 }  // namespace fsdp

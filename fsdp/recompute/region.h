@@ -40,8 +40,8 @@ class Region : public torch::CustomClassHolder {
   // The outputs in the function's order, with the undefined ones of the last run.
   std::vector<at::Tensor> with_undefined(const std::vector<at::Tensor>& defined) const;
 
-  // A run under the conditions of the first, with a graph that begins at `inputs`, which are copies of `saved` without
-  // history.
+  // A run under the conditions of the first, with a graph that begins at `inputs`, which are copies without history of
+  // what the graph function saved (with_anchor).
   struct SecondRun {
     std::vector<at::Tensor> inputs, outputs;
   };
@@ -54,7 +54,12 @@ class Region : public torch::CustomClassHolder {
   std::vector<bool> has_output_;
 };
 
-// Backward through a second run, into the gradients of its inputs and of what its function captured.
-void run_backward(const Region::SecondRun& run, const std::vector<at::Tensor>& gradients);
+// What a graph function of a region takes: a tensor that only makes its outputs need gradients when nothing but
+// captured parameters does, then the inputs that are defined.
+std::vector<at::Tensor> with_anchor(const std::vector<at::Tensor>& inputs);
+
+// Backward through a second run, into the gradients of what its function captured. Returns those of what the graph
+// function took: with_anchor(inputs), then the region.
+std::vector<at::Tensor> run_backward(const Region::SecondRun& run, const std::vector<at::Tensor>& gradients);
 
 }  // namespace fsdp

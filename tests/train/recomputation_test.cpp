@@ -11,6 +11,7 @@
 
 #include "fsdp/fsdp.h"
 #include "kernels/cross_entropy.h"
+#include "tests/train/model_files.h"
 
 namespace fsdp::train {
 namespace {
@@ -18,16 +19,9 @@ namespace {
 constexpr Recompute kAll[] = {Recompute::kNone, Recompute::kElementwise, Recompute::kGateUp, Recompute::kBlock};
 
 models::DecoderConfig config_with(int64_t layers, bool qk_norm) {
-  models::DecoderConfig config;
-  config.vocab_size = 64;
-  config.hidden_size = 64;
-  config.intermediate_size = 192;
+  models::DecoderConfig config = small_config();
   config.num_hidden_layers = layers;
-  config.num_attention_heads = 4;
-  config.num_key_value_heads = 2;
-  config.head_dim = 16;
   config.has_qk_norm = qk_norm;
-  config.tie_word_embeddings = true;
   return config;
 }
 
@@ -130,17 +124,14 @@ TEST(Recomputation, FormulaOfAKnownModel) {
 }
 
 TEST(Recomputation, EveryNthBlockOfNothingIsRefused) {
-  TrainConfig config;
-  config.recompute_every = 2;
   try {
-    parse_recomputation(config);
+    parse_recomputation("none", 2);
     FAIL();
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("train.recompute_every: got 2"), std::string::npos) << error.what();
   }
-  config.recompute = "gate_up";
-  EXPECT_EQ(parse_recomputation(config).what, Recompute::kGateUp);
-  EXPECT_EQ(parse_recomputation(config).every, 2);
+  EXPECT_EQ(parse_recomputation("gate_up", 2).what, Recompute::kGateUp);
+  EXPECT_EQ(parse_recomputation("gate_up", 2).every, 2);
 }
 
 }  // namespace
