@@ -51,6 +51,7 @@ def runs(options):
     for preset in PRESETS:
         yield f"ours, recompute {preset}", ours("gpu_step", *step, "--recompute", preset)
     best = ("--recompute", "elementwise")
+    yield "ours, projections fused", ours("gpu_step", *step, *best, "--projections", "fused")
     yield "ours, weights copied", ours("gpu_step", *step, *best, "--copied")
     if options.on_cpu:
         return  # the peers need a GPU, and transfers to ranks that do not exist take their time on the CPU too

@@ -31,6 +31,7 @@ struct Options {
   int64_t microbatch = 1;
   int64_t accumulation = 4;
   std::string recompute = "none";
+  std::string projections = "separate";
   std::string strategy = "optim_grads_params";
   bool copied = false;
   int ranks = 1;
@@ -109,6 +110,7 @@ class GpuStep {
     if (!device_.is_cpu()) shard_options.device = device_;
     train::ShardedModel model =
         train::parallelize(std::move(decoder), train::make_mesh(world, /*replicas=*/1), shard_options);
+    train::set_projections(model, options_.projections);
     // On the device, where billions of random numbers take no time; zeros would need less power than real weights.
     const at::NoGradGuard no_grad;
     for (at::Tensor leaf : parameters(*model.decoder)) leaf.dim() > 1 ? leaf.normal_(0, 0.02) : leaf.fill_(1);
@@ -191,6 +193,7 @@ Options parse(int argc, char** argv) {
   app.add_option("--sequence", options.sequence, "tokens of a sequence")->check(CLI::PositiveNumber);
   app.add_option("--microbatch", options.microbatch, "sequences at a time")->check(CLI::PositiveNumber);
   app.add_option("--accumulation", options.accumulation, "microbatches of a step")->check(CLI::PositiveNumber);
+  app.add_option("--projections", options.projections, "separate, or fused: q, k, v and gate, up in one product each");
   app.add_option("--recompute", options.recompute, "what blocks compute again in the backward")
       ->check(CLI::IsMember({"none", "elementwise", "gate_up", "block"}));
   app.add_option("--strategy", options.strategy, "as shard.strategy");

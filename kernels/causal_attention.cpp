@@ -16,6 +16,7 @@
 
 #include "kernels/causal_attention_bf16.h"
 #include "kernels/causal_attention_parts.h"
+#include "kernels/dense_rows.h"
 #include "kernels/dispatch.h"
 #include "kernels/input_checks.h"
 #include "kernels/pair_gemm.h"
@@ -99,18 +100,19 @@ float dot(const float* a, const float* b, int64_t count) {
 template <class T>
 void forward_task(const Task& task, const Sizes& sizes, const ForwardTensors<T>& tensors, Scratch memory) {
   const int64_t padded = round_up(task.length), width = sizes.width(), dim = sizes.dim;
-  const int64_t key_stride = sizes.key_heads * dim, query_stride = sizes.heads * dim;
+  const int64_t query_stride = sizes.heads * dim;
+  const TokenStrides& strides = tensors.strides;
   float *k_PW = memory.take<float>(padded * width), *k_WP = memory.take<float>(padded * width),
         *v_PW = memory.take<float>(padded * width);
   float *q_PW = memory.take<float>(padded * width), *y_PW = memory.take<float>(padded * width);
   float* scores_QP = memory.take<float>(kQueryBlock * padded);
-  const int64_t key_offset = task.first_token * key_stride + task.key_head * dim;
-  pack_rows(tensors.k + key_offset, key_stride, task.length, dim, 1, k_PW);
-  pack_rows(tensors.v + key_offset, key_stride, task.length, dim, 1, v_PW);
+  const int64_t key_column = task.key_head * dim;
+  pack_rows(tensors.k + task.first_token * strides.k + key_column, strides.k, task.length, dim, 1, k_PW);
+  pack_rows(tensors.v + task.first_token * strides.v + key_column, strides.v, task.length, dim, 1, v_PW);
   transpose(k_PW, padded, width, k_WP);
   for (int64_t head = task.key_head * sizes.group(); head < (task.key_head + 1) * sizes.group(); ++head) {
     const int64_t query_offset = task.first_token * query_stride + head * dim;
-    pack_rows(tensors.q + query_offset, query_stride, task.length, dim, sizes.scale, q_PW);
+    pack_rows(tensors.q + task.first_token * strides.q + head * dim, strides.q, task.length, dim, sizes.scale, q_PW);
     for (int64_t begin = 0; begin < task.length; begin += kQueryBlock) {
       const int64_t queries = std::min(kQueryBlock, padded - begin);
       const Band band = band_of(begin, queries, sizes.window);
@@ -170,11 +172,12 @@ template <class T>
 void backward_task(const Task& task, const Sizes& sizes, const BackwardTensors<T>& tensors, Scratch memory) {
   const int64_t padded = round_up(task.length), width = sizes.width(), dim = sizes.dim, length = task.length;
   const int64_t key_stride = sizes.key_heads * dim, query_stride = sizes.heads * dim;
+  const TokenStrides& strides = tensors.strides;
   const BackwardBuffers b(memory, padded, width);
-  const int64_t key_offset = task.first_token * key_stride + task.key_head * dim;
-  pack_rows(tensors.v + key_offset, key_stride, length, dim, 1, b.k_PW);
+  const int64_t key_offset = task.first_token * key_stride + task.key_head * dim, key_column = task.key_head * dim;
+  pack_rows(tensors.v + task.first_token * strides.v + key_column, strides.v, length, dim, 1, b.k_PW);
   transpose(b.k_PW, padded, width, b.v_WP);
-  pack_rows(tensors.k + key_offset, key_stride, length, dim, 1, b.k_PW);
+  pack_rows(tensors.k + task.first_token * strides.k + key_column, strides.k, length, dim, 1, b.k_PW);
   transpose(b.k_PW, padded, width, b.k_WP);
   std::fill_n(b.grad_k_PW, padded * width, 0.0f);
   std::fill_n(b.grad_v_PW, padded * width, 0.0f);
@@ -183,7 +186,7 @@ void backward_task(const Task& task, const Sizes& sizes, const BackwardTensors<T
     pack_rows(tensors.y + offset, query_stride, length, dim, 1, b.q_PW);
     pack_rows(tensors.grad_y + offset, query_stride, length, dim, 1, b.grad_y_PW);
     for (int64_t i = 0; i < padded; ++i) b.delta_P[i] = dot(b.q_PW + i * width, b.grad_y_PW + i * width, width);
-    pack_rows(tensors.q + offset, query_stride, length, dim, sizes.scale, b.q_PW);
+    pack_rows(tensors.q + task.first_token * strides.q + head * dim, strides.q, length, dim, sizes.scale, b.q_PW);
     for (int64_t begin = 0; begin < length; begin += kQueryBlock)
       backward_block(b, begin, sizes, length, tensors.log_sum_exp + task.first_token * sizes.heads + head);
     unpack_rows(b.grad_q_PW, length, dim, sizes.scale, tensors.grad_q + offset, query_stride);
@@ -225,19 +228,33 @@ Sizes make_sizes(const at::Tensor& q, const at::Tensor& k, const std::vector<Tas
           1.0f / std::sqrt(static_cast<float>(q.size(3)))};
 }
 
+// [B, T, heads * D] with dense rows.
+struct Tokens {
+  explicit Tokens(const at::Tensor& x_BTHD)
+      : x(with_dense_rows(x_BTHD.flatten(2))), stride(row_stride(x, {x.size(0) * x.size(1), x.size(2)})) {}
+  template <class T>
+  const T* data() const {
+    return x.const_data_ptr<T>();
+  }
+
+  at::Tensor x;
+  int64_t stride;
+};
+
 std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q_BTHD, const at::Tensor& k_BTKD,
                                                const at::Tensor& v_BTKD, at::IntArrayRef lengths, int64_t window) {
   check_causal_attention(q_BTHD, k_BTKD, v_BTKD);
   check_documents(q_BTHD, lengths, window);
-  const at::Tensor q = q_BTHD.contiguous(), k = k_BTKD.contiguous(), v = v_BTKD.contiguous();
-  const auto tasks = make_tasks(q, k.size(2), lengths);
-  const Sizes sizes = make_sizes(q, k, tasks, window);
-  at::Tensor y = at::empty(q.sizes(), q.options());
-  at::Tensor log_sum_exp = at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(at::kFloat));
-  dispatch_dtype("causal_attention", q, [&](auto zero) {
+  const Tokens q(q_BTHD), k(k_BTKD), v(v_BTKD);
+  const auto tasks = make_tasks(q_BTHD, k_BTKD.size(2), lengths);
+  const Sizes sizes = make_sizes(q_BTHD, k_BTKD, tasks, window);
+  at::Tensor y = at::empty(q_BTHD.sizes(), q_BTHD.options());
+  at::Tensor log_sum_exp = at::empty(q_BTHD.sizes().slice(0, 3), q_BTHD.options().dtype(at::kFloat));
+  dispatch_dtype("causal_attention", q_BTHD, [&](auto zero) {
     using T = decltype(zero);
-    const ForwardTensors<T> tensors = {q.const_data_ptr<T>(), k.const_data_ptr<T>(), v.const_data_ptr<T>(),
-                                       y.mutable_data_ptr<T>(), log_sum_exp.mutable_data_ptr<float>()};
+    const ForwardTensors<T> tensors = {
+        {q.stride, k.stride, v.stride},       q.data<T>(), k.data<T>(), v.data<T>(), y.mutable_data_ptr<T>(),
+        log_sum_exp.mutable_data_ptr<float>()};
     if constexpr (std::is_same_v<T, at::BFloat16>) {
       if (has_pair_gemm()) {
         return for_each(tasks, paired_forward_bytes(sizes),
@@ -257,17 +274,23 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_cpu(const at::Tensor& gr
                                                             at::IntArrayRef lengths, int64_t window) {
   check_documents(q_BTHD, lengths, window);
   const at::Tensor grad = grad_y.contiguous();
-  const at::Tensor q = q_BTHD.contiguous(), k = k_BTKD.contiguous(), v = v_BTKD.contiguous();
-  const auto tasks = make_tasks(q, k.size(2), lengths);
-  const Sizes sizes = make_sizes(q, k, tasks, window);
-  at::Tensor grad_q = at::empty(q.sizes(), q.options()), grad_k = at::empty(k.sizes(), k.options()),
-             grad_v = at::empty(v.sizes(), v.options());
-  dispatch_dtype("causal_attention_backward", q, [&](auto zero) {
+  const Tokens q(q_BTHD), k(k_BTKD), v(v_BTKD);
+  const auto tasks = make_tasks(q_BTHD, k_BTKD.size(2), lengths);
+  const Sizes sizes = make_sizes(q_BTHD, k_BTKD, tasks, window);
+  at::Tensor grad_q = at::empty(q_BTHD.sizes(), q_BTHD.options()), grad_k = at::empty(k_BTKD.sizes(), k_BTKD.options()),
+             grad_v = at::empty(v_BTKD.sizes(), v_BTKD.options());
+  dispatch_dtype("causal_attention_backward", q_BTHD, [&](auto zero) {
     using T = decltype(zero);
-    const BackwardTensors<T> tensors = {
-        grad.const_data_ptr<T>(),     q.const_data_ptr<T>(),        k.const_data_ptr<T>(),
-        v.const_data_ptr<T>(),        y.const_data_ptr<T>(),        log_sum_exp.const_data_ptr<float>(),
-        grad_q.mutable_data_ptr<T>(), grad_k.mutable_data_ptr<T>(), grad_v.mutable_data_ptr<T>()};
+    const BackwardTensors<T> tensors = {{q.stride, k.stride, v.stride},
+                                        grad.const_data_ptr<T>(),
+                                        q.data<T>(),
+                                        k.data<T>(),
+                                        v.data<T>(),
+                                        y.const_data_ptr<T>(),
+                                        log_sum_exp.const_data_ptr<float>(),
+                                        grad_q.mutable_data_ptr<T>(),
+                                        grad_k.mutable_data_ptr<T>(),
+                                        grad_v.mutable_data_ptr<T>()};
     if constexpr (std::is_same_v<T, at::BFloat16>) {
       if (has_pair_gemm()) {
         return for_each(tasks, paired_backward_bytes(sizes),

@@ -269,16 +269,17 @@ int64_t paired_backward_bytes(const Sizes& sizes) {
 
 void paired_forward(const Task& task, const Sizes& sizes, const ForwardTensors<BFloat16>& tensors, Scratch memory) {
   const int64_t padded = round_up(task.length), width = sizes.width(), dim = sizes.dim;
-  const int64_t key_stride = sizes.key_heads * dim, query_stride = sizes.heads * dim;
+  const int64_t query_stride = sizes.heads * dim;
+  const TokenStrides& strides = tensors.strides;
   const ForwardBuffers b(memory, padded, width);
-  const int64_t key_offset = task.first_token * key_stride + task.key_head * dim;
-  pack_rows(tensors.k + key_offset, key_stride, task.length, dim, b.rows_PW);
+  const int64_t key_column = task.key_head * dim;
+  pack_rows(tensors.k + task.first_token * strides.k + key_column, strides.k, task.length, dim, b.rows_PW);
   pair_columns(b.rows_PW, padded, width, b.k_2WP);
-  pack_rows(tensors.v + key_offset, key_stride, task.length, dim, b.rows_PW);
+  pack_rows(tensors.v + task.first_token * strides.v + key_column, strides.v, task.length, dim, b.rows_PW);
   pair_rows(b.rows_PW, padded, width, b.v_2PW);
   for (int64_t head = task.key_head * sizes.group(); head < (task.key_head + 1) * sizes.group(); ++head) {
     const int64_t query_offset = task.first_token * query_stride + head * dim;
-    pack_rows(tensors.q + query_offset, query_stride, task.length, dim, b.q_PW);
+    pack_rows(tensors.q + task.first_token * strides.q + head * dim, strides.q, task.length, dim, b.q_PW);
     for (int64_t begin = 0; begin < task.length; begin += kQueryBlock) {
       const int64_t queries = std::min(kQueryBlock, padded - begin), used = std::min(queries, task.length - begin);
       Running running[kQueryBlock];
@@ -296,11 +297,12 @@ void paired_forward(const Task& task, const Sizes& sizes, const ForwardTensors<B
 void paired_backward(const Task& task, const Sizes& sizes, const BackwardTensors<BFloat16>& tensors, Scratch memory) {
   const int64_t padded = round_up(task.length), width = sizes.width(), dim = sizes.dim, length = task.length;
   const int64_t key_stride = sizes.key_heads * dim, query_stride = sizes.heads * dim;
+  const TokenStrides& strides = tensors.strides;
   const BackwardBuffers b(memory, padded, width);
-  const int64_t key_offset = task.first_token * key_stride + task.key_head * dim;
-  pack_rows(tensors.v + key_offset, key_stride, length, dim, b.rows_PW);
+  const int64_t key_offset = task.first_token * key_stride + task.key_head * dim, key_column = task.key_head * dim;
+  pack_rows(tensors.v + task.first_token * strides.v + key_column, strides.v, length, dim, b.rows_PW);
   pair_columns(b.rows_PW, padded, width, b.v_2WP);
-  pack_rows(tensors.k + key_offset, key_stride, length, dim, b.rows_PW);
+  pack_rows(tensors.k + task.first_token * strides.k + key_column, strides.k, length, dim, b.rows_PW);
   pair_columns(b.rows_PW, padded, width, b.k_2WP);
   pair_rows(b.rows_PW, padded, width, b.k_2PW);
   std::fill_n(b.grad_k_PW, padded * width, 0.0f);
@@ -311,7 +313,7 @@ void paired_backward(const Task& task, const Sizes& sizes, const BackwardTensors
     pack_rows(tensors.grad_y + offset, query_stride, length, dim, b.grad_y_PW);
     dot_rows(b.rows_PW, b.grad_y_PW, padded, width, b.delta_P);
     pair_rows(b.grad_y_PW, padded, width, b.grad_y_2PW);
-    pack_rows(tensors.q + offset, query_stride, length, dim, b.q_PW);
+    pack_rows(tensors.q + task.first_token * strides.q + head * dim, strides.q, length, dim, b.q_PW);
     pair_rows(b.q_PW, padded, width, b.q_2PW);
     for (int64_t begin = 0; begin < length; begin += kQueryBlock) {
       backward_block(b, begin, sizes, length, tensors.log_sum_exp + task.first_token * sizes.heads + head);

@@ -64,8 +64,15 @@ class Scratch {
   std::byte* next_;
 };
 
+// Elements from one token to the next in what attention reads; what it writes is dense. A token's heads lie side by
+// side.
+struct TokenStrides {
+  int64_t q, k, v;
+};
+
 template <class T>
 struct ForwardTensors {
+  TokenStrides strides;
   const T *q, *k, *v;
   T* y;
   float* log_sum_exp;  // [tokens, H]
@@ -73,6 +80,7 @@ struct ForwardTensors {
 
 template <class T>
 struct BackwardTensors {
+  TokenStrides strides;
   const T *grad_y, *q, *k, *v, *y;
   const float* log_sum_exp;
   T *grad_q, *grad_k, *grad_v;

@@ -3,12 +3,17 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 #include "kernels/gradient_slot.h"
 
 namespace fsdp::kernels {
 
 // a [..., k] times b [n, k] transposed, of one dtype and device, without autograd: [..., n]. Strided views are fine.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b);
+
+// What fused_linear() returns, of weights that lie side by side, without autograd.
+std::vector<at::Tensor> fused_product(const at::Tensor& x, at::TensorList weights);
 
 // The sum over t of grad[t, n] * x[t, k] goes into the slot's target [n, k]. fp32 or bf16. On devices other than the
 // CPU it is the operator fsdp::fill_weight_gradient.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "kernels/dense_rows.h"
 #include "kernels/dispatch.h"
 #include "kernels/input_checks.h"
 #include "kernels/parallel_for.h"
@@ -52,47 +53,65 @@ FSDP_ALWAYS_INLINE void rotate_position(const T* x, const T* cos, const T* sin, 
   }
 }
 
+// Heads of a position lie side by side; positions are `stride` elements apart.
 template <class T>
-FSDP_ALWAYS_INLINE void rotate_positions_of(const T* x, const T* cos, const T* sin, T* y, int64_t positions,
+struct Positions {
+  const T* from;
+  T* to;
+  int64_t from_stride, to_stride;
+};
+
+template <class T>
+FSDP_ALWAYS_INLINE void rotate_positions_of(Positions<T> x, const T* cos, const T* sin, int64_t positions,
                                             int64_t heads, int64_t dim, bool inverse) {
-  for (int64_t i = 0; i < positions; ++i, x += heads * dim, y += heads * dim, cos += dim, sin += dim) {
+  for (int64_t i = 0; i < positions; ++i, cos += dim, sin += dim) {
+    const T* from = x.from + i * x.from_stride;
+    T* to = x.to + i * x.to_stride;
     if (inverse)
-      rotate_position<T, true>(x, cos, sin, y, heads, dim);
+      rotate_position<T, true>(from, cos, sin, to, heads, dim);
     else
-      rotate_position<T, false>(x, cos, sin, y, heads, dim);
+      rotate_position<T, false>(from, cos, sin, to, heads, dim);
   }
 }
 
-FSDP_SIMD_CLONES void rotate_positions(const float* x, const float* cos, const float* sin, float* y, int64_t positions,
+FSDP_SIMD_CLONES void rotate_positions(const Positions<float>& x, const float* cos, const float* sin, int64_t positions,
                                        int64_t heads, int64_t dim, bool inverse) {
-  rotate_positions_of(x, cos, sin, y, positions, heads, dim, inverse);
+  rotate_positions_of(x, cos, sin, positions, heads, dim, inverse);
 }
 
-FSDP_SIMD_CLONES void rotate_positions(const at::BFloat16* x, const at::BFloat16* cos, const at::BFloat16* sin,
-                                       at::BFloat16* y, int64_t positions, int64_t heads, int64_t dim, bool inverse) {
-  rotate_positions_of(x, cos, sin, y, positions, heads, dim, inverse);
+FSDP_SIMD_CLONES void rotate_positions(const Positions<at::BFloat16>& x, const at::BFloat16* cos,
+                                       const at::BFloat16* sin, int64_t positions, int64_t heads, int64_t dim,
+                                       bool inverse) {
+  rotate_positions_of(x, cos, sin, positions, heads, dim, inverse);
 }
 
-at::Tensor rotate_tensor(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool inverse) {
-  check_rope(x, cos, sin);
-  const at::Tensor input = x.contiguous(), cosine = cos.contiguous(), sine = sin.contiguous();
-  at::Tensor y = at::empty(input.sizes(), input.options());
-  const int64_t rows = x.size(0), length = x.size(1), heads = x.size(2), dim = x.size(3);
-  const int64_t width = heads * dim, table_stride = cos.dim() == 3 ? length * dim : 0;
+// x, y [B, T, heads * D] with dense rows; they may be one tensor.
+void rotate_rows(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool inverse, const at::Tensor& y) {
+  const at::Tensor cosine = cos.contiguous(), sine = sin.contiguous();
+  const int64_t length = x.size(1), dim = cos.size(-1), table_stride = cos.dim() == 3 ? length * dim : 0;
+  const Rows rows{x.size(0) * length, x.size(2)};
+  const int64_t from_stride = row_stride(x, rows), to_stride = row_stride(y, rows);
   dispatch_dtype("rope", x, [&](auto zero) {
     using T = decltype(zero);
-    const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, width));
-    parallel_for(0, rows * length, grain, [&](int64_t begin, int64_t end) {
+    const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, rows.width));
+    parallel_for(0, rows.count, grain, [&](int64_t begin, int64_t end) {
       while (begin < end) {  // up to the end of a row: its part of the tables is contiguous
         const int64_t row = begin / length, position = begin % length, count = std::min(end - begin, length - position);
         const int64_t table = row * table_stride + position * dim;
-        rotate_positions(input.const_data_ptr<T>() + begin * width, cosine.const_data_ptr<T>() + table,
-                         sine.const_data_ptr<T>() + table, y.mutable_data_ptr<T>() + begin * width, count, heads, dim,
-                         inverse);
+        const Positions<T> positions{x.const_data_ptr<T>() + begin * from_stride,
+                                     y.mutable_data_ptr<T>() + begin * to_stride, from_stride, to_stride};
+        rotate_positions(positions, cosine.const_data_ptr<T>() + table, sine.const_data_ptr<T>() + table, count,
+                         rows.width / dim, dim, inverse);
         begin += count;
       }
     });
   });
+}
+
+at::Tensor rotate_tensor(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool inverse) {
+  check_rope(x, cos, sin);
+  at::Tensor y = at::empty(x.sizes(), x.options());
+  if (x.numel() > 0) rotate_rows(with_dense_rows(x.flatten(2)), cos, sin, inverse, y.flatten(2));
   return y;
 }
 
@@ -101,11 +120,28 @@ std::tuple<at::Tensor, at::Tensor> rope_cpu(const at::Tensor& q, const at::Tenso
   return {rotate_tensor(q, cos, sin, inverse), rotate_tensor(k, cos, sin, inverse)};
 }
 
+void rope_in_place_cpu(at::Tensor& q, at::Tensor& k, const at::Tensor& cos, const at::Tensor& sin) {
+  for (const at::Tensor& x : {split_heads(q, cos), split_heads(k, cos)}) {
+    check_rope(x, cos, sin);
+    if (x.numel() == 0) continue;
+    TORCH_CHECK(x.stride(3) == 1 && x.stride(2) == x.size(3) && is_in_dense_rows(x.flatten(2)),
+                "[rope] q and k are rotated in place: expected heads side by side in tokens equally far apart, got ",
+                "strides ", x.strides(), " for sizes ", x.sizes());
+    rotate_rows(x.flatten(2), cos, sin, /*inverse=*/false, x.flatten(2));
+  }
+}
+
 std::tuple<at::Tensor, at::Tensor> call_rope(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos,
                                              const at::Tensor& sin, bool inverse) {
   static const auto op = find_operator<std::tuple<at::Tensor, at::Tensor>(
       const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>("fsdp::rope");
   return op.call(q, k, cos, sin, inverse);
+}
+
+void call_rope_in_place(at::Tensor& q, at::Tensor& k, const at::Tensor& cos, const at::Tensor& sin) {
+  static const auto op =
+      find_operator<void(at::Tensor&, at::Tensor&, const at::Tensor&, const at::Tensor&)>("fsdp::rope_");
+  op.call(q, k, cos, sin);
 }
 
 struct Rope : torch::autograd::Function<Rope> {
@@ -124,7 +160,33 @@ struct Rope : torch::autograd::Function<Rope> {
   }
 };
 
+struct RopeInPlace : torch::autograd::Function<RopeInPlace> {
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, at::Tensor q, at::Tensor k,
+                                                const at::Tensor& cos, const at::Tensor& sin) {
+    context->save_for_backward({cos, sin});
+    context->mark_dirty({q, k});
+    call_rope_in_place(q, k, cos, sin);
+    return {q, k};
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    const auto saved = context->get_saved_variables();
+    auto [grad_q, grad_k] = call_rope(split_heads(grads[0], saved[0]), split_heads(grads[1], saved[0]), saved[0],
+                                      saved[1], /*inverse=*/true);
+    return {grad_q.view(grads[0].sizes()), grad_k.view(grads[1].sizes()), at::Tensor(), at::Tensor()};
+  }
+};
+
 }  // namespace
+
+at::Tensor split_heads(const at::Tensor& x, const at::Tensor& cos) {
+  if (x.dim() == 4) return x;
+  const int64_t dim = cos.size(-1);
+  TORCH_CHECK(x.dim() == 3 && dim > 0 && x.size(2) % dim == 0, "[rope] x [B, T, heads * ", dim, "] or [B, T, heads, ",
+              dim, "] needed: got ", x.sizes());
+  return x.unflatten(2, {x.size(2) / dim, dim});
+}
 
 void check_rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   TORCH_CHECK(x.dim() == 4 && x.size(3) % 2 == 0, "[rope] x [B, T, heads, even D] needed: got ", x.sizes());
@@ -143,10 +205,20 @@ std::pair<at::Tensor, at::Tensor> apply_rope(const at::Tensor& q, const at::Tens
   return {rotated[0], rotated[1]};
 }
 
+void apply_rope_(at::Tensor& q, at::Tensor& k, const at::Tensor& cos, const at::Tensor& sin) {
+  auto rotated = RopeInPlace::apply(q, k, cos, sin);
+  q = rotated[0];
+  k = rotated[1];
+}
+
 TORCH_LIBRARY_FRAGMENT(fsdp, library) {
+  library.def("rope_(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin) -> ()");
   library.def("rope(Tensor q, Tensor k, Tensor cos, Tensor sin, bool inverse) -> (Tensor, Tensor)");
 }
 
-TORCH_LIBRARY_IMPL(fsdp, CPU, library) { library.impl("rope", rope_cpu); }
+TORCH_LIBRARY_IMPL(fsdp, CPU, library) {
+  library.impl("rope", rope_cpu);
+  library.impl("rope_", rope_in_place_cpu);
+}
 
 }  // namespace fsdp::kernels

@@ -12,8 +12,14 @@ namespace fsdp::kernels {
 //   q [B, T, Hq, D], k [B, T, Hk, D]; cos, sin [T, D] or [B, T, D]; D even; all fp32 or all bf16, on one device, CPU or
 //   CUDA. Results: contiguous, shapes as q and k.
 // In bf16 each product is rounded before the sum, as Hugging Face's separate operators do.
-// Operator: fsdp::rope. Throws c10::Error on shapes or dtypes that do not fit.
+// Heads that lie side by side are read where they are. Operator: fsdp::rope. Throws c10::Error on shapes or dtypes that
+// do not fit.
 std::pair<at::Tensor, at::Tensor> apply_rope(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos,
                                              const at::Tensor& sin);
+
+// The same in place, without memory for results: q and k as above, or [B, T, heads * D]; columns of a wider tensor or
+// not, but none that autograd knows as a view. What computed them must not need them for its backward. Operator:
+// fsdp::rope_.
+void apply_rope_(at::Tensor& q, at::Tensor& k, const at::Tensor& cos, const at::Tensor& sin);
 
 }  // namespace fsdp::kernels

@@ -4,8 +4,10 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <tuple>
 
+#include "kernels/dense_rows.h"
 #include "kernels/dispatch.h"
 #include "kernels/input_checks.h"
 #include "kernels/parallel_for.h"
@@ -76,15 +78,32 @@ FSDP_SIMD_CLONES void backward_range(const at::BFloat16* grad_y, const at::BFloa
   backward_range_of(grad_y, gate, up, grad_gate, grad_up, count);
 }
 
+// Calls body(row, first, count) for pieces of rows that cover all elements, on all threads.
+template <class Body>
+void for_each_piece(Rows rows, const Body& body) {
+  parallel_for(0, rows.count * rows.width, kGrain, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t row = begin / rows.width, first = begin % rows.width;
+      const int64_t count = std::min(end - begin, rows.width - first);
+      body(row, first, count);
+      begin += count;
+    }
+  });
+}
+
 at::Tensor forward_cpu(const at::Tensor& gate, const at::Tensor& up) {
   check_swiglu(gate, up);
-  const at::Tensor g = gate.contiguous(), u = up.contiguous();
+  const at::Tensor g = with_dense_rows(gate), u = with_dense_rows(up);
   at::Tensor y = at::empty(g.sizes(), g.options());
+  const Rows rows = rows_of({g, u});
+  const int64_t g_stride = row_stride(g, rows), u_stride = row_stride(u, rows);
   dispatch_dtype("swiglu", g, [&](auto zero) {
     using T = decltype(zero);
-    parallel_for(0, g.numel(), kGrain, [&](int64_t begin, int64_t end) {
-      forward_range(g.const_data_ptr<T>() + begin, u.const_data_ptr<T>() + begin, y.mutable_data_ptr<T>() + begin,
-                    end - begin);
+    const T *from_gate = g.const_data_ptr<T>(), *from_up = u.const_data_ptr<T>();
+    T* to = y.mutable_data_ptr<T>();
+    for_each_piece(rows, [&](int64_t row, int64_t first, int64_t count) {
+      forward_range(from_gate + row * g_stride + first, from_up + row * u_stride + first, to + row * rows.width + first,
+                    count);
     });
   });
   return y;
@@ -93,13 +112,19 @@ at::Tensor forward_cpu(const at::Tensor& gate, const at::Tensor& up) {
 std::tuple<at::Tensor, at::Tensor> backward_cpu(const at::Tensor& grad_y, const at::Tensor& gate,
                                                 const at::Tensor& up) {
   check_swiglu(gate, up);
-  const at::Tensor grad = grad_y.contiguous(), g = gate.contiguous(), u = up.contiguous();
-  at::Tensor grad_gate = at::empty(g.sizes(), g.options()), grad_up = at::empty(g.sizes(), g.options());
+  const at::Tensor grad = grad_y.contiguous(), g = with_dense_rows(gate), u = with_dense_rows(up);
+  auto [grad_gate, grad_up] = empty_beside_each_other(g, u);
+  const Rows rows = rows_of({g, u, grad_gate, grad_up});
+  const int64_t g_stride = row_stride(g, rows), u_stride = row_stride(u, rows);
+  const int64_t to_stride = row_stride(grad_gate, rows);
   dispatch_dtype("swiglu_backward", g, [&](auto zero) {
     using T = decltype(zero);
-    parallel_for(0, g.numel(), kGrain, [&](int64_t begin, int64_t end) {
-      backward_range(grad.const_data_ptr<T>() + begin, g.const_data_ptr<T>() + begin, u.const_data_ptr<T>() + begin,
-                     grad_gate.mutable_data_ptr<T>() + begin, grad_up.mutable_data_ptr<T>() + begin, end - begin);
+    const T *from = grad.const_data_ptr<T>(), *from_gate = g.const_data_ptr<T>(), *from_up = u.const_data_ptr<T>();
+    T *to_gate = grad_gate.mutable_data_ptr<T>(), *to_up = grad_up.mutable_data_ptr<T>();
+    for_each_piece(rows, [&](int64_t row, int64_t first, int64_t count) {
+      const int64_t to = row * to_stride + first;
+      backward_range(from + row * rows.width + first, from_gate + row * g_stride + first,
+                     from_up + row * u_stride + first, to_gate + to, to_up + to, count);
     });
   });
   return {grad_gate, grad_up};

@@ -29,10 +29,17 @@ class AttentionImpl : public torch::nn::Module {
   // x, result [B, T, E]: attend(project(x)).
   at::Tensor forward(const at::Tensor& x_BTE, const AttentionInputs& inputs) { return attend(project(x_BTE), inputs); }
   // q [B, T, H * D], k and v [B, T, K * D].
-  std::vector<at::Tensor> project(const at::Tensor& x_BTE) { return {q_proj_(x_BTE), k_proj_(x_BTE), v_proj_(x_BTE)}; }
+  std::vector<at::Tensor> project(const at::Tensor& x_BTE) {
+    return models::project(x_BTE, projections_, {q_proj_, k_proj_, v_proj_});
+  }
+  // Turns the projections in place.
   at::Tensor attend(const std::vector<at::Tensor>& projections, const AttentionInputs& inputs);
 
+  void set_projections(Projections projections) { projections_ = projections; }
+  bool can_fuse_projections() const { return lie_side_by_side({q_proj_, k_proj_, v_proj_}); }
+
  private:
+  Projections projections_ = Projections::kSeparate;
   int64_t layer_, head_dim_, window_;
   bool has_rope_;
   Linear q_proj_{nullptr}, k_proj_{nullptr}, v_proj_{nullptr}, o_proj_{nullptr};

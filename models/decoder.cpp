@@ -100,6 +100,10 @@ AttentionInputs DecoderImpl::make_inputs(const at::Tensor& input_ids_BT, const S
   return inputs;
 }
 
+void DecoderImpl::set_projections(Projections projections) {
+  for (const auto& layer : *layers()) layer->as<DecoderLayer>()->set_projections(projections);
+}
+
 const at::Tensor& DecoderImpl::head_VE() const { return lm_head_.is_empty() ? body_->embedding() : lm_head_->weight; }
 
 at::Tensor DecoderImpl::compute_logits(const at::Tensor& hidden_BTE) { return kernels::linear(hidden_BTE, head_VE()); }

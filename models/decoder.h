@@ -92,6 +92,8 @@ class DecoderImpl : public torch::nn::Module {
   const DecoderConfig& config() const { return config_; }
   // The blocks in order: what one shards one by one.
   const torch::nn::ModuleList& layers() const { return body_->layers(); }
+  // How q, k and v, and gate and up, are computed in every block.
+  void set_projections(Projections projections);
   // Calls every block through `run_block`; an empty function calls them directly.
   void set_block_runner(BlockRunner run_block) { run_block_ = std::move(run_block); }
 

@@ -47,6 +47,11 @@ DecoderLayerImpl::DecoderLayerImpl(const DecoderConfig& config, int64_t layer, c
   register_module("post_attention_layernorm", post_attention_layernorm_);
 }
 
+void DecoderLayerImpl::set_projections(Projections projections) {
+  self_attn_->set_projections(projections);
+  mlp_->set_projections(projections);
+}
+
 void DecoderLayerImpl::set_input_runner(NotKept not_kept, InputRunner run_input) {
   not_kept_ = not_kept;
   run_input_ = not_kept == NotKept::kNothing ? run_plainly : std::move(run_input);
@@ -58,10 +63,10 @@ at::Tensor DecoderLayerImpl::forward(const at::Tensor& x_BTE, const AttentionInp
       run_input_(call_of(input_layernorm_), {x_BTE},
                  [&](const at::Tensor& normed_BTE) { return self_attn_->project(normed_BTE); });
   const at::Tensor h_BTE = x_BTE + self_attn_->attend(projections, inputs);
-  return h_BTE + mlp(h_BTE);
+  return h_BTE + run_mlp(h_BTE);
 }
 
-at::Tensor DecoderLayerImpl::mlp(const at::Tensor& x_BTE) {
+at::Tensor DecoderLayerImpl::run_mlp(const at::Tensor& x_BTE) {
   const auto project_down = [&](const at::Tensor& product_BTI) {
     return std::vector<at::Tensor>{mlp_->project_down(product_BTI)};
   };

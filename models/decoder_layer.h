@@ -22,11 +22,17 @@ class GatedMlpImpl : public torch::nn::Module {
 
   at::Tensor forward(const at::Tensor& x_BTE) { return project_down(activate(project(x_BTE))); }
   // gate and up, [B, T, I].
-  std::vector<at::Tensor> project(const at::Tensor& x_BTE) { return {gate_proj_(x_BTE), up_proj_(x_BTE)}; }
+  std::vector<at::Tensor> project(const at::Tensor& x_BTE) {
+    return models::project(x_BTE, projections_, {gate_proj_, up_proj_});
+  }
   static at::Tensor activate(const std::vector<at::Tensor>& gate_and_up);
   at::Tensor project_down(const at::Tensor& product_BTI) { return down_proj_(product_BTI); }
 
+  void set_projections(Projections projections) { projections_ = projections; }
+  bool can_fuse_projections() const { return lie_side_by_side({gate_proj_, up_proj_}); }
+
  private:
+  Projections projections_ = Projections::kSeparate;
   Linear gate_proj_, up_proj_, down_proj_;
 };
 TORCH_MODULE(GatedMlp);
@@ -48,11 +54,16 @@ class DecoderLayerImpl : public torch::nn::Module {
 
   at::Tensor forward(const at::Tensor& x_BTE, const AttentionInputs& inputs);
 
+  // Of q, k and v, and of gate and up.
+  void set_projections(Projections projections);
+  const Attention& attention() const { return self_attn_; }
+  const GatedMlp& mlp() const { return mlp_; }
+
   // Calls what is not to be kept through `run_input`. With kNothing that is never called.
   void set_input_runner(NotKept not_kept, InputRunner run_input);
 
  private:
-  at::Tensor mlp(const at::Tensor& x_BTE);
+  at::Tensor run_mlp(const at::Tensor& x_BTE);
 
   Attention self_attn_;
   GatedMlp mlp_;

@@ -5,9 +5,9 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
-
-#include "kernels/linear.h"
+#include <vector>
 
 namespace fsdp::models {
 
@@ -20,6 +20,10 @@ struct AdapterShape {
 
 enum class Bias { kNo, kYes };
 
+// How several linear maps of one input are computed: a product each; one product over their weights, which lie side by
+// side once fully_shard() has placed them (biases between them keep them apart; then it is a product each).
+enum class Projections { kSeparate, kFused };
+
 // y = x W^T, plus the bias where there is one; x [..., in], weight [out, in], bias [out], y [..., out].
 // torch::nn::Linear without its costly start values: parameters are uninitialised until the model's reset_parameters()
 // or load_weights().
@@ -31,6 +35,8 @@ class LinearImpl : public torch::nn::Module {
   }
 
   at::Tensor forward(const at::Tensor& x);
+  // y, made of W x in place: with the bias and what the adapter adds.
+  at::Tensor complete(at::Tensor product, const at::Tensor& x);
 
   // Adds the parameters `lora_A.weight` and `lora_B.weight`, uninitialised. Once.
   void add_adapter(const AdapterShape& shape, const at::TensorOptions& options);
@@ -43,5 +49,11 @@ class LinearImpl : public torch::nn::Module {
   std::shared_ptr<LinearImpl> lora_a_, lora_b_;  // null without an adapter
 };
 TORCH_MODULE(Linear);
+
+// The maps of one input, in the order in which they were registered.
+std::vector<at::Tensor> project(const at::Tensor& x, Projections how, std::initializer_list<Linear> maps);
+
+// Whether the weights lie in memory as Projections::kFused needs them.
+bool lie_side_by_side(std::initializer_list<Linear> maps);
 
 }  // namespace fsdp::models

@@ -43,6 +43,7 @@ struct TrainConfig {
   int64_t microbatch_sequences = 0;
   std::string recompute = "none";
   int64_t recompute_every = 1;
+  std::string projections = "separate";
   int64_t seed = 1;
   double lr = 1e-3;
   double min_lr_ratio = 0.1;
@@ -78,6 +79,7 @@ struct ShardConfig {
   std::string reshard_after_forward = "auto";
   int64_t prefetch_depth = 1;
   std::string device = "cpu";
+  std::string whole_weights = "in_place";
 };
 
 struct CheckpointConfig {

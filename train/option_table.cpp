@@ -121,6 +121,9 @@ std::vector<Option> train_options() {
        "product; gate and up as well; everything but the block's input"},
       {"train.recompute_every", FSDP_SLOT(train.recompute_every), at_least(1),
        "only the first of every n blocks does what train.recompute says"},
+      {"train.projections", FSDP_SLOT(train.projections), one_of({"separate", "fused"}),
+       "q, k and v, and gate and up: a matrix product each, or one for those of one input, over weights that stay "
+       "separate in checkpoints; q, k and v with biases take a product each"},
       {"train.seed", FSDP_SLOT(train.seed), at_least(0), "of random initial weights and of the order of the data"},
       {"train.lr", FSDP_SLOT(train.lr), at_least(0), "learning rate at the end of the warm-up"},
       {"train.min_lr_ratio", FSDP_SLOT(train.min_lr_ratio), between(0, 1), "the last step's learning rate / lr"},
@@ -190,6 +193,9 @@ std::vector<Option> shard_options() {
        "units gathered ahead of the one that computes"},
       {"shard.device", FSDP_SLOT(shard.device), one_of({"cpu", "cuda"}),
        "where weights live and are computed with; cuda: one GPU a rank, by its number among the ranks of its host"},
+      {"shard.whole_weights", FSDP_SLOT(shard.whole_weights), one_of({"in_place", "copied"}),
+       "where one rank has every shard, as alone: compute with the weights where they are, or gather and free copies "
+       "as if there were other ranks, to see what sharding costs"},
   };
 }
 

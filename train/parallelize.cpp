@@ -13,6 +13,7 @@ ShardOptions shard_options(const ShardConfig& config, c10::Device device) {
   if (config.reshard_after_forward != "auto") {
     options.reshard_after_forward = config.reshard_after_forward == "true";
   }
+  if (config.whole_weights == "copied") options.whole_weights = WholeWeights::kCopied;
   options.schedule = schedule::Schedule::static_order(static_cast<int>(config.prefetch_depth));
   return options;
 }
@@ -54,6 +55,17 @@ ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardO
   units.push_back(root);
   prefixes.emplace_back("");
   return {std::move(decoder), std::move(units), std::move(prefixes), root};
+}
+
+void set_projections(ShardedModel& model, const std::string& projections) {
+  if (projections == "separate") return;
+  const auto* layer = model.decoder->layers()->ptr(0)->as<models::DecoderLayer>();
+  if (!layer->attention()->can_fuse_projections() && !layer->mlp()->can_fuse_projections()) {
+    throw Error(ErrorCode::kUsage,
+                "[config] train.projections: got fused, but no weights of one input lie side by side in this model: "
+                "expected sizes whose products are multiples of 16 bytes. Set it to separate.");
+  }
+  model.decoder->set_projections(models::Projections::kFused);
 }
 
 }  // namespace fsdp::train

@@ -29,6 +29,10 @@ Mesh make_mesh(const World& world, int64_t replicas);
 // targets in the global batch, so that the number of ranks does not matter.
 ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardOptions& options);
 
+// Of train.projections. Throws Error(kUsage) if "fused" is asked of a sharded decoder whose weights do not lie so that
+// any projections can be computed together.
+void set_projections(ShardedModel& model, const std::string& projections);
+
 // For weights that are loaded later: equal on all ranks until then.
 void zero_parameters(torch::nn::Module& module);
 // A deferred decoder of such weights: made unit by unit when it is sharded.

@@ -62,6 +62,7 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
   set_recomputation(decoder, parse_recomputation(config.train.recompute, config.train.recompute_every));
   ShardedModel model =
       parallelize(std::move(decoder), make_mesh(world, config.shard.replicas), shard_options(config.shard, device));
+  set_projections(model, config.train.projections);
   if (load) {
     on_all_ranks(world, [&] {
       load_weights(model, *choice.weights);

@@ -31,6 +31,7 @@ void fill_weight_gradient_cuda(const at::Tensor& target_NK, const at::Tensor& gr
 
 TORCH_LIBRARY_IMPL(fsdp, CUDA, library) {
   library.impl("linear", product);
+  library.impl("fused_linear", fused_product);
   library.impl("fill_weight_gradient", fill_weight_gradient_cuda);
 }
 

@@ -38,11 +38,13 @@ int64_t num_rms_norm_partials(int64_t rows);
 cudaError_t launch_rms_norm_backward(const RmsNormBackward& arrays, cudaStream_t stream);
 
 // All [n].
+// Rows of gate and up are dense, those of y follow each other.
 struct SwiGluForward {
   const void *gate, *up;
   void* y;
   Element element;
-  int64_t n;
+  int64_t rows, width;
+  int64_t gate_stride, up_stride;
 };
 cudaError_t launch_swiglu_forward(const SwiGluForward& arrays, cudaStream_t stream);
 
@@ -50,16 +52,21 @@ struct SwiGluBackward {
   const void *grad_y, *gate, *up;
   void *grad_gate, *grad_up;
   Element element;
-  int64_t n;
+  int64_t rows, width;
+  int64_t gate_stride, up_stride, grad_stride;
 };
 cudaError_t launch_swiglu_backward(const SwiGluBackward& arrays, cudaStream_t stream);
 
-// from [rows, length, heads, dim] with strides, the last of them 1; to dense.
+// Of [rows, length, heads, dim], the last stride being 1.
+struct HeadStrides {
+  int64_t row, token, head;
+};
+// `to` may be `from`.
 struct RopeHeads {
   const void* from;
   void* to;
   int64_t heads;
-  int64_t row_stride, token_stride, head_stride;
+  HeadStrides from_strides, to_strides;
 };
 enum class Turn : uint8_t { kForward, kBackward };
 // cos, sin [length, dim], or [rows, length, dim] where table_stride, that of their rows, is not 0.

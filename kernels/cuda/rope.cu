@@ -28,6 +28,10 @@ __device__ inline void turn(const float (&x1)[kCount], const float (&x2)[kCount]
   }
 }
 
+__device__ inline int64_t start_of(const HeadStrides& strides, int64_t row, int64_t position, int64_t head) {
+  return row * strides.row + position * strides.token + head * strides.head;
+}
+
 // One block per token; its threads share the packets of the first halves of all heads, those of q first.
 template <class T, int kCount, Turn kTurn>
 __global__ void turn_tokens(Rope a) {
@@ -42,9 +46,8 @@ __global__ void turn_tokens(Rope a) {
     const bool is_query = head_of_both < query_heads;
     const RopeHeads& x = is_query ? a.q : a.k;
     const int head = is_query ? head_of_both : head_of_both - query_heads;
-    const T* from =
-        static_cast<const T*>(x.from) + row * x.row_stride + position * x.token_stride + head * x.head_stride + i;
-    T* to = static_cast<T*>(x.to) + (token * x.heads + head) * dim + i;
+    const T* from = static_cast<const T*>(x.from) + start_of(x.from_strides, row, position, head) + i;
+    T* to = static_cast<T*>(x.to) + start_of(x.to_strides, row, position, head) + i;
     load_packet(from, x1);
     load_packet(from + half, x2);
     turn<T, kCount, kTurn>(x1, x2, cos + i, sin + i, half, y1, y2);
@@ -67,7 +70,10 @@ cudaError_t run(const Rope& a, cudaStream_t stream) {
 // What the starts of halves are apart, as one number: a multiple of a packet only if all distances are.
 int64_t common_width(const Rope& a) {
   int64_t bits = a.dim / 2;
-  for (const RopeHeads& x : {a.q, a.k}) bits |= x.row_stride | x.token_stride | x.head_stride;
+  for (const RopeHeads& x : {a.q, a.k}) {
+    for (const HeadStrides& strides : {x.from_strides, x.to_strides})
+      bits |= strides.row | strides.token | strides.head;
+  }
   return bits;
 }
 

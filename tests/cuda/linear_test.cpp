@@ -1,5 +1,6 @@
 #include "kernels/linear.h"
 
+#include "kernels/fused_linear.h"
 #include "kernels/linear_parts.h"
 #include "tests/cuda/as_on_cpu.h"
 
@@ -32,6 +33,22 @@ TEST(CudaLinear, TakesViewsAndMixedDtypesWithoutGradients) {
   const at::Tensor x = at::randn({3, 16}), weight = at::randn({5, 16}).to(at::kBFloat16);
   const at::Tensor y = kernels::linear(x.to(kGpu), weight.to(kGpu)).cpu();
   EXPECT_LE(relative_difference(y, kernels::linear(x, weight)), 4e-6);
+}
+
+TEST(CudaLinear, FusedEqualsCpu) {
+  FSDP_NEEDS_GPU();
+  torch::manual_seed(6);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const auto& shape : std::vector<std::vector<int64_t>>{{1, 16}, {2, 9, 48}, {3, 67, 33}}) {
+      expect_as_on_cpu(
+          [](const Inputs& in) {
+            const at::Tensor& buffer = in[1];
+            const auto results = fused_linear(in[0], {buffer.narrow(0, 0, 32), buffer.narrow(0, 32, 16)});
+            return at::cat({results[1], results[0]}, -1);
+          },
+          {values(shape, dtype), values({48, shape.back()}, dtype)}, tolerance_of(dtype), c10::str(dtype, " ", shape));
+    }
+  }
 }
 
 TEST(CudaLinear, FillsSlotsInFp32) {

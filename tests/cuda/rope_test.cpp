@@ -1,5 +1,6 @@
 #include "kernels/rope.h"
 
+#include "kernels/fused_linear.h"
 #include "tests/cuda/as_on_cpu.h"
 
 namespace fsdp::kernels {
@@ -52,6 +53,25 @@ TEST(CudaRope, TakesHeadsOfOneTensor) {
           },
           {values({2, 9, 8, 24}, dtype), values({9, 16}, dtype), values({9, 16}, dtype)}, tolerance_of(dtype),
           c10::str(dtype, " shifted by ", shift));
+    }
+  }
+}
+
+TEST(CudaRope, InPlaceEqualsCpu) {
+  FSDP_NEEDS_GPU();
+  torch::manual_seed(3);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t dim : {10, 64}) {
+      expect_as_on_cpu(
+          [&](const Inputs& in) {
+            const auto weights = {in[1].narrow(0, 0, 4 * dim), in[1].narrow(0, 4 * dim, 2 * dim)};
+            auto qk = fused_linear(in[0], weights);
+            apply_rope_(qk[0], qk[1], in[2].detach(), in[3].detach());
+            return at::cat(qk, 2);
+          },
+          {values({2, 9, 32}, dtype), values({6 * dim, 32}, dtype) / 6, values({9, dim}, dtype).cos(),
+           values({9, dim}, dtype).sin()},
+          2 * tolerance_of(dtype), c10::str(dtype, " ", dim));
     }
   }
 }

@@ -33,5 +33,21 @@ TEST(CudaSwiGlu, TakesViewsAndLargeValues) {
   }
 }
 
+// As gate and up lie in the result of one product; widths that are whole packets and not.
+TEST(CudaSwiGlu, TakesColumnsOfOneTensor) {
+  FSDP_NEEDS_GPU();
+  torch::manual_seed(3);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t width : {1, 7, 64, 2056}) {
+      expect_as_on_cpu(
+          [&](const Inputs& in) { return swiglu(in[0].narrow(2, 0, width), in[0].narrow(2, width, width)); },
+          {values({3, 50, 2 * width}, dtype)}, tolerance_of(dtype), c10::str(dtype, " ", width));
+    }
+    // More rows than a grid has along y.
+    expect_as_on_cpu([&](const Inputs& in) { return swiglu(in[0].narrow(1, 0, 8), in[0].narrow(1, 8, 8)); },
+                     {values({70000, 16}, dtype)}, tolerance_of(dtype), c10::str(dtype, " many rows"));
+  }
+}
+
 }  // namespace
 }  // namespace fsdp::kernels

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "fsdp/comm/connection.h"
+#include "kernels/linear_parts.h"
 #include "tests/device/fake_device.h"
 #include "tests/device/fake_flat_kernels.h"
 #include "tests/train/answer_batches.h"
@@ -36,7 +37,10 @@ at::Tensor attention_of_whole_rows(const at::Tensor& q_BTHD, const at::Tensor& k
   return heads_first(at::matmul(at::softmax(scores, 3).to(v.scalar_type()), v)).contiguous();
 }
 
-TORCH_LIBRARY_IMPL(fsdp, PrivateUse1, library) { library.impl("embedding_backward", embedding_backward); }
+TORCH_LIBRARY_IMPL(fsdp, PrivateUse1, library) {
+  library.impl("embedding_backward", embedding_backward);
+  library.impl("fused_linear", kernels::fused_product);
+}
 
 TORCH_LIBRARY_IMPL(fsdp, AutogradPrivateUse1, library) { library.impl("causal_attention", attention_of_whole_rows); }
 
@@ -79,6 +83,7 @@ struct Plan {
   std::string name;
   std::string precision;
   Recompute recompute = Recompute::kNone;
+  std::string projections = "separate";
 };
 
 Numbers train_on(c10::Device device, const Plan& plan, std::vector<int64_t>* waits = nullptr) {
@@ -91,6 +96,7 @@ Numbers train_on(c10::Device device, const Plan& plan, std::vector<int64_t>* wai
   ShardOptions options = shard_options(shard);
   options.whole_weights = WholeWeights::kCopied;
   ShardedModel model = parallelize(std::move(decoder), make_mesh(world, 1), options);
+  set_projections(model, plan.projections);
   const AnswerBatches batches(0, 1, kMicroRows, small_decoder().vocab_size, 5);
   Trainer trainer(train_config(), world, batches, model);
   Numbers numbers;
@@ -137,7 +143,8 @@ INSTANTIATE_TEST_SUITE_P(Plans, DeviceTrainer,
                          ::testing::Values(Plan{"fp32", "fp32"}, Plan{"bf16", "bf16"},
                                            Plan{"elementwise", "bf16", Recompute::kElementwise},
                                            Plan{"gate_up", "fp32", Recompute::kGateUp},
-                                           Plan{"block", "fp32", Recompute::kBlock}),
+                                           Plan{"block", "fp32", Recompute::kBlock},
+                                           Plan{"fused", "bf16", Recompute::kElementwise, "fused"}),
                          [](const auto& param) { return param.param.name; });
 
 }  // namespace

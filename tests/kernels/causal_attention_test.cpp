@@ -91,6 +91,25 @@ TEST(CausalAttention, NotANumberOutsideTheWindowIsNotSeen) {
   EXPECT_TRUE(at::equal(y.narrow(1, 256, 144), other.narrow(1, 256, 144)));
 }
 
+// As a fused product leaves q, k and v: the bits of dense inputs.
+TEST(CausalAttention, TakesColumnsOfOneTensor) {
+  torch::manual_seed(11);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor qkv = at::randn({2, 37, 8, 24}).to(dtype), grad = at::randn({2, 37, 4, 24}).to(dtype);
+    const auto run = [&](bool dense) {
+      std::vector<at::Tensor> parts = {qkv.narrow(2, 0, 4), qkv.narrow(2, 4, 2), qkv.narrow(2, 6, 2)};
+      for (at::Tensor& part : parts) part = (dense ? part.clone(at::MemoryFormat::Contiguous) : part).detach();
+      for (at::Tensor& part : parts) part.requires_grad_();
+      const at::Tensor y = causal_attention(parts[0], parts[1], parts[2]);
+      auto results = torch::autograd::grad({y}, parts, {grad});
+      results.push_back(y);
+      return results;
+    };
+    const auto actual = run(false), expected = run(true);
+    for (size_t i = 0; i < actual.size(); ++i) EXPECT_TRUE(at::equal(actual[i], expected[i])) << dtype << " " << i;
+  }
+}
+
 TEST(CausalAttention, TakesNonContiguousInputs) {
   torch::manual_seed(2);
   const auto view = [](const at::Tensor& x) { return x.transpose(1, 2); };

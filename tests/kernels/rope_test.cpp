@@ -55,6 +55,58 @@ TEST(Rope, TakesNonContiguousInputs) {
       {values({2, 3, 6, 8}, at::kFloat)}, 4e-6, "transposed");
 }
 
+// Columns of one tensor, as a fused product leaves them, or tensors of their own; with heads apart or not.
+TEST(Rope, InPlaceGivesTheSameBits) {
+  torch::manual_seed(4);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const bool per_row : {false, true}) {
+      const Inputs table = per_row ? tables({3, 7, 10}, dtype) : tables({7, 10}, dtype);
+      const at::Tensor qkv = values({3, 7, 80}, dtype).requires_grad_();
+      const at::Tensor grad_q = values({3, 7, 4, 10}, dtype), grad_k = values({3, 7, 2, 10}, dtype);
+      const auto [q, k] = apply_rope(qkv.narrow(2, 0, 40).unflatten(2, {4, 10}),
+                                     qkv.narrow(2, 40, 20).unflatten(2, {2, 10}), table[0], table[1]);
+      const at::Tensor expected = torch::autograd::grad({q, k}, {qkv}, {grad_q, grad_k})[0];
+      for (const bool flat : {false, true}) {
+        const auto part = [&](int64_t begin, int64_t heads) {  // a tensor that autograd knows as no view
+          const at::Tensor x = at::empty({3, 7, 2 * heads * 10}, dtype).narrow(2, 3, heads * 10);
+          x.copy_(qkv.detach().narrow(2, begin, heads * 10));
+          return (flat ? x : x.unflatten(2, {heads, 10})).detach().requires_grad_();
+        };
+        const at::Tensor q_leaf = part(0, 4), k_leaf = part(40, 2);
+        struct Same : torch::autograd::Function<Same> {
+          static at::Tensor forward(torch::autograd::AutogradContext* /*context*/, const at::Tensor& x) {
+            const at::AutoDispatchBelowADInplaceOrView below;
+            return at::empty_strided(x.sizes(), x.strides(), x.options()).copy_(x);
+          }
+          static torch::autograd::variable_list backward(torch::autograd::AutogradContext* /*context*/,
+                                                         torch::autograd::variable_list grads) {
+            return grads;
+          }
+        };
+        at::Tensor turned_q = Same::apply(q_leaf), turned_k = Same::apply(k_leaf);
+        const void* memory = turned_q.const_data_ptr();
+        apply_rope_(turned_q, turned_k, table[0], table[1]);
+        EXPECT_EQ(turned_q.const_data_ptr(), memory);
+        EXPECT_TRUE(at::equal(turned_q.reshape(q.sizes()), q)) << dtype << " flat " << flat;
+        EXPECT_TRUE(at::equal(turned_k.reshape(k.sizes()), k)) << dtype << " flat " << flat;
+        const auto grads = torch::autograd::grad({turned_q, turned_k}, {q_leaf, k_leaf},
+                                                 {grad_q.view(turned_q.sizes()), grad_k.view(turned_k.sizes())});
+        EXPECT_TRUE(at::equal(grads[0].reshape({3, 7, 40}), expected.narrow(2, 0, 40)));
+        EXPECT_TRUE(at::equal(grads[1].reshape({3, 7, 20}), expected.narrow(2, 40, 20)));
+      }
+    }
+  }
+}
+
+TEST(Rope, InPlaceRefusesWhatItCannotReach) {
+  at::Tensor q = at::ones({1, 2, 8}), k = at::ones({1, 2, 8});
+  const at::Tensor table = at::ones({2, 3});
+  EXPECT_THROW(apply_rope_(q, k, table, table), c10::Error);
+  const at::Tensor fitting = at::ones({2, 4});
+  at::Tensor scattered = at::ones({1, 2, 16}).slice(2, 0, 16, 2);
+  EXPECT_THROW(apply_rope_(scattered, k, fitting, fitting), c10::Error);
+}
+
 TEST(Rope, RoundsAsSeparateOperatorsDo) {
   torch::manual_seed(3);
   const Inputs table = tables({9, 32}, at::kBFloat16);

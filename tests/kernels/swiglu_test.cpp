@@ -28,6 +28,29 @@ TEST(SwiGlu, TakesNonContiguousInputs) {
   }
 }
 
+// As gate and up lie in the result of one product: the bits of dense inputs, without copies.
+TEST(SwiGlu, TakesColumnsOfOneTensor) {
+  torch::manual_seed(4);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t width : {1, 16, 40, 1031}) {
+      const at::Tensor both = values({3, 5, 2 * width}, dtype), grad = values({3, 5, width}, dtype);
+      const auto run = [&](at::Tensor gate, at::Tensor up) {
+        gate.requires_grad_();
+        up.requires_grad_();
+        const at::Tensor y = swiglu(gate, up);
+        const auto grads = torch::autograd::grad({y}, {gate, up}, {grad});
+        return Inputs{y, grads[0], grads[1]};
+      };
+      const at::Tensor gate = both.narrow(2, 0, width), up = both.narrow(2, width, width);
+      const Inputs actual = run(gate.detach(), up.detach()), expected = run(gate.clone(), up.clone());
+      for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(actual[i], expected[i])) << dtype << " " << width;
+      EXPECT_TRUE(actual[0].is_contiguous());
+      EXPECT_TRUE(actual[1].is_alias_of(actual[2]));
+      EXPECT_EQ(actual[2].storage_offset(), width);
+    }
+  }
+}
+
 TEST(SwiGlu, SaturatesWithoutNan) {
   const at::Tensor gate = at::tensor({-1e30f, -200.0f, -88.0f, 0.0f, 88.0f, 200.0f, 1e30f});
   expect_same(kernel, reference, {gate, at::ones({7})}, 1e-6, "extremes");

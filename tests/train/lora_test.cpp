@@ -108,6 +108,13 @@ void expect_trains_like_merged(const TuningPlan& plan, const std::vector<int>& w
   }
 }
 
+// The base's weights lie side by side, frozen; adapters add to each result.
+TEST(Lora, TrainsOnFusedProjections) {
+  TuningPlan plan = lora_plan();
+  plan.projections = "fused";
+  expect_trains_like_merged(plan, {1, 2});
+}
+
 TEST(Lora, TrainsLikeMergedWeightsOnAnyNumberOfRanks) { expect_trains_like_merged(lora_plan(), {1, 2, 4}); }
 
 TEST(Lora, SomeTargetsAndRecompute) {

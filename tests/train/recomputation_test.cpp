@@ -1,20 +1,20 @@
 #include "train/recomputation.h"
 
-#include <c10/core/Allocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <map>
-#include <memory>
 #include <string>
 
 #include "fsdp/fsdp.h"
 #include "kernels/cross_entropy.h"
+#include "tests/train/held_bytes.h"
 #include "tests/train/model_files.h"
 
 namespace fsdp::train {
 namespace {
+
+using testing::ids_of;
 
 constexpr Recompute kAll[] = {Recompute::kNone, Recompute::kElementwise, Recompute::kGateUp, Recompute::kBlock};
 
@@ -30,10 +30,6 @@ models::Decoder decoder_of(const models::DecoderConfig& config, at::ScalarType d
   decoder->reset_parameters(5);
   set_recomputation(decoder, how);
   return decoder;
-}
-
-at::Tensor ids_of(int64_t rows, int64_t length) {
-  return (at::arange(rows * length, at::kLong) * 7919 % 64).view({rows, length});
 }
 
 TEST(Recomputation, ChangesNoBitOfLossAndGradients) {
@@ -57,25 +53,11 @@ TEST(Recomputation, ChangesNoBitOfLossAndGradients) {
   }
 }
 
-// Bytes of the CPU that this thread's tensors hold, by LibTorch's own account.
-class HeldBytes : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override { held_ += bytes; }
-  bool memoryProfilingEnabled() const override { return true; }
-  int64_t held() const { return held_; }
-
- private:
-  int64_t held_ = 0;
-};
-
 // What the graph of a forward holds.
 int64_t bytes_of_graph(int64_t layers, bool qk_norm, at::ScalarType dtype, const Recomputation& how,
                        const at::Tensor& ids) {
   models::Decoder decoder = decoder_of(config_with(layers, qk_norm), dtype, how);
-  const auto account = std::make_shared<HeldBytes>();
-  const c10::DebugInfoGuard counting(c10::DebugInfoKind::PROFILER_STATE, account);
-  const at::Tensor logits = decoder->forward(ids);
-  return account->held();
+  return testing::bytes_of_graph(decoder, ids);
 }
 
 // Of four blocks more and of 512 tokens more: what does not grow with both is not the formula's.

@@ -49,6 +49,7 @@ struct TuningPlan {
   train::ShardConfig shard = {};
   int64_t micro_rows = 2;
   train::Recomputation recomputation = {};
+  std::string projections = "separate";
 };
 
 // One rank's part of a fine-tuning; built as `fsdp train` builds it. COLLECTIVE.
@@ -76,6 +77,7 @@ class TuningRun {
     train::set_recomputation(decoder, plan.recomputation);
     train::ShardedModel model = train::parallelize(std::move(decoder), train::make_mesh(world, plan.shard.replicas),
                                                    train::shard_options(plan.shard));
+    train::set_projections(model, plan.projections);
     train::load_weights(model, *base_choice().weights);
     return model;
   }
