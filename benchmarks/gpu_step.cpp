@@ -17,6 +17,7 @@
 #include "fsdp/base/device_memory.h"
 #include "fsdp/comm/connection.h"
 #include "models/presets.h"
+#include "train/graphed_blocks.h"
 #include "train/parallelize.h"
 #include "train/recomputation.h"
 
@@ -32,6 +33,7 @@ struct Options {
   int64_t accumulation = 4;
   std::string recompute = "none";
   std::string projections = "separate";
+  bool graphs = false;
   std::string strategy = "optim_grads_params";
   bool copied = false;
   int ranks = 1;
@@ -106,11 +108,13 @@ class GpuStep {
     ShardOptions shard_options;
     shard_options.strategy = parse_strategy(options_.strategy);
     shard_options.precision = Precision::bf16();
+    if (options_.graphs) train::keep_addresses(shard_options);
     if (options_.copied) shard_options.whole_weights = WholeWeights::kCopied;
     if (!device_.is_cpu()) shard_options.device = device_;
     train::ShardedModel model =
         train::parallelize(std::move(decoder), train::make_mesh(world, /*replicas=*/1), shard_options);
     train::set_projections(model, options_.projections);
+    if (options_.graphs) train::graph_blocks(model);
     // On the device, where billions of random numbers take no time; zeros would need less power than real weights.
     const at::NoGradGuard no_grad;
     for (at::Tensor leaf : parameters(*model.decoder)) leaf.dim() > 1 ? leaf.normal_(0, 0.02) : leaf.fill_(1);
@@ -194,6 +198,7 @@ Options parse(int argc, char** argv) {
   app.add_option("--microbatch", options.microbatch, "sequences at a time")->check(CLI::PositiveNumber);
   app.add_option("--accumulation", options.accumulation, "microbatches of a step")->check(CLI::PositiveNumber);
   app.add_option("--projections", options.projections, "separate, or fused: q, k, v and gate, up in one product each");
+  app.add_flag("--graphs", options.graphs, "replay each block's forward and backward as CUDA graphs");
   app.add_option("--recompute", options.recompute, "what blocks compute again in the backward")
       ->check(CLI::IsMember({"none", "elementwise", "gate_up", "block"}));
   app.add_option("--strategy", options.strategy, "as shard.strategy");

@@ -10,6 +10,7 @@
 #include "fsdp/comm/init.h"                  // init, World
 #include "fsdp/deferred/deferred_init.h"     // deferred
 #include "fsdp/functional/sharded_step.h"    // functional::ShardedStep
+#include "fsdp/graph/graphed_function.h"     // GraphedFunction
 #include "fsdp/group/parameters.h"           // parameters, named_parameters, decay_groups, zero_grad
 #include "fsdp/mesh/mesh.h"                  // Mesh
 #include "fsdp/optim/adamw.h"                // AdamW

@@ -62,13 +62,14 @@ DecoderBodyImpl::DecoderBodyImpl(const DecoderConfig& config, const at::TensorOp
 at::Tensor DecoderBodyImpl::forward(const at::Tensor& input_ids_BT, const AttentionInputs& inputs,
                                     const BlockRunner& run_block) {
   at::Tensor x_BTE = kernels::embedding(embed_tokens_->weight, input_ids_BT).to(norm_->weight.scalar_type());
+  int64_t number = 0;
   for (const auto& layer : *layers_) {
     auto* block = layer->as<DecoderLayer>();
     if (!run_block) {
       x_BTE = block->forward(x_BTE, inputs);
     } else {
-      // By value: the runner may call it again after this forward has returned.
-      x_BTE = run_block([block, inputs](const at::Tensor& x) { return block->forward(x, inputs); }, x_BTE);
+      const Block call = [block](const at::Tensor& x, const AttentionInputs& own) { return block->forward(x, own); };
+      x_BTE = run_block(number++, call, x_BTE, inputs);
     }
   }
   return norm_(x_BTE);

@@ -28,9 +28,11 @@ struct Sequence {
   at::Tensor cu_seqlens;
 };
 
-// Runs a block: calls `block(x)`, now or again later. The seam for recomputation of activations.
-using BlockRunner =
-    std::function<at::Tensor(const std::function<at::Tensor(const at::Tensor&)>& block, const at::Tensor& x_BTE)>;
+// A block, to be called now or again later: x [B, T, E] and what all blocks share, to [B, T, E].
+using Block = std::function<at::Tensor(const at::Tensor& x_BTE, const AttentionInputs& inputs)>;
+// Runs the block of that number, counted from 0. The seam for recomputation of activations, and for graphs.
+using BlockRunner = std::function<at::Tensor(int64_t number, const Block& block, const at::Tensor& x_BTE,
+                                             const AttentionInputs& inputs)>;
 
 // `model.embed_tokens`, `model.layers`, `model.norm`: the part below the head, named as Hugging Face names it.
 class DecoderBodyImpl : public torch::nn::Module {

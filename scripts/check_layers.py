@@ -37,6 +37,7 @@ ALLOWED = {
     "deferred": {"base"},
     "unit": GROUP | {"group", "schedule", "deferred"},
     "recompute": {"base"},
+    "graph": {"base"},
     "profile": {"base"},
     "plan": {"layout", "strategy", "schedule", "mesh", "io"},
     "models": {"kernels", "io"},

@@ -44,6 +44,7 @@ struct TrainConfig {
   std::string recompute = "none";
   int64_t recompute_every = 1;
   std::string projections = "separate";
+  bool cuda_graphs = false;
   int64_t seed = 1;
   double lr = 1e-3;
   double min_lr_ratio = 0.1;

@@ -124,6 +124,9 @@ std::vector<Option> train_options() {
       {"train.projections", FSDP_SLOT(train.projections), one_of({"separate", "fused"}),
        "q, k and v, and gate and up: a matrix product each, or one for those of one input, over weights that stay "
        "separate in checkpoints; q, k and v with biases take a product each"},
+      {"train.cuda_graphs", FSDP_SLOT(train.cuda_graphs), any(),
+       "on GPUs: record the forward and the backward of each block and replay them, for models so small that launching "
+       "takes longer than computing; equal bits, more memory; not for packed documents, which run as without"},
       {"train.seed", FSDP_SLOT(train.seed), at_least(0), "of random initial weights and of the order of the data"},
       {"train.lr", FSDP_SLOT(train.lr), at_least(0), "learning rate at the end of the warm-up"},
       {"train.min_lr_ratio", FSDP_SLOT(train.min_lr_ratio), between(0, 1), "the last step's learning rate / lr"},

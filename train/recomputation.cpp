@@ -23,12 +23,13 @@ Recomputation parse_recomputation(const std::string& what, int64_t every) {
 
 void set_recomputation(models::Decoder& decoder, const Recomputation& recomputation) {
   const auto is_chosen = [every = recomputation.every](int64_t block) { return block % every == 0; };
-  const auto num_blocks = static_cast<int64_t>(decoder->layers()->size());
   if (recomputation.what == Recompute::kBlock) {
-    decoder->set_block_runner(
-        [is_chosen, num_blocks, next = int64_t{0}](const TensorFunction& block, const at::Tensor& x_BTE) mutable {
-          return is_chosen(next++ % num_blocks) ? recompute(block, x_BTE) : block(x_BTE);
-        });
+    decoder->set_block_runner([is_chosen](int64_t number, const models::Block& block, const at::Tensor& x_BTE,
+                                          const models::AttentionInputs& inputs) {
+      // By value: the second run comes after this forward has returned.
+      const auto call = [block, inputs](const at::Tensor& x) { return block(x, inputs); };
+      return is_chosen(number) ? recompute(call, x_BTE) : call(x_BTE);
+    });
   } else if (recomputation.what != Recompute::kNone) {
     const auto not_kept =
         recomputation.what == Recompute::kGateUp ? models::NotKept::kGateUp : models::NotKept::kElementwise;

@@ -19,6 +19,7 @@
 #include "train/determinism.h"
 #include "train/evaluation.h"
 #include "train/format.h"
+#include "train/graphed_blocks.h"
 #include "train/ledger.h"
 #include "train/lora_files.h"
 #include "train/matmul_peak.h"
@@ -60,9 +61,11 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
     return whole;
   });
   set_recomputation(decoder, parse_recomputation(config.train.recompute, config.train.recompute_every));
-  ShardedModel model =
-      parallelize(std::move(decoder), make_mesh(world, config.shard.replicas), shard_options(config.shard, device));
+  ShardOptions options = shard_options(config.shard, device);
+  if (config.train.cuda_graphs) keep_addresses(options);
+  ShardedModel model = parallelize(std::move(decoder), make_mesh(world, config.shard.replicas), options);
   set_projections(model, config.train.projections);
+  if (config.train.cuda_graphs) graph_blocks(model);
   if (load) {
     on_all_ranks(world, [&] {
       load_weights(model, *choice.weights);

@@ -6,6 +6,7 @@
 #include "fsdp/base/error.h"
 #include "fsdp/base/load_cuda.h"
 #include "fsdp/base/units.h"
+#include "train/graphed_blocks.h"
 
 namespace fsdp::train {
 namespace {
@@ -20,6 +21,7 @@ void check_features(const Config& config) {
 }  // namespace
 
 c10::Device choose_device(const Config& config, const World& world) {
+  check_graphs(config);
   if (config.shard.device == "cpu") return c10::kCPU;
   check_features(config);
   load_cuda();

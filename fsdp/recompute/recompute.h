@@ -3,13 +3,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
-namespace fsdp {
+#include "fsdp/base/tensor_function.h"
 
-using TensorFunction = std::function<at::Tensor(const at::Tensor& input)>;
-using TensorListFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
+namespace fsdp {
 
 // Runs `function` without keeping what its backward needs; the backward runs it again. The second run sees the random
 // numbers, the autocast state and the inputs of the first (of the CPU and of the GPUs that inputs are on), so it must

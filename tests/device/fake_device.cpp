@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "fsdp/base/trace.h"
+#include "tests/device/fake_recorder.h"
 
 namespace fsdp::testing {
 namespace {
@@ -212,9 +213,25 @@ class Call {
       result = adopt(result, i);
     }
     stream_clocks().run(current_key(*device_), c10::toString(op_.operator_name()), current_range(), accesses_);
+    note_work(
+        *device_, [op = op_, inputs = originals_, made = made_] { run_again(op, inputs, made); }, made_);
   }
 
  private:
+  // The same work with the same memory.
+  static void run_again(const c10::OperatorHandle& op, torch::jit::Stack stack, const std::vector<at::Tensor>& made) {
+    const at::DisableRecordFunctionGuard silent;
+    const at::AutoDispatchBelowADInplaceOrView below;
+    op.callBoxed(stack);
+    auto into = made.begin();
+    for (size_t i = 0; i < stack.size(); ++i) {
+      if (op.schema().returns()[i].alias_info() != nullptr) continue;
+      if (stack[i].isTensor() && stack[i].toTensor().defined()) (into++)->copy_(stack[i].toTensor());
+      if (!stack[i].isTensorList()) continue;
+      for (const at::Tensor& tensor : stack[i].toTensorVector()) (into++)->copy_(tensor);
+    }
+  }
+
   at::Tensor replace(const at::Tensor& tensor, bool writes) {
     if (!is_fake(tensor)) return tensor;
     device_ = tensor.device();
@@ -268,6 +285,7 @@ class Call {
     at::Tensor fake = empty_fake(result.sizes(), result.strides(), result.scalar_type(), *device_);
     on_cpu(fake).copy_(result);
     accesses_.push_back(access_of(fake, true));
+    made_.push_back(fake);
     return fake;
   }
 
@@ -286,6 +304,7 @@ class Call {
   size_t first_;
   std::vector<c10::IValue> originals_;
   std::vector<Access> accesses_;
+  std::vector<at::Tensor> made_;
   std::optional<Device> device_;
 };
 
@@ -326,6 +345,7 @@ at::Tensor reshape_alias(const at::Tensor& self, at::IntArrayRef sizes, at::IntA
 // A copy to the host waits for the stream, and so does one from it, whose memory is not pinned.
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool) {
   const Device device = is_fake(self) ? self.device() : to.device();
+  if (!is_fake(self) || !is_fake(to)) refuse_in_recording(device, "a copy between host and device");
   std::vector<Access> accesses;
   if (is_fake(self)) accesses.push_back(access_of(self, false));
   if (is_fake(to)) accesses.push_back(access_of(to, true));
@@ -336,11 +356,13 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool) {
   }
   const StreamKey stream = current_key(device);
   stream_clocks().run(stream, "copy", current_range(), accesses);
+  note_work(device, [self, to] { copy_from(self, to, false); }, {});
   if (!is_fake(self) || !is_fake(to)) stream_clocks().host_waits(stream_clocks().now(stream));
   return to;
 }
 
 at::Scalar local_scalar_dense(const at::Tensor& self) {
+  refuse_in_recording(self.device(), "item()");
   const StreamKey stream = current_key(self.device());
   stream_clocks().run(stream, "item", current_range(), {access_of(self, false)});
   stream_clocks().host_waits(stream_clocks().now(stream));

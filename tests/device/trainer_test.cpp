@@ -12,8 +12,10 @@
 #include "kernels/linear_parts.h"
 #include "tests/device/fake_device.h"
 #include "tests/device/fake_flat_kernels.h"
+#include "tests/device/fake_recorder.h"
 #include "tests/train/answer_batches.h"
 #include "train/evaluation.h"
+#include "train/graphed_blocks.h"
 #include "train/recomputation.h"
 
 namespace fsdp::train {
@@ -84,6 +86,7 @@ struct Plan {
   std::string precision;
   Recompute recompute = Recompute::kNone;
   std::string projections = "separate";
+  bool graphs = false;
 };
 
 Numbers train_on(c10::Device device, const Plan& plan, std::vector<int64_t>* waits = nullptr) {
@@ -95,8 +98,10 @@ Numbers train_on(c10::Device device, const Plan& plan, std::vector<int64_t>* wai
   shard.precision = plan.precision;
   ShardOptions options = shard_options(shard);
   options.whole_weights = WholeWeights::kCopied;
+  if (plan.graphs) keep_addresses(options);
   ShardedModel model = parallelize(std::move(decoder), make_mesh(world, 1), options);
   set_projections(model, plan.projections);
+  if (plan.graphs) graph_blocks(model);
   const AnswerBatches batches(0, 1, kMicroRows, small_decoder().vocab_size, 5);
   Trainer trainer(train_config(), world, batches, model);
   Numbers numbers;
@@ -116,6 +121,7 @@ Numbers train_on(c10::Device device, const Plan& plan, std::vector<int64_t>* wai
 class DeviceTrainer : public ::testing::TestWithParam<Plan> {
  protected:
   const testing::FakeFlatKernels kernels_;
+  const testing::FakeRecorders recorders_;
 };
 
 TEST_P(DeviceTrainer, HasTheNumbersOfTheCpu) {
@@ -144,7 +150,9 @@ INSTANTIATE_TEST_SUITE_P(Plans, DeviceTrainer,
                                            Plan{"elementwise", "bf16", Recompute::kElementwise},
                                            Plan{"gate_up", "fp32", Recompute::kGateUp},
                                            Plan{"block", "fp32", Recompute::kBlock},
-                                           Plan{"fused", "bf16", Recompute::kElementwise, "fused"}),
+                                           Plan{"fused", "bf16", Recompute::kElementwise, "fused"},
+                                           Plan{"graphs", "fp32", Recompute::kNone, "separate", true},
+                                           Plan{"fused_graphs", "bf16", Recompute::kNone, "fused", true}),
                          [](const auto& param) { return param.param.name; });
 
 }  // namespace

@@ -134,15 +134,15 @@ TEST(Decoder, BlockRunnerSeesEveryBlockOnce) {
   Decoder model = small_decoder(true);
   const at::Tensor ids = some_ids(1, 9), plain = model->forward(ids);
   int64_t calls = 0;
-  model->set_block_runner([&](const auto& block, const at::Tensor& x) {
-    ++calls;
+  model->set_block_runner([&](int64_t number, const Block& block, const at::Tensor& x, const AttentionInputs& inputs) {
+    EXPECT_EQ(number, calls++);
     at::Tensor first;
     {
       at::NoGradGuard no_grad;
-      first = block(x);
+      first = block(x, inputs);
     }
-    EXPECT_TRUE(at::equal(first, block(x)));  // may be run again
-    return block(x);
+    EXPECT_TRUE(at::equal(first, block(x, inputs)));  // may be run again
+    return block(x, inputs);
   });
   EXPECT_TRUE(at::equal(model->forward(ids), plain));
   EXPECT_EQ(calls, 3);

@@ -1,0 +1,163 @@
+#include "fsdp/graph/recording.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "fsdp/base/check.h"
+
+namespace fsdp {
+namespace {
+
+// Same memory, another tensor with a version counter of its own.
+at::Tensor same_memory(const at::Tensor& tensor) { return tensor.defined() ? tensor.variable_data() : tensor; }
+
+std::vector<at::Tensor> with_gradients(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> found;
+  std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(found),
+               [](const at::Tensor& tensor) { return tensor.requires_grad(); });
+  return found;
+}
+
+// Operators of a recording name parameters too; those of the replays are announced instead.
+template <class Work>
+std::unique_ptr<RecordedWork> record_unobserved(WorkRecorder& recorder, const char* what, const Work& work) {
+  const at::DisableRecordFunctionGuard silent;
+  try {
+    return recorder.record(work);
+  } catch (const c10::Error& error) {
+    throw Error(ErrorCode::kUsage, std::string("[graph] this ") + what +
+                                       " cannot be recorded: " + error.what_without_backtrace() +
+                                       ". A recorded function must not wait for the device, nor copy from memory that "
+                                       "is not pinned; call it without a GraphedFunction.");
+  }
+}
+
+}  // namespace
+
+void announce_read(const std::vector<at::Tensor>& tensors) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("fsdp::announce_read", "").typed<void(at::TensorList)>();
+  if (!tensors.empty()) op.call(tensors);
+}
+
+RecordingKey::RecordingKey(const std::vector<at::Tensor>& given, const std::vector<at::Tensor>& parameters) {
+  for (const at::Tensor& input : given) {
+    inputs.push_back(
+        {input.sizes().vec(), input.strides().vec(), input.scalar_type(), input.device(), input.requires_grad()});
+  }
+  for (const at::Tensor& parameter : parameters) addresses.push_back(parameter.const_data_ptr());
+}
+
+Recording::Recording(std::unique_ptr<WorkRecorder> recorder, const TensorListFunction& function,
+                     const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> parameters)
+    : recorder_(std::move(recorder)), parameters_(std::move(parameters)), key_(inputs, parameters_) {
+  for (const at::Tensor& input : inputs) {
+    const at::TensorOptions options = input.options().requires_grad(false);
+    const at::Tensor own = input.is_non_overlapping_and_dense()
+                               ? at::empty_strided(input.sizes(), input.strides(), options)
+                               : at::empty(input.sizes(), options);
+    inputs_.push_back(own.requires_grad_(input.requires_grad()));
+  }
+  take_inputs(inputs);
+  leaves_ = leaves_of(inputs_);
+  record_forward(function);
+  record_backward();
+}
+
+void Recording::record_forward(const TensorListFunction& function) {
+  forward_ = record_unobserved(*recorder_, "forward", [&] {
+    const at::AutoGradMode with_gradients(true);
+    outputs_ = function(inputs_);
+  });
+  for (const at::Tensor& output : outputs_) {
+    FSDP_CHECK(output.defined(), "[graph] a recorded function returned an undefined tensor, expected defined ones.");
+  }
+}
+
+void Recording::record_backward() {
+  const std::vector<at::Tensor> roots = with_gradients(outputs_);
+  for (const at::Tensor& root : roots)
+    output_grads_.push_back(at::empty(root.sizes(), root.options().requires_grad(false)));
+  if (roots.empty() || leaves_.empty()) return;
+  backward_ = record_unobserved(*recorder_, "backward", [&] {
+    grads_ = torch::autograd::grad(roots, leaves_, output_grads_, /*retain_graph=*/true, /*create_graph=*/false,
+                                   /*allow_unused=*/true);
+  });
+}
+
+std::vector<at::Tensor> Recording::leaves_of(const std::vector<at::Tensor>& inputs) const {
+  std::vector<at::Tensor> leaves = with_gradients(inputs);
+  for (const at::Tensor& parameter : with_gradients(parameters_)) leaves.push_back(parameter);
+  return leaves;
+}
+
+bool Recording::has_moved() const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].const_data_ptr() != key_.addresses[i]) return true;
+  }
+  return false;
+}
+
+void Recording::take_inputs(const std::vector<at::Tensor>& inputs) {
+  for (size_t i = 0; i < inputs.size(); ++i) same_memory(inputs_[i]).copy_(inputs[i].detach());
+}
+
+Recording::Forward Recording::replay_forward() {
+  forward_->replay();
+  Forward forward;
+  std::transform(outputs_.begin(), outputs_.end(), std::back_inserter(forward.outputs), same_memory);
+  forward.call = c10::make_intrusive<Call>(++calls_);
+  latest_ = forward.call;
+  return forward;
+}
+
+void Recording::take_output_grads(const std::vector<at::Tensor>& grads) {
+  auto own = output_grads_.begin();
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    if (!outputs_[i].requires_grad()) continue;
+    grads[i].defined() ? own->copy_(grads[i]) : own->zero_();
+    ++own;
+  }
+}
+
+// Memory of the recording where what gets it is done with it before the next replay: the operator before this function,
+// or a hook that takes a parameter's gradient away.
+at::Tensor Recording::gradient_of(size_t leaf) const {
+  const size_t num_inputs = leaves_.size() - with_gradients(parameters_).size();
+  const bool is_taken = leaf < num_inputs || torch::autograd::impl::post_acc_grad_hooks(leaves_[leaf]) != nullptr;
+  return is_taken || !grads_[leaf].defined() ? same_memory(grads_[leaf]) : grads_[leaf].clone();
+}
+
+std::vector<at::Tensor> Recording::replay_backward(int64_t call, const std::vector<at::Tensor>& grads) {
+  FSDP_CHECK(call == calls_, "[graph] a second backward through a call of a GraphedFunction came after its next call, ",
+             "which wrote over its activations. Run it before, or call the function without a GraphedFunction.");
+  announce_read(parameters_);
+  take_output_grads(grads);
+  if (has_moved()) {
+    // The activations are the replay's, and operators find the weights where they are now. Observers would take this
+    // for a backward of its own.
+    const at::DisableRecordFunctionGuard silent;
+    return torch::autograd::grad(with_gradients(outputs_), leaves_, output_grads_, /*retain_graph=*/true,
+                                 /*create_graph=*/false, /*allow_unused=*/true);
+  }
+  backward_->replay();
+  std::vector<at::Tensor> result;
+  for (size_t leaf = 0; leaf < leaves_.size(); ++leaf) result.push_back(gradient_of(leaf));
+  return result;
+}
+
+TORCH_LIBRARY_FRAGMENT(fsdp, library) { library.def("announce_read(Tensor[] tensors) -> ()"); }
+
+TORCH_LIBRARY_IMPL(fsdp, CompositeExplicitAutograd, library) {
+  library.impl("announce_read", [](at::TensorList) {});
+}
+
+}  // namespace fsdp
