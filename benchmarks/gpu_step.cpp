@@ -197,7 +197,8 @@ Options parse(int argc, char** argv) {
   app.add_option("--sequence", options.sequence, "tokens of a sequence")->check(CLI::PositiveNumber);
   app.add_option("--microbatch", options.microbatch, "sequences at a time")->check(CLI::PositiveNumber);
   app.add_option("--accumulation", options.accumulation, "microbatches of a step")->check(CLI::PositiveNumber);
-  app.add_option("--projections", options.projections, "separate, or fused: q, k, v and gate, up in one product each");
+  app.add_option("--projections", options.projections, "separate, or fused: q, k, v and gate, up in one product each")
+      ->check(CLI::IsMember({"separate", "fused"}));
   app.add_flag("--graphs", options.graphs, "replay each block's forward and backward as CUDA graphs");
   app.add_option("--recompute", options.recompute, "what blocks compute again in the backward")
       ->check(CLI::IsMember({"none", "elementwise", "gate_up", "block"}));

@@ -11,8 +11,6 @@ struct LossTerms;
 void check_rms_norm(const at::Tensor& x, const at::Tensor& weight);
 void check_swiglu(const at::Tensor& gate, const at::Tensor& up);
 void check_rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
-// x [B, T, heads * D] or [B, T, heads, D] as the latter, with the D of cos [..., D].
-at::Tensor split_heads(const at::Tensor& x, const at::Tensor& cos);
 void check_embedding(const at::Tensor& weight, const at::Tensor& ids);
 void check_cross_entropy(const at::Tensor& logits_NV, const at::Tensor& targets_N, const LossTerms& terms);
 void check_linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor& weight_VE, const at::Tensor& targets_N);

@@ -121,7 +121,7 @@ std::tuple<at::Tensor, at::Tensor> rope_cpu(const at::Tensor& q, const at::Tenso
 }
 
 void rope_in_place_cpu(at::Tensor& q, at::Tensor& k, const at::Tensor& cos, const at::Tensor& sin) {
-  for (const at::Tensor& x : {split_heads(q, cos), split_heads(k, cos)}) {
+  for (const at::Tensor& x : {split_heads(q, cos.size(-1)), split_heads(k, cos.size(-1))}) {
     check_rope(x, cos, sin);
     if (x.numel() == 0) continue;
     TORCH_CHECK(x.stride(3) == 1 && x.stride(2) == x.size(3) && is_in_dense_rows(x.flatten(2)),
@@ -172,17 +172,17 @@ struct RopeInPlace : torch::autograd::Function<RopeInPlace> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list grads) {
     const auto saved = context->get_saved_variables();
-    auto [grad_q, grad_k] = call_rope(split_heads(grads[0], saved[0]), split_heads(grads[1], saved[0]), saved[0],
-                                      saved[1], /*inverse=*/true);
+    const int64_t dim = saved[0].size(-1);
+    auto [grad_q, grad_k] =
+        call_rope(split_heads(grads[0], dim), split_heads(grads[1], dim), saved[0], saved[1], /*inverse=*/true);
     return {grad_q.view(grads[0].sizes()), grad_k.view(grads[1].sizes()), at::Tensor(), at::Tensor()};
   }
 };
 
 }  // namespace
 
-at::Tensor split_heads(const at::Tensor& x, const at::Tensor& cos) {
+at::Tensor split_heads(const at::Tensor& x, int64_t dim) {
   if (x.dim() == 4) return x;
-  const int64_t dim = cos.size(-1);
   TORCH_CHECK(x.dim() == 3 && dim > 0 && x.size(2) % dim == 0, "[rope] x [B, T, heads * ", dim, "] or [B, T, heads, ",
               dim, "] needed: got ", x.sizes());
   return x.unflatten(2, {x.size(2) / dim, dim});

@@ -17,6 +17,9 @@ namespace fsdp::kernels {
 std::pair<at::Tensor, at::Tensor> apply_rope(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos,
                                              const at::Tensor& sin);
 
+// x [B, T, heads * dim] or [B, T, heads, dim] as the latter, a view. Throws c10::Error if it is neither.
+at::Tensor split_heads(const at::Tensor& x, int64_t dim);
+
 // The same in place, without memory for results: q and k as above, or [B, T, heads * D]; columns of a wider tensor or
 // not, but none that autograd knows as a view. What computed them must not need them for its backward. Operator:
 // fsdp::rope_.

@@ -23,18 +23,16 @@ AttentionImpl::AttentionImpl(const DecoderConfig& config, int64_t layer, const a
 }
 
 at::Tensor AttentionImpl::attend(const std::vector<at::Tensor>& projections, const AttentionInputs& inputs) {
-  const auto split_heads = [&](const at::Tensor& x) {
-    return x.dim() == 4 ? x : x.view({x.size(0), x.size(1), x.size(2) / head_dim_, head_dim_});
-  };
   at::Tensor q = projections[0], k = projections[1];
   if (!q_norm_.is_empty()) {
-    q = q_norm_(split_heads(q));
-    k = k_norm_(split_heads(k));
+    q = q_norm_(kernels::split_heads(q, head_dim_));
+    k = k_norm_(kernels::split_heads(k, head_dim_));
   }
   // In place: columns of a fused product keep all of it alive until the backward.
   if (has_rope_) kernels::apply_rope_(q, k, inputs.cos, inputs.sin);
 
-  const at::Tensor q_BTHD = split_heads(q), k_BTKD = split_heads(k), v_BTKD = split_heads(projections[2]);
+  const at::Tensor q_BTHD = kernels::split_heads(q, head_dim_), k_BTKD = kernels::split_heads(k, head_dim_),
+                   v_BTKD = kernels::split_heads(projections[2], head_dim_);
   const at::Tensor y_BTHD = inputs.cache != nullptr
                                 ? inputs.cache->attend(layer_, q_BTHD, k_BTKD, v_BTKD, window_)
                                 : kernels::causal_attention(q_BTHD, k_BTKD, v_BTKD, inputs.document_lengths, window_);

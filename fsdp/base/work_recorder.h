@@ -15,8 +15,8 @@ class RecordedWork {
   virtual void replay() = 0;
 };
 
-// One thing of its own memory: what is allocated while it records belongs to its recordings and is used by nobody else
-// until the recorder and they are gone.
+// Records into memory of its own: what is allocated meanwhile belongs to its recordings, and nobody else uses it until
+// the recorder and they are gone.
 class WorkRecorder {
  public:
   virtual ~WorkRecorder() = default;

@@ -17,9 +17,9 @@ using torch::autograd::variable_list;
 
 // What autograd sees of a replay.
 struct Replay : torch::autograd::Function<Replay> {
-  static variable_list forward(AutogradContext* context, at::TensorList /*leaves*/,
+  static variable_list forward(AutogradContext* context, at::TensorList leaves,
                                const c10::intrusive_ptr<Recording>& recording) {
-    Recording::Forward forward = recording->replay_forward();
+    Recording::Forward forward = recording->replay_forward(leaves);
     context->saved_data["recording"] = c10::IValue::make_capsule(recording);
     context->saved_data["number"] = forward.call->number;
     context->saved_data["call"] = c10::IValue::make_capsule(std::move(forward.call));

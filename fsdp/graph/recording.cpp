@@ -26,6 +26,12 @@ std::vector<at::Tensor> with_gradients(const std::vector<at::Tensor>& tensors) {
   return found;
 }
 
+// Whether a gradient stays where it is put: with a leaf, unless a hook takes it away. What the operator before a
+// function gets, that is done with before the next replay writes over it.
+bool keeps_gradient(const at::Tensor& tensor) {
+  return tensor.is_leaf() && torch::autograd::impl::post_acc_grad_hooks(tensor) == nullptr;
+}
+
 // Operators of a recording name parameters too; those of the replays are announced instead.
 template <class Work>
 std::unique_ptr<RecordedWork> record_unobserved(WorkRecorder& recorder, const char* what, const Work& work) {
@@ -48,17 +54,23 @@ void announce_read(const std::vector<at::Tensor>& tensors) {
   if (!tensors.empty()) op.call(tensors);
 }
 
+std::vector<const void*> addresses_of(const std::vector<at::Tensor>& parameters) {
+  std::vector<const void*> addresses;
+  for (const at::Tensor& parameter : parameters) addresses.push_back(parameter.const_data_ptr());
+  return addresses;
+}
+
 RecordingKey::RecordingKey(const std::vector<at::Tensor>& given, const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& input : given) {
     inputs.push_back(
         {input.sizes().vec(), input.strides().vec(), input.scalar_type(), input.device(), input.requires_grad()});
   }
-  for (const at::Tensor& parameter : parameters) addresses.push_back(parameter.const_data_ptr());
+  addresses = addresses_of(parameters);
 }
 
 Recording::Recording(std::unique_ptr<WorkRecorder> recorder, const TensorListFunction& function,
                      const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> parameters)
-    : recorder_(std::move(recorder)), parameters_(std::move(parameters)), key_(inputs, parameters_) {
+    : recorder_(std::move(recorder)), parameters_(std::move(parameters)), addresses_(addresses_of(parameters_)) {
   for (const at::Tensor& input : inputs) {
     const at::TensorOptions options = input.options().requires_grad(false);
     const at::Tensor own = input.is_non_overlapping_and_dense()
@@ -99,19 +111,14 @@ std::vector<at::Tensor> Recording::leaves_of(const std::vector<at::Tensor>& inpu
   return leaves;
 }
 
-bool Recording::has_moved() const {
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].const_data_ptr() != key_.addresses[i]) return true;
-  }
-  return false;
-}
-
 void Recording::take_inputs(const std::vector<at::Tensor>& inputs) {
   for (size_t i = 0; i < inputs.size(); ++i) same_memory(inputs_[i]).copy_(inputs[i].detach());
 }
 
-Recording::Forward Recording::replay_forward() {
+Recording::Forward Recording::replay_forward(at::TensorList leaves) {
   forward_->replay();
+  keeps_gradient_.clear();
+  for (const at::Tensor& leaf : leaves) keeps_gradient_.push_back(keeps_gradient(leaf));
   Forward forward;
   std::transform(outputs_.begin(), outputs_.end(), std::back_inserter(forward.outputs), same_memory);
   forward.call = c10::make_intrusive<Call>(++calls_);
@@ -128,20 +135,12 @@ void Recording::take_output_grads(const std::vector<at::Tensor>& grads) {
   }
 }
 
-// Memory of the recording where what gets it is done with it before the next replay: the operator before this function,
-// or a hook that takes a parameter's gradient away.
-at::Tensor Recording::gradient_of(size_t leaf) const {
-  const size_t num_inputs = leaves_.size() - with_gradients(parameters_).size();
-  const bool is_taken = leaf < num_inputs || torch::autograd::impl::post_acc_grad_hooks(leaves_[leaf]) != nullptr;
-  return is_taken || !grads_[leaf].defined() ? same_memory(grads_[leaf]) : grads_[leaf].clone();
-}
-
 std::vector<at::Tensor> Recording::replay_backward(int64_t call, const std::vector<at::Tensor>& grads) {
   FSDP_CHECK(call == calls_, "[graph] a second backward through a call of a GraphedFunction came after its next call, ",
              "which wrote over its activations. Run it before, or call the function without a GraphedFunction.");
   announce_read(parameters_);
   take_output_grads(grads);
-  if (has_moved()) {
+  if (addresses_of(parameters_) != addresses_) {
     // The activations are the replay's, and operators find the weights where they are now. Observers would take this
     // for a backward of its own.
     const at::DisableRecordFunctionGuard silent;
@@ -150,7 +149,10 @@ std::vector<at::Tensor> Recording::replay_backward(int64_t call, const std::vect
   }
   backward_->replay();
   std::vector<at::Tensor> result;
-  for (size_t leaf = 0; leaf < leaves_.size(); ++leaf) result.push_back(gradient_of(leaf));
+  for (size_t i = 0; i < grads_.size(); ++i) {
+    const bool must_last = keeps_gradient_[i] && grads_[i].defined();
+    result.push_back(must_last ? grads_[i].clone() : same_memory(grads_[i]));
+  }
   return result;
 }
 

@@ -16,6 +16,9 @@ namespace fsdp {
 // because what a replay reads no operator names.
 void announce_read(const std::vector<at::Tensor>& tensors);
 
+// Where they are; sharded ones are gathered.
+std::vector<const void*> addresses_of(const std::vector<at::Tensor>& parameters);
+
 // Where parameters are and what the inputs are like.
 struct RecordingKey {
   RecordingKey(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters);
@@ -29,7 +32,7 @@ struct RecordingKey {
     bool operator==(const Input&) const = default;
   };
   std::vector<Input> inputs;
-  std::vector<const void*> addresses;  // of the parameters, which are gathered
+  std::vector<const void*> addresses;
 };
 
 class Recording : public torch::CustomClassHolder {
@@ -52,24 +55,23 @@ class Recording : public torch::CustomClassHolder {
     std::vector<at::Tensor> outputs;
     c10::intrusive_ptr<Call> call;
   };
-  Forward replay_forward();
+  // `leaves`: leaves_of() the inputs of this call.
+  Forward replay_forward(at::TensorList leaves);
   // Of that call; from gradients of the outputs, undefined ones counting as zero, to those of leaves_of().
   std::vector<at::Tensor> replay_backward(int64_t call, const std::vector<at::Tensor>& grads);
 
  private:
   void record_forward(const TensorListFunction& function);
   void record_backward();
-  bool has_moved() const;
-
   void take_output_grads(const std::vector<at::Tensor>& grads);
-  at::Tensor gradient_of(size_t leaf) const;
 
   std::unique_ptr<WorkRecorder> recorder_;
   std::vector<at::Tensor> parameters_;
-  RecordingKey key_;
+  std::vector<const void*> addresses_;            // of the parameters
   std::vector<at::Tensor> inputs_, outputs_;      // the recording's own; outputs with their graph
   std::vector<at::Tensor> leaves_;                // of inputs_, then of parameters_, those that need gradients
   std::vector<at::Tensor> output_grads_, grads_;  // of outputs_ that have a graph; of leaves_
+  std::vector<bool> keeps_gradient_;              // of leaves_: of the latest call
   std::unique_ptr<RecordedWork> forward_, backward_;
   int64_t calls_ = 0;
   c10::weak_intrusive_ptr<Call> latest_{c10::intrusive_ptr<Call>()};

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/tensors.h"
 #include "kernels/input_checks.h"
+#include "kernels/rope.h"
 
 namespace fsdp::kernels::cuda {
 namespace {
@@ -57,7 +58,7 @@ std::tuple<at::Tensor, at::Tensor> rope(const at::Tensor& q, const at::Tensor& k
 }
 
 void rope_in_place(at::Tensor& q, at::Tensor& k, const at::Tensor& cos, const at::Tensor& sin) {
-  const Heads heads{split_heads(q, cos), split_heads(k, cos)};
+  const Heads heads{split_heads(q, cos.size(-1)), split_heads(k, cos.size(-1))};
   TORCH_CHECK(heads.q.stride(3) == 1 && heads.k.stride(3) == 1,
               "[rope] q and k are rotated in place: expected a last stride of 1, got strides ", heads.q.strides(),
               " and ", heads.k.strides());

@@ -231,6 +231,19 @@ TEST_F(GraphedCalls, AreReplayedAgainAfterAForwardWithoutABackward) {
   EXPECT_EQ(graph_.counters().replayed, replayed + 1);
 }
 
+// Not in memory that the next replay writes.
+TEST_F(GraphedCalls, GradientsOfLeavesLast) {
+  warm_up();
+  const at::Tensor first = rows(11).requires_grad_(), second = rows(12).requires_grad_();
+  call(first)[0].sum().backward();
+  const at::Tensor alone = first.grad().cpu().clone();
+  call(second)[0].sum().backward();
+  EXPECT_TRUE(at::equal(first.grad().cpu(), alone));
+  call(first)[0].sum().backward();
+  EXPECT_TRUE(at::allclose(first.grad().cpu(), 2 * alone));
+  EXPECT_EQ(graph_.counters().replayed, 3);
+}
+
 TEST_F(GraphedCalls, RefuseABackwardWhoseActivationsAreGone) {
   warm_up();
   const at::Tensor loss = call(rows(8))[0].sum();
