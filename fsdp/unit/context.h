@@ -3,6 +3,7 @@
 
 #include <c10/util/ArrayRef.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -158,7 +159,7 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   uint64_t shown_ = 0;  // likewise, to a profiler
 
   bool in_backward_ = false;
-  bool backward_aborted_ = false;
+  std::shared_ptr<std::atomic<bool>> backward_aborted_;  // of that backward; written from its threads
   bool reduced_in_backward_ = false;
   uint64_t collectives_digest_ = 0;  // of what this rank gathered and reduced since the ranks last agreed
   uint64_t gather_order_ = 0;        // likewise, of the order of gathers and of reductions; on a device

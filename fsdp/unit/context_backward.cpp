@@ -3,6 +3,8 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
 #include <utility>
 
 #include "fsdp/base/backstage.h"
@@ -18,24 +20,31 @@ constexpr size_t kMaxReducesInFlight = 2;
 
 }  // namespace
 
-// Lives in the graph task of a backward. Destroyed without having run, it tells that the backward threw.
+// Lives in the graph task of a backward. Destroyed without having run, it tells that the backward threw. Threads of a
+// device may let go of the task late, when the program has gone on to another backward or another model: so it tells
+// only of its own backward, and owns no Context.
 struct Context::BackwardGuard {
-  explicit BackwardGuard(std::shared_ptr<Context> context) : context(std::move(context)) {}
+  explicit BackwardGuard(Context& owner) : context(owner.weak_from_this()), aborted(owner.backward_aborted_) {}
   ~BackwardGuard() {
-    if (!finished) context->backward_aborted_ = true;
+    if (!finished) *aborted = true;
   }
-  std::shared_ptr<Context> context;
+  void finish() {
+    finished = true;
+    if (const auto owner = context.lock()) owner->finish_backward();
+  }
+  std::weak_ptr<Context> context;
+  std::shared_ptr<std::atomic<bool>> aborted;
   bool finished = false;
 };
 
 // ---- backward
 
 void Context::enter_backward() {
-  if (in_backward_ && !backward_aborted_) return;
+  if (in_backward_ && !*backward_aborted_) return;
   if (in_backward_) abandon_backward();
   end_compute();
   in_backward_ = true;
-  backward_aborted_ = false;
+  backward_aborted_ = std::make_shared<std::atomic<bool>>(false);
   reduced_in_backward_ = false;
   current_ = nullptr;
   if (forward_open_) {
@@ -49,11 +58,8 @@ void Context::enter_backward() {
     unit->had_gradients = false;
     for (const auto& group : unit->groups) group->gradients().begin_backward();
   }
-  auto guard = std::make_shared<BackwardGuard>(shared_from_this());
-  torch::autograd::Engine::get_default_engine().queue_callback([guard] {
-    guard->finished = true;
-    guard->context->finish_backward();
-  });
+  const auto guard = std::make_shared<BackwardGuard>(*this);
+  torch::autograd::Engine::get_default_engine().queue_callback([guard] { guard->finish(); });
 }
 
 // A unit that a forward came back to after it was resharded stays unsharded in the next one. Where every unit was
@@ -174,7 +180,7 @@ void Context::finish_backward() {
     FSDP_CHECK(unused == nullptr, "[backward] unit '", unused->name, "' was not used in this step, but its ",
                "ShardOptions::unused is UnusedUnit::kError. Use it in every step, or choose kSkip or kZeros.");
   } catch (...) {
-    backward_aborted_ = true;
+    *backward_aborted_ = true;
     throw;
   }
   in_backward_ = false;
@@ -277,7 +283,6 @@ void Context::check_optimizer_mistake() {
 void Context::abandon_backward() {
   const Backstage backstage;
   in_backward_ = false;
-  backward_aborted_ = false;
   while (!reduces_.empty()) finish_oldest_reduce();
   for (UnitState* unit : units_) {
     if (unit == nullptr) continue;

@@ -2,12 +2,17 @@
 // waits for nothing, and communication may overlap computation wherever the schedule says so.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <functional>
+#include <future>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "fsdp/fsdp.h"
@@ -353,6 +358,41 @@ TEST(DeviceRules, AllUnitsOfAWorldAreOnOneDevice) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kUsage);
     EXPECT_THAT(error.what(), HasSubstr("got fake:1, expected fake:0"));
+  }
+}
+
+// Destroyed on another thread than the program's, it keeps that one until it may go.
+struct Loiterer {
+  explicit Loiterer(std::shared_future<void> end) : may_go(std::move(end)), program(std::this_thread::get_id()) {}
+  ~Loiterer() {
+    if (std::this_thread::get_id() != program) may_go.wait_for(std::chrono::seconds(10));
+  }
+  std::shared_future<void> may_go;
+  std::thread::id program;
+};
+
+// Autograd's thread of a device may let go of a backward after the program has let go of the model: the next model of
+// that world must not meet the first one's order, options and numbers, or it would on some ranks only.
+TEST(DeviceRules, AModelIsGoneWhenTheProgramHasLetGoOfIt) {
+  const World world = comm::connect_alone();
+  for (int i = 0; i < 200; ++i) {  // it is a matter of microseconds
+    SCOPED_TRACE(i);
+    std::promise<void> end;
+    auto loiterer = std::make_shared<Loiterer>(end.get_future().share());
+    {
+      DeviceModel model(1, kWidth, at::TensorOptions(fake_device()));
+      fully_shard(model, Mesh::shard(world));
+      const at::Tensor loss = model.forward(rows_of(0, 0, fake_device())).sum();
+      loss.register_hook([&loiterer](const at::Tensor&) {
+        torch::autograd::Engine::get_default_engine().queue_callback([held = std::move(loiterer)] {});
+      });
+      loss.backward();
+    }
+    DeviceModel next(1, kWidth, at::TensorOptions(fake_device()));
+    ShardOptions options;
+    options.schedule = Schedule::delayed_release(1);
+    EXPECT_NO_THROW(fully_shard(next, Mesh::shard(world), options));
+    end.set_value();
   }
 }
 
