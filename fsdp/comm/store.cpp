@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "fsdp/base/check.h"
+#include "fsdp/comm/port_wait.h"
 
 namespace fsdp::comm {
 
@@ -21,10 +22,27 @@ StoreServer::StoreServer() {
 
 uint16_t StoreServer::port() const { return static_cast<c10d::TCPStore&>(*store_).getPort(); }
 
+namespace {
+
+[[noreturn]] void throw_unreachable(const LaunchEnvironment& env, std::chrono::milliseconds deadline,
+                                    const std::string& reason) {
+  FSDP_THROW(kCommunication, "[init] rank ", env.rank, " of ", env.size, " (", env.launcher,
+             ") cannot reach the store at ", env.store_host, ":", env.store_port, " within ",
+             std::chrono::duration<double>(deadline).count(), " s: ", reason.substr(0, reason.find('\n')),
+             ". Check that rank 0 runs (and has not ended already), and that MASTER_ADDR and MASTER_PORT name it.");
+}
+
+}  // namespace
+
 c10::intrusive_ptr<c10d::Store> open_store(const LaunchEnvironment& env, std::chrono::milliseconds deadline) {
+  const bool is_host = env.rank == 0 && env.hosted_by == StoreHost::kRankZero;
+  if (!is_host) {
+    const std::string failure = wait_for_port(env.store_host, env.store_port, deadline);
+    if (!failure.empty()) throw_unreachable(env, deadline, failure);
+  }
   c10d::TCPStoreOptions options;
   options.port = env.store_port;
-  options.isServer = env.rank == 0 && env.hosted_by == StoreHost::kRankZero;
+  options.isServer = is_host;
   options.waitWorkers = false;
   options.timeout = deadline;
   options.multiTenant = false;
@@ -33,16 +51,12 @@ c10::intrusive_ptr<c10d::Store> open_store(const LaunchEnvironment& env, std::ch
     return c10::make_intrusive<c10d::PrefixStore>("fsdp/" + env.attempt, std::move(store));
   } catch (const std::exception& error) {
     const std::string text = error.what();
-    const std::string place = env.store_host + ":" + std::to_string(env.store_port);
     if (text.find("EADDRINUSE") != std::string::npos || text.find("already in use") != std::string::npos) {
       FSDP_THROW(kCommunication, "[init] port ", env.store_port, " of ", env.store_host,
                  " is in use by another program. Set MASTER_PORT to a free port, or start with `fsdp launch`, which "
                  "finds one.");
     }
-    FSDP_THROW(kCommunication, "[init] rank ", env.rank, " of ", env.size, " (", env.launcher,
-               ") cannot reach the store at ", place, " within ", deadline.count() / 1000,
-               " s: ", text.substr(0, text.find('\n')),
-               ". Check that rank 0 runs and that MASTER_ADDR and MASTER_PORT name it.");
+    throw_unreachable(env, deadline, text);
   }
 }
 

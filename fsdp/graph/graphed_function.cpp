@@ -16,7 +16,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 // What autograd sees of a replay.
-struct Replay : torch::autograd::Function<Replay> {
+struct ReplayedCall : torch::autograd::Function<ReplayedCall> {
   static variable_list forward(AutogradContext* context, at::TensorList leaves,
                                const c10::intrusive_ptr<Recording>& recording) {
     Recording::Forward forward = recording->replay_forward(leaves);
@@ -100,7 +100,7 @@ std::vector<at::Tensor> GraphedFunction::operator()(const TensorListFunction& fu
   ++state_->counters.replayed;
   kind->recording->take_inputs(inputs);
   const variable_list leaves = kind->recording->leaves_of(inputs);
-  return Replay::apply(at::TensorList(leaves), kind->recording);
+  return ReplayedCall::apply(at::TensorList(leaves), kind->recording);
 }
 
 }  // namespace fsdp

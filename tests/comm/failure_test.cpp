@@ -241,8 +241,35 @@ TEST(Failure, APortInUseIsNamed) {
 TEST(Failure, AStoreThatNobodyHostsIsNamed) {
   uint16_t port = 0;
   { port = StoreServer().port(); }
-  EXPECT_THAT(communication_error([&] { open_store(environment(1, 2, port), std::chrono::seconds(1)); }),
-              AllOf(HasSubstr("rank 1 of 2"), HasSubstr("127.0.0.1:" + std::to_string(port))));
+  ::testing::internal::CaptureStderr();
+  const auto begin = Clock::now();
+  const std::string error = communication_error([&] { open_store(environment(1, 2, port), std::chrono::seconds(2)); });
+  EXPECT_GE(Clock::now() - begin, std::chrono::seconds(2));
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");  // one sentence, no stack traces of c10d before it
+  EXPECT_THAT(error, AllOf(HasSubstr("rank 1 of 2"), HasSubstr("127.0.0.1:" + std::to_string(port) + " within 2 s"),
+                           HasSubstr("Connection refused")));
+}
+
+TEST(Failure, AStoreOfAnUnknownHostIsNamed) {
+  LaunchEnvironment env = environment(1, 2, 29500);
+  env.store_host = "no-such-host.invalid";
+  EXPECT_THAT(communication_error([&] { open_store(env, std::chrono::milliseconds(100)); }),
+              AllOf(HasSubstr("no-such-host.invalid:29500 within 0.1 s"),
+                    AnyOf(HasSubstr("not known"), HasSubstr("name resolution"))));
+}
+
+// Ranks may come before the process that hosts the store.
+TEST(Failure, AStoreThatComesLateIsWaitedFor) {
+  uint16_t port = 0;
+  { port = StoreServer().port(); }
+  auto late =
+      std::async(std::launch::async, [&] { return open_store(environment(1, 2, port), std::chrono::seconds(30)); });
+  EXPECT_EQ(late.wait_for(std::chrono::milliseconds(300)), std::future_status::timeout);
+  LaunchEnvironment host = environment(0, 2, port);
+  host.hosted_by = StoreHost::kRankZero;
+  const auto store = open_store(host, std::chrono::seconds(30));
+  store->set("greeting", to_bytes("hello"));
+  EXPECT_EQ(to_text(late.get()->get("greeting")), "hello");
 }
 
 }  // namespace

@@ -117,7 +117,7 @@ def rank_twice(rank, scene):
 
 
 def check_one_refused(jobs, rank):
-    wanted = rf"both claim to be rank {rank}|address already in use|port \d+"
+    wanted = rf"both claim to be rank {rank}|address already in use|port \d+|cannot reach the store"
     if not any(job.code in (USAGE, LOST_PEER) and re.search(wanted, job.err) for job in jobs):
         raise Violation("WRONG", f"nobody said '{wanted}' but: {[job.last_words() for job in jobs]}")
     return "REFUSED"
