@@ -12,6 +12,7 @@
 #include "io/token_shards.h"
 #include "train/agreement.h"
 #include "train/data_splits.h"
+#include "train/device.h"
 #include "train/format.h"
 #include "train/inference_model.h"
 #include "train/multiple_choice.h"
@@ -33,6 +34,7 @@ struct Options {
   std::string split = "heldout";
   std::string multiple_choice;
   std::string precision = "fp32";
+  std::string device = "cpu";
   int64_t context = 0;
   int64_t stride = 0;
   int64_t limit = 0;
@@ -60,6 +62,7 @@ Parsed parse_options(const Arguments& arguments, Options& options) {
   parser.add_option("--limit", options.limit, "so many documents or questions at most; default: all")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   parser.add_option("--precision", options.precision, "fp32 (default) or bf16");
+  parser.add_option("--device", options.device, "cpu (default) or cuda: one GPU a rank");
   parser.add_flag("--json", options.json, "for machines");
   if (parse(parser, arguments) == Parsed::kHelpShown) return Parsed::kHelpShown;
   if (options.texts.empty() && options.data.empty() && options.multiple_choice.empty())
@@ -227,7 +230,9 @@ int run_eval(const Arguments& arguments) {
   if (parse_options(arguments, options) == Parsed::kHelpShown) return 0;
   const World world = init();
   train::set_threads(world);
-  train::InferenceModel model(options.folder, options.precision, world);
+  c10::Device device = c10::kCPU;
+  train::on_all_ranks(world, [&] { device = train::choose_device(options.device, "[eval] --device", world); });
+  train::InferenceModel model(options.folder, options.precision, world, device);
   const at::NoGradGuard no_grad;
   std::optional<tokenizer::Tokenizer> tokenizer;
   train::on_all_ranks(world, [&] { tokenizer = tokenizer::Tokenizer::load(options.folder); });

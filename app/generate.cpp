@@ -15,6 +15,7 @@
 #include "io/generation_config.h"
 #include "train/agreement.h"
 #include "train/byte_tokenizer.h"
+#include "train/device.h"
 #include "train/format.h"
 #include "train/generated_text.h"
 #include "train/generation.h"
@@ -32,6 +33,7 @@ struct Options {
   std::string folder;
   PromptOptions prompts;
   std::string precision = "fp32";
+  std::string device = "cpu";
   std::vector<std::string> stop_strings;
   std::vector<int64_t> stop_ids;
   int64_t max_tokens = 256;
@@ -78,6 +80,7 @@ Parsed parse_options(const Arguments& arguments, Options& options) {
   parser.add_option("--rows", options.generation.num_rows, "prompts that are continued together; default 8");
   parser.add_option("--context", options.generation.context, "most tokens of prompt and answer; default: the model's");
   parser.add_option("--precision", options.precision, "fp32 (default) or bf16");
+  parser.add_option("--device", options.device, "cpu (default) or cuda: one GPU a rank");
   parser.add_flag("--json", options.json, "a line of JSON for each prompt");
   if (parse(parser, arguments) == Parsed::kHelpShown) return Parsed::kHelpShown;
   if (chats->count() > 0) options.prompts.chat = chat.empty() ? "auto" : chat;
@@ -280,7 +283,9 @@ int run_generate(const Arguments& arguments) {
                     " ranks, expected one for a chat line by line. Pass --message or --prompts-file.");
   }
   train::set_threads(world);
-  train::InferenceModel model(options.folder, options.precision, world);
+  c10::Device device = c10::kCPU;
+  train::on_all_ranks(world, [&] { device = train::choose_device(options.device, "[generate] --device", world); });
+  train::InferenceModel model(options.folder, options.precision, world, device);
   at::set_num_threads(train::useful_threads(models::num_parameters(model.config()), at::get_num_threads()));
   const at::NoGradGuard no_grad;
   std::optional<tokenizer::Tokenizer> tokenizer;

@@ -6,6 +6,8 @@
 
 #include "app/command_line.h"
 #include "io/json.h"
+#include "train/agreement.h"
+#include "train/device.h"
 #include "train/threads.h"
 #include "train/tokenizer/golden_cases.h"
 
@@ -73,6 +75,7 @@ int run_parity(const Arguments& arguments) {
   std::string packed;
   std::string curve;
   std::string precision = "fp32";
+  std::string device = "cpu";
   std::string strategy = "optim_grads_params";
   std::string tokenizer;
   std::string cases;
@@ -87,6 +90,7 @@ int run_parity(const Arguments& arguments) {
   parser.add_option("--packed", packed, "the same for one row of several documents, with cu_seqlens");
   parser.add_option("--curve", curve, "folder of curve.json, tokens.safetensors, final.safetensors");
   parser.add_option("--precision", precision, "fp32 (default) or bf16");
+  parser.add_option("--device", device, "cpu (default) or cuda: one GPU a rank");
   parser.add_option("--strategy", strategy,
                     "no_shard, optim, optim_grads, optim_grads_params (default), hybrid, hybrid_zero2, hybrid_optim");
   parser.add_option("--replicas", options.replicas, "groups of ranks that hold the same shards; default 1");
@@ -117,6 +121,7 @@ int run_parity(const Arguments& arguments) {
 
   const World world = init();
   train::set_threads(world);
+  train::on_all_ranks(world, [&] { options.device = train::choose_device(device, "[parity] --device", world); });
   const std::vector<train::ParityReport> reports = train::check_parity(options, world);
   if (world.rank != 0) {
     return 0;

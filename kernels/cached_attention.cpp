@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/cached_attention_device.h"
 #include "kernels/dispatch.h"
 #include "kernels/parallel_for.h"
 #include "kernels/simd.h"
@@ -107,11 +108,6 @@ struct Sizes {
   int64_t partial_size() const { return group() * (width + kLanes); }
 };
 
-// The positions that a query at `position` sees begin here.
-int64_t first_visible(int64_t position, int64_t window) {
-  return window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
-}
-
 // The queries of one key head, in fp32, scaled, padded.
 template <class T>
 void widen_queries(const T* q, const Sizes& sizes, float* to) {
@@ -143,8 +139,8 @@ void merge(const float* partial, int64_t first, int64_t last, const Sizes& sizes
 
 void check_cache(const char* op, const at::Tensor& x_BTKD, const at::Tensor& cache_RKCW, at::IntArrayRef rows,
                  at::IntArrayRef starts) {
-  TORCH_CHECK(x_BTKD.is_cpu() && cache_RKCW.is_cpu(), "[", op, "] got tensors on ", x_BTKD.device(), " and ",
-              cache_RKCW.device(), ", expected the CPU: generation with a cache runs there");
+  TORCH_CHECK(x_BTKD.device() == cache_RKCW.device(), "[", op, "] got tensors on ", x_BTKD.device(),
+              ", but a cache on ", cache_RKCW.device());
   TORCH_CHECK(x_BTKD.dim() == 4 && cache_RKCW.dim() == 4 && cache_RKCW.is_contiguous() &&
                   cache_RKCW.size(3) == cached_width(x_BTKD.size(3)) && x_BTKD.size(3) <= 1024,
               "[", op, "] [B, T, heads, D <= 1024] and a contiguous cache [R, K, C, W] needed: got ", x_BTKD.sizes(),
@@ -212,6 +208,7 @@ void store_in_cache(const at::Tensor& x_BTKD, const at::Tensor& cache_RKCW, at::
   check_cache("store_in_cache", x_BTKD, cache_RKCW, rows, starts);
   TORCH_CHECK(x_BTKD.size(2) == cache_RKCW.size(1), "[store_in_cache] got ", x_BTKD.size(2), " heads for a cache of ",
               cache_RKCW.sizes());
+  if (!x_BTKD.is_cpu()) return store_on_device(x_BTKD, cache_RKCW, rows, starts);
   const at::Tensor x = x_BTKD.contiguous();
   const int64_t tokens = x.size(1), heads = x.size(2), dim = x.size(3), capacity = cache_RKCW.size(2),
                 width = cache_RKCW.size(3);
@@ -236,8 +233,10 @@ at::Tensor cached_attention(const at::Tensor& q_BTHD, const at::Tensor& k_RKCW, 
                   v_RKCW.is_contiguous() && q_BTHD.size(2) % k_RKCW.size(1) == 0 && window >= 0,
               "[cached_attention] got q ", q_BTHD.sizes(), ", k ", k_RKCW.sizes(), ", v ", v_RKCW.sizes(), ", window ",
               window);
+  if (rows.empty()) return at::empty_like(q_BTHD);
+  if (!q_BTHD.is_cpu()) return attend_on_device(q_BTHD, k_RKCW, v_RKCW, rows, starts, window);
   const at::Tensor q = q_BTHD.contiguous();
-  const int64_t longest = starts.empty() ? 0 : *std::max_element(starts.begin(), starts.end()) + q.size(1);
+  const int64_t longest = *std::max_element(starts.begin(), starts.end()) + q.size(1);
   const Sizes sizes{
       q.size(1), q.size(2), k_RKCW.size(1), q.size(3), k_RKCW.size(3), k_RKCW.size(2), (longest + kBlock - 1) / kBlock};
   at::Tensor y_BTHD;

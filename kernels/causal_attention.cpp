@@ -31,16 +31,16 @@ using namespace attention;
 using simd::Float;
 using simd::kLanes;
 
-// Copies a head's rows, `stride` apart, to `to` [P, W] times `scale`, zero padded.
+// Copies a head's rows to `to` [P, W] times `scale`, zero padded.
 template <class T>
-void pack_rows(const T* from, int64_t stride, int64_t length, int64_t dim, float scale, float* to) {
+void pack_rows(TokenRows<const T> from, int64_t length, int64_t dim, float scale, float* to) {
   const int64_t width = round_up(dim), padded = round_up(length);
   for (int64_t row = 0; row < padded; ++row, to += width) {
     if (row >= length) {
       std::fill_n(to, width, 0.0f);
       continue;
     }
-    for (int64_t i = 0; i < dim; ++i) to[i] = static_cast<float>(from[row * stride + i]) * scale;
+    for (int64_t i = 0; i < dim; ++i) to[i] = static_cast<float>(from.row(row)[i]) * scale;
     std::fill(to + dim, to + width, 0.0f);
   }
 }
@@ -100,20 +100,17 @@ float dot(const float* a, const float* b, int64_t count) {
 template <class T>
 void forward_task(const Task& task, const Sizes& sizes, const ForwardTensors<T>& tensors, Scratch memory) {
   const int64_t padded = round_up(task.length), width = sizes.width(), dim = sizes.dim;
-  const int64_t query_stride = sizes.heads * dim;
-  const TokenStrides& strides = tensors.strides;
+  const int64_t first = task.first_token, length = task.length;
   float *k_PW = memory.take<float>(padded * width), *k_WP = memory.take<float>(padded * width),
         *v_PW = memory.take<float>(padded * width);
   float *q_PW = memory.take<float>(padded * width), *y_PW = memory.take<float>(padded * width);
   float* scores_QP = memory.take<float>(kQueryBlock * padded);
-  const int64_t key_column = task.key_head * dim;
-  pack_rows(tensors.k + task.first_token * strides.k + key_column, strides.k, task.length, dim, 1, k_PW);
-  pack_rows(tensors.v + task.first_token * strides.v + key_column, strides.v, task.length, dim, 1, v_PW);
+  pack_rows(tensors.k.from(first, task.key_head * dim), length, dim, 1, k_PW);
+  pack_rows(tensors.v.from(first, task.key_head * dim), length, dim, 1, v_PW);
   transpose(k_PW, padded, width, k_WP);
   for (int64_t head = task.key_head * sizes.group(); head < (task.key_head + 1) * sizes.group(); ++head) {
-    const int64_t query_offset = task.first_token * query_stride + head * dim;
-    pack_rows(tensors.q + task.first_token * strides.q + head * dim, strides.q, task.length, dim, sizes.scale, q_PW);
-    for (int64_t begin = 0; begin < task.length; begin += kQueryBlock) {
+    pack_rows(tensors.q.from(first, head * dim), length, dim, sizes.scale, q_PW);
+    for (int64_t begin = 0; begin < length; begin += kQueryBlock) {
       const int64_t queries = std::min(kQueryBlock, padded - begin);
       const Band band = band_of(begin, queries, sizes.window);
       small_gemm(queries, band.count, width, {q_PW + begin * width, width, 1}, k_WP + band.first, padded, scores_QP,
@@ -122,12 +119,12 @@ void forward_task(const Task& task, const Sizes& sizes, const ForwardTensors<T>&
         const int64_t token = begin + i;
         const float log_sum_exp =
             softmax_row(scores_QP + i * padded, visible_to(token, band, sizes.window), band.count);
-        if (token < task.length) tensors.log_sum_exp[(task.first_token + token) * sizes.heads + head] = log_sum_exp;
+        if (token < length) tensors.log_sum_exp[(first + token) * sizes.heads + head] = log_sum_exp;
       }
       small_gemm(queries, width, band.count, {scores_QP, padded, 1}, v_PW + band.first * width, width,
                  y_PW + begin * width, width, false);
     }
-    unpack_rows(y_PW, task.length, dim, 1.0f, tensors.y + query_offset, query_stride);
+    unpack_rows(y_PW, length, dim, 1.0f, tensors.y.from(first, head * dim));
   }
 }
 
@@ -170,29 +167,26 @@ void backward_block(const BackwardBuffers& b, int64_t begin, const Sizes& sizes,
 
 template <class T>
 void backward_task(const Task& task, const Sizes& sizes, const BackwardTensors<T>& tensors, Scratch memory) {
-  const int64_t padded = round_up(task.length), width = sizes.width(), dim = sizes.dim, length = task.length;
-  const int64_t key_stride = sizes.key_heads * dim, query_stride = sizes.heads * dim;
-  const TokenStrides& strides = tensors.strides;
+  const int64_t padded = round_up(task.length), width = sizes.width(), dim = sizes.dim;
+  const int64_t first = task.first_token, length = task.length, key_column = task.key_head * dim;
   const BackwardBuffers b(memory, padded, width);
-  const int64_t key_offset = task.first_token * key_stride + task.key_head * dim, key_column = task.key_head * dim;
-  pack_rows(tensors.v + task.first_token * strides.v + key_column, strides.v, length, dim, 1, b.k_PW);
+  pack_rows(tensors.v.from(first, key_column), length, dim, 1, b.k_PW);
   transpose(b.k_PW, padded, width, b.v_WP);
-  pack_rows(tensors.k + task.first_token * strides.k + key_column, strides.k, length, dim, 1, b.k_PW);
+  pack_rows(tensors.k.from(first, key_column), length, dim, 1, b.k_PW);
   transpose(b.k_PW, padded, width, b.k_WP);
   std::fill_n(b.grad_k_PW, padded * width, 0.0f);
   std::fill_n(b.grad_v_PW, padded * width, 0.0f);
   for (int64_t head = task.key_head * sizes.group(); head < (task.key_head + 1) * sizes.group(); ++head) {
-    const int64_t offset = task.first_token * query_stride + head * dim;
-    pack_rows(tensors.y + offset, query_stride, length, dim, 1, b.q_PW);
-    pack_rows(tensors.grad_y + offset, query_stride, length, dim, 1, b.grad_y_PW);
+    pack_rows(tensors.y.from(first, head * dim), length, dim, 1, b.q_PW);
+    pack_rows(tensors.grad_y.from(first, head * dim), length, dim, 1, b.grad_y_PW);
     for (int64_t i = 0; i < padded; ++i) b.delta_P[i] = dot(b.q_PW + i * width, b.grad_y_PW + i * width, width);
-    pack_rows(tensors.q + task.first_token * strides.q + head * dim, strides.q, length, dim, sizes.scale, b.q_PW);
+    pack_rows(tensors.q.from(first, head * dim), length, dim, sizes.scale, b.q_PW);
     for (int64_t begin = 0; begin < length; begin += kQueryBlock)
-      backward_block(b, begin, sizes, length, tensors.log_sum_exp + task.first_token * sizes.heads + head);
-    unpack_rows(b.grad_q_PW, length, dim, sizes.scale, tensors.grad_q + offset, query_stride);
+      backward_block(b, begin, sizes, length, tensors.log_sum_exp + first * sizes.heads + head);
+    unpack_rows(b.grad_q_PW, length, dim, sizes.scale, tensors.grad_q.from(first, head * dim));
   }
-  unpack_rows(b.grad_k_PW, length, dim, 1.0f, tensors.grad_k + key_offset, key_stride);
-  unpack_rows(b.grad_v_PW, length, dim, 1.0f, tensors.grad_v + key_offset, key_stride);
+  unpack_rows(b.grad_k_PW, length, dim, 1.0f, tensors.grad_k.from(first, key_column));
+  unpack_rows(b.grad_v_PW, length, dim, 1.0f, tensors.grad_v.from(first, key_column));
 }
 
 // Runs `body(task, scratch)` for all tasks, each thread with `bytes` of scratch memory.
@@ -228,18 +222,24 @@ Sizes make_sizes(const at::Tensor& q, const at::Tensor& k, const std::vector<Tas
           1.0f / std::sqrt(static_cast<float>(q.size(3)))};
 }
 
-// [B, T, heads * D] with dense rows.
+// [B, T, heads * D] with dense rows, to be read.
 struct Tokens {
   explicit Tokens(const at::Tensor& x_BTHD)
       : x(with_dense_rows(x_BTHD.flatten(2))), stride(row_stride(x, {x.size(0) * x.size(1), x.size(2)})) {}
   template <class T>
-  const T* data() const {
-    return x.const_data_ptr<T>();
+  TokenRows<const T> rows() const {
+    return {x.const_data_ptr<T>(), stride};
   }
 
   at::Tensor x;
   int64_t stride;
 };
+
+// Of a dense [B, T, heads, D], to be written.
+template <class T>
+TokenRows<T> rows_of(const at::Tensor& x_BTHD) {
+  return {x_BTHD.mutable_data_ptr<T>(), x_BTHD.size(2) * x_BTHD.size(3)};
+}
 
 std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q_BTHD, const at::Tensor& k_BTKD,
                                                const at::Tensor& v_BTKD, at::IntArrayRef lengths, int64_t window) {
@@ -252,9 +252,8 @@ std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q_BTHD, const a
   at::Tensor log_sum_exp = at::empty(q_BTHD.sizes().slice(0, 3), q_BTHD.options().dtype(at::kFloat));
   dispatch_dtype("causal_attention", q_BTHD, [&](auto zero) {
     using T = decltype(zero);
-    const ForwardTensors<T> tensors = {
-        {q.stride, k.stride, v.stride},       q.data<T>(), k.data<T>(), v.data<T>(), y.mutable_data_ptr<T>(),
-        log_sum_exp.mutable_data_ptr<float>()};
+    const ForwardTensors<T> tensors = {q.rows<T>(), k.rows<T>(), v.rows<T>(), rows_of<T>(y),
+                                       log_sum_exp.mutable_data_ptr<float>()};
     if constexpr (std::is_same_v<T, at::BFloat16>) {
       if (has_pair_gemm()) {
         return for_each(tasks, paired_forward_bytes(sizes),
@@ -268,29 +267,21 @@ std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q_BTHD, const a
   return {y, log_sum_exp};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_cpu(const at::Tensor& grad_y, const at::Tensor& q_BTHD,
+std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_cpu(const at::Tensor& grad_y_BTHD, const at::Tensor& q_BTHD,
                                                             const at::Tensor& k_BTKD, const at::Tensor& v_BTKD,
-                                                            const at::Tensor& y, const at::Tensor& log_sum_exp,
+                                                            const at::Tensor& y_BTHD, const at::Tensor& log_sum_exp,
                                                             at::IntArrayRef lengths, int64_t window) {
   check_documents(q_BTHD, lengths, window);
-  const at::Tensor grad = grad_y.contiguous();
-  const Tokens q(q_BTHD), k(k_BTKD), v(v_BTKD);
+  const Tokens grad(grad_y_BTHD), q(q_BTHD), k(k_BTKD), v(v_BTKD), y(y_BTHD);
   const auto tasks = make_tasks(q_BTHD, k_BTKD.size(2), lengths);
   const Sizes sizes = make_sizes(q_BTHD, k_BTKD, tasks, window);
   at::Tensor grad_q = at::empty(q_BTHD.sizes(), q_BTHD.options()), grad_k = at::empty(k_BTKD.sizes(), k_BTKD.options()),
              grad_v = at::empty(v_BTKD.sizes(), v_BTKD.options());
   dispatch_dtype("causal_attention_backward", q_BTHD, [&](auto zero) {
     using T = decltype(zero);
-    const BackwardTensors<T> tensors = {{q.stride, k.stride, v.stride},
-                                        grad.const_data_ptr<T>(),
-                                        q.data<T>(),
-                                        k.data<T>(),
-                                        v.data<T>(),
-                                        y.const_data_ptr<T>(),
-                                        log_sum_exp.const_data_ptr<float>(),
-                                        grad_q.mutable_data_ptr<T>(),
-                                        grad_k.mutable_data_ptr<T>(),
-                                        grad_v.mutable_data_ptr<T>()};
+    const BackwardTensors<T> tensors = {grad.rows<T>(),     q.rows<T>(),        k.rows<T>(),
+                                        v.rows<T>(),        y.rows<T>(),        log_sum_exp.const_data_ptr<float>(),
+                                        rows_of<T>(grad_q), rows_of<T>(grad_k), rows_of<T>(grad_v)};
     if constexpr (std::is_same_v<T, at::BFloat16>) {
       if (has_pair_gemm()) {
         return for_each(tasks, paired_backward_bytes(sizes),

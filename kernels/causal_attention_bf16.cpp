@@ -19,11 +19,11 @@ using simd::UInt;
 constexpr int64_t kKeyBlock = 512;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
-// Copies a head's rows, `stride` apart, to `to` [P, W], zero padded.
-void pack_rows(const BFloat16* from, int64_t stride, int64_t length, int64_t dim, BFloat16* to) {
+// Copies a head's rows to `to` [P, W], zero padded.
+void pack_rows(TokenRows<const BFloat16> from, int64_t length, int64_t dim, BFloat16* to) {
   const int64_t width = round_up(dim), padded = round_up(length);
   for (int64_t row = 0; row < length; ++row, to += width) {
-    std::memcpy(to, from + row * stride, static_cast<size_t>(dim) * sizeof(BFloat16));
+    std::memcpy(to, from.row(row), static_cast<size_t>(dim) * sizeof(BFloat16));
     std::memset(to + dim, 0, static_cast<size_t>(width - dim) * sizeof(BFloat16));
   }
   std::memset(to, 0, static_cast<size_t>((padded - length) * width) * sizeof(BFloat16));
@@ -269,60 +269,53 @@ int64_t paired_backward_bytes(const Sizes& sizes) {
 
 void paired_forward(const Task& task, const Sizes& sizes, const ForwardTensors<BFloat16>& tensors, Scratch memory) {
   const int64_t padded = round_up(task.length), width = sizes.width(), dim = sizes.dim;
-  const int64_t query_stride = sizes.heads * dim;
-  const TokenStrides& strides = tensors.strides;
+  const int64_t first = task.first_token, length = task.length;
   const ForwardBuffers b(memory, padded, width);
-  const int64_t key_column = task.key_head * dim;
-  pack_rows(tensors.k + task.first_token * strides.k + key_column, strides.k, task.length, dim, b.rows_PW);
+  pack_rows(tensors.k.from(first, task.key_head * dim), length, dim, b.rows_PW);
   pair_columns(b.rows_PW, padded, width, b.k_2WP);
-  pack_rows(tensors.v + task.first_token * strides.v + key_column, strides.v, task.length, dim, b.rows_PW);
+  pack_rows(tensors.v.from(first, task.key_head * dim), length, dim, b.rows_PW);
   pair_rows(b.rows_PW, padded, width, b.v_2PW);
   for (int64_t head = task.key_head * sizes.group(); head < (task.key_head + 1) * sizes.group(); ++head) {
-    const int64_t query_offset = task.first_token * query_stride + head * dim;
-    pack_rows(tensors.q + task.first_token * strides.q + head * dim, strides.q, task.length, dim, b.q_PW);
-    for (int64_t begin = 0; begin < task.length; begin += kQueryBlock) {
-      const int64_t queries = std::min(kQueryBlock, padded - begin), used = std::min(queries, task.length - begin);
+    pack_rows(tensors.q.from(first, head * dim), length, dim, b.q_PW);
+    for (int64_t begin = 0; begin < length; begin += kQueryBlock) {
+      const int64_t queries = std::min(kQueryBlock, padded - begin), used = std::min(queries, length - begin);
       Running running[kQueryBlock];
       forward_block(b, begin, queries, padded, sizes, running);
       for (int64_t i = 0; i < used; ++i) {
         multiply_row(b.y_QW + i * width, width, 1.0f / running[i].total);
-        tensors.log_sum_exp[(task.first_token + begin + i) * sizes.heads + head] =
-            running[i].top + std::log(running[i].total);
+        tensors.log_sum_exp[(first + begin + i) * sizes.heads + head] = running[i].top + std::log(running[i].total);
       }
-      unpack_rows(b.y_QW, used, dim, 1.0f, tensors.y + query_offset + begin * query_stride, query_stride);
+      unpack_rows(b.y_QW, used, dim, 1.0f, tensors.y.from(first + begin, head * dim));
     }
   }
 }
 
 void paired_backward(const Task& task, const Sizes& sizes, const BackwardTensors<BFloat16>& tensors, Scratch memory) {
-  const int64_t padded = round_up(task.length), width = sizes.width(), dim = sizes.dim, length = task.length;
-  const int64_t key_stride = sizes.key_heads * dim, query_stride = sizes.heads * dim;
-  const TokenStrides& strides = tensors.strides;
+  const int64_t padded = round_up(task.length), width = sizes.width(), dim = sizes.dim;
+  const int64_t first = task.first_token, length = task.length, key_column = task.key_head * dim;
   const BackwardBuffers b(memory, padded, width);
-  const int64_t key_offset = task.first_token * key_stride + task.key_head * dim, key_column = task.key_head * dim;
-  pack_rows(tensors.v + task.first_token * strides.v + key_column, strides.v, length, dim, b.rows_PW);
+  pack_rows(tensors.v.from(first, key_column), length, dim, b.rows_PW);
   pair_columns(b.rows_PW, padded, width, b.v_2WP);
-  pack_rows(tensors.k + task.first_token * strides.k + key_column, strides.k, length, dim, b.rows_PW);
+  pack_rows(tensors.k.from(first, key_column), length, dim, b.rows_PW);
   pair_columns(b.rows_PW, padded, width, b.k_2WP);
   pair_rows(b.rows_PW, padded, width, b.k_2PW);
   std::fill_n(b.grad_k_PW, padded * width, 0.0f);
   std::fill_n(b.grad_v_PW, padded * width, 0.0f);
   for (int64_t head = task.key_head * sizes.group(); head < (task.key_head + 1) * sizes.group(); ++head) {
-    const int64_t offset = task.first_token * query_stride + head * dim;
-    pack_rows(tensors.y + offset, query_stride, length, dim, b.rows_PW);
-    pack_rows(tensors.grad_y + offset, query_stride, length, dim, b.grad_y_PW);
+    pack_rows(tensors.y.from(first, head * dim), length, dim, b.rows_PW);
+    pack_rows(tensors.grad_y.from(first, head * dim), length, dim, b.grad_y_PW);
     dot_rows(b.rows_PW, b.grad_y_PW, padded, width, b.delta_P);
     pair_rows(b.grad_y_PW, padded, width, b.grad_y_2PW);
-    pack_rows(tensors.q + task.first_token * strides.q + head * dim, strides.q, length, dim, b.q_PW);
+    pack_rows(tensors.q.from(first, head * dim), length, dim, b.q_PW);
     pair_rows(b.q_PW, padded, width, b.q_2PW);
     for (int64_t begin = 0; begin < length; begin += kQueryBlock) {
-      backward_block(b, begin, sizes, length, tensors.log_sum_exp + task.first_token * sizes.heads + head);
+      backward_block(b, begin, sizes, length, tensors.log_sum_exp + first * sizes.heads + head);
       unpack_rows(b.grad_q_QW, std::min(kQueryBlock, length - begin), dim, sizes.scale,
-                  tensors.grad_q + offset + begin * query_stride, query_stride);
+                  tensors.grad_q.from(first + begin, head * dim));
     }
   }
-  unpack_rows(b.grad_k_PW, length, dim, sizes.scale, tensors.grad_k + key_offset, key_stride);
-  unpack_rows(b.grad_v_PW, length, dim, 1.0f, tensors.grad_v + key_offset, key_stride);
+  unpack_rows(b.grad_k_PW, length, dim, sizes.scale, tensors.grad_k.from(first, key_column));
+  unpack_rows(b.grad_v_PW, length, dim, 1.0f, tensors.grad_v.from(first, key_column));
 }
 
 }  // namespace fsdp::kernels::attention

@@ -64,34 +64,36 @@ class Scratch {
   std::byte* next_;
 };
 
-// Elements from one token to the next in what attention reads; what it writes is dense. A token's heads lie side by
-// side.
-struct TokenStrides {
-  int64_t q, k, v;
+// One row a token, `stride` elements apart; its heads lie side by side.
+template <class T>
+struct TokenRows {
+  T* data;
+  int64_t stride;
+
+  TokenRows from(int64_t token, int64_t column) const { return {data + token * stride + column, stride}; }
+  T* row(int64_t token) const { return data + token * stride; }
 };
 
 template <class T>
 struct ForwardTensors {
-  TokenStrides strides;
-  const T *q, *k, *v;
-  T* y;
+  TokenRows<const T> q, k, v;
+  TokenRows<T> y;
   float* log_sum_exp;  // [tokens, H]
 };
 
 template <class T>
 struct BackwardTensors {
-  TokenStrides strides;
-  const T *grad_y, *q, *k, *v, *y;
+  TokenRows<const T> grad_y, q, k, v, y;
   const float* log_sum_exp;
-  T *grad_q, *grad_k, *grad_v;
+  TokenRows<T> grad_q, grad_k, grad_v;
 };
 
-// fp32 [P, W] to a head's rows, `stride` apart, times `scale`.
+// fp32 [P, W] to a head's rows, times `scale`.
 template <class T>
-void unpack_rows(const float* from, int64_t length, int64_t dim, float scale, T* to, int64_t stride) {
+void unpack_rows(const float* from, int64_t length, int64_t dim, float scale, TokenRows<T> to) {
   const int64_t width = round_up(dim);
-  for (int64_t row = 0; row < length; ++row)
-    for (int64_t i = 0; i < dim; ++i) to[row * stride + i] = static_cast<T>(from[row * width + i] * scale);
+  for (int64_t token = 0; token < length; ++token)
+    for (int64_t i = 0; i < dim; ++i) to.row(token)[i] = static_cast<T>(from[token * width + i] * scale);
 }
 
 }  // namespace fsdp::kernels::attention

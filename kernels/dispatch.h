@@ -21,4 +21,10 @@ c10::TypedOperatorHandle<Signature> find_operator(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
+// Whether operator `op` has a kernel for the device of `x`.
+inline bool has_kernel(const c10::OperatorHandle& op, const at::Tensor& x) {
+  const auto backend = x.key_set().highestBackendKey();
+  return op.hasKernelForDispatchKey(c10::toRuntimePerBackendFunctionalityKey(c10::DispatchKey::Dense, backend));
+}
+
 }  // namespace fsdp::kernels

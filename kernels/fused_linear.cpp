@@ -157,10 +157,7 @@ bool lie_side_by_side(at::TensorList weights) {
 std::vector<at::Tensor> fused_linear(const at::Tensor& x, at::TensorList weights) {
   static const auto op =
       find_operator<std::vector<at::Tensor>(const at::Tensor&, at::TensorList)>("fsdp::fused_linear");
-  const auto backend =
-      c10::toRuntimePerBackendFunctionalityKey(c10::DispatchKey::Dense, x.key_set().highestBackendKey());
-  const bool has_operator = op.hasKernelForDispatchKey(backend);
-  if (has_operator && can_be_fused(x, weights)) return op.call(x, weights);
+  if (has_kernel(op, x) && can_be_fused(x, weights)) return op.call(x, weights);
   std::vector<at::Tensor> results;
   for (const at::Tensor& weight : weights) results.push_back(kernels::linear(x, weight));
   return results;

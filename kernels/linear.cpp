@@ -161,8 +161,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight) {
     if (x.scalar_type() == at::kFloat && weight.scalar_type() == at::kBFloat16) return widened_product(x, weight);
   }
   const auto dtype = weight.scalar_type();
-  const bool has_operator = x.is_cpu() || (x.is_cuda() && op.hasKernelForDispatchKey(c10::DispatchKey::CUDA));
-  const bool known = has_operator && x.scalar_type() == dtype && (dtype == at::kFloat || dtype == at::kBFloat16);
+  const bool known = has_kernel(op, x) && x.scalar_type() == dtype && (dtype == at::kFloat || dtype == at::kBFloat16);
   const bool fits = x.dim() >= 2 && weight.dim() == 2 && x.size(-1) == weight.size(1);  // if not, at::linear tells
   return known && fits && x.numel() > 0 && weight.numel() > 0 ? op.call(x, weight) : at::linear(x, weight);
 }

@@ -169,11 +169,11 @@ at::Tensor DecoderImpl::read_prompts(const std::vector<std::vector<int64_t>>& pr
               "[decoder] several prompts need empty rows of the cache, which start at ", cache.starts());
   const at::TensorOptions options = body_->activation_options();
   const at::Tensor hidden_1NE =
-      hidden_cached(at::tensor(ids, at::kLong).unsqueeze(0), cache,
+      hidden_cached(at::tensor(ids, at::kLong).unsqueeze(0).to(device()), cache,
                     is_one ? rotary_.rows(cache.starts()[0], num_tokens, options)
                            : rotary_.rows(restarting_positions(lengths, 1, num_tokens), options));
   const kernels::RowwiseScope head(kernels::Rowwise::kFewRows);
-  return compute_logits(hidden_1NE.squeeze(0).index_select(0, at::tensor(last, at::kLong)));
+  return compute_logits(hidden_1NE.squeeze(0).index_select(0, at::tensor(last, at::kLong).to(device())));
 }
 
 at::Tensor DecoderImpl::forward_cached(const at::Tensor& input_ids_BT, KeyValueCache& cache,

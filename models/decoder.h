@@ -76,14 +76,15 @@ class DecoderImpl : public torch::nn::Module {
   at::Tensor token_losses(const at::Tensor& input_ids_BT, const at::Tensor& targets_N, const Sequence& sequence = {});
 
   // Generation: `prompts`, none empty, follow the tokens that `rows` of `cache` have, none where there are several, and
-  // are taken in. Logits [P, V] of each prompt's last token, which do not depend on the prompts beside it, bit for bit,
-  // up to kernels::kFewRows prompts. Runs without gradients.
+  // are taken in. Logits [P, V] of each prompt's last token, which on the CPU do not depend on the prompts beside it,
+  // bit for bit, up to kernels::kFewRows prompts. Runs without gradients.
   at::Tensor read_prompts(const std::vector<std::vector<int64_t>>& prompts, KeyValueCache& cache,
                           std::vector<int64_t> rows);
 
   // Generation: `input_ids` [B, T] follow the tokens that `rows` of `cache` have (empty: rows 0 .. B-1), which take
-  // them in. Same logits [B, T, V] as forward() over everything at once, for the new tokens. With T = 1 a row's logits
-  // do not depend on the rows beside it, bit for bit, up to kernels::kFewRows rows. Runs without gradients.
+  // them in. Same logits [B, T, V] as forward() over everything at once, for the new tokens. With T = 1 on the CPU a
+  // row's logits do not depend on the rows beside it, bit for bit, up to kernels::kFewRows rows. Runs without
+  // gradients.
   at::Tensor forward_cached(const at::Tensor& input_ids_BT, KeyValueCache& cache, std::vector<int64_t> rows = {});
 
   // Matrices ~ normal(0, initializer_range), norms 1, biases 0. Each parameter's values depend on `seed` and its name
@@ -92,6 +93,8 @@ class DecoderImpl : public torch::nn::Module {
   void reset_parameters(uint64_t seed);
 
   const DecoderConfig& config() const { return config_; }
+  // Where the parameters are, and the ids have to be.
+  c10::Device device() const { return body_->activation_options().device(); }
   // The blocks in order: what one shards one by one.
   const torch::nn::ModuleList& layers() const { return body_->layers(); }
   // How q, k and v, and gate and up, are computed in every block.

@@ -35,8 +35,10 @@ void KeyValueCache::make_room(at::Tensor& kept_RKCW, const at::Tensor& x_BTKD) c
   const int64_t capacity = kept_RKCW.defined() ? kept_RKCW.size(2) : 0;
   if (needed <= capacity) return;
   const int64_t larger = std::max({needed, 2 * capacity, kLeastCapacity});
-  const at::Tensor grown = at::empty({num_rows(), x_BTKD.size(2), larger, kernels::cached_width(x_BTKD.size(3))},
-                                     x_BTKD.options().requires_grad(false));
+  const std::vector<int64_t> sizes{num_rows(), x_BTKD.size(2), larger, kernels::cached_width(x_BTKD.size(3))};
+  const at::TensorOptions options = x_BTKD.options().requires_grad(false);
+  // Devices multiply keys that a row does not have with nought, which a NaN survives.
+  const at::Tensor grown = x_BTKD.is_cpu() ? at::empty(sizes, options) : at::zeros(sizes, options);
   const int64_t used = std::min(capacity, *std::max_element(lengths_.begin(), lengths_.end()));
   if (used > 0) grown.narrow(2, 0, used).copy_(kept_RKCW.narrow(2, 0, used));
   kept_RKCW = grown;

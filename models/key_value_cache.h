@@ -10,7 +10,7 @@ namespace fsdp::models {
 
 // Keys and values of several rows, each with as many tokens as it has seen. Memory is taken when first needed and grows
 // by doubling, for all rows alike: rows x tokens x layers x 2 x key heads x head dim (rounded up to a multiple of 16).
-// Layers with a window keep as much as the others. A value; not thread-safe.
+// Layers with a window keep as much as the others. Lives where the model does. A value; not thread-safe.
 class KeyValueCache {
  public:
   explicit KeyValueCache(int64_t num_rows = 1) : lengths_(static_cast<size_t>(num_rows)) {}

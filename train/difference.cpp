@@ -22,7 +22,7 @@ void Difference::add(const at::Tensor& actual, const at::Tensor& expected) {
     return;
   }
   const at::Tensor target = expected.detach().to(at::kDouble).flatten();
-  const at::Tensor difference = (actual.detach().to(at::kDouble).flatten() - target).abs();
+  const at::Tensor difference = (actual.detach().to(at::kCPU).to(at::kDouble).flatten() - target).abs();
   max_abs = std::max(max_abs, or_infinity(difference.max().item<double>()));
   max_expected = std::max(max_expected, or_infinity(target.abs().max().item<double>()));
   sum_squares += or_infinity(difference.square().sum().item<double>());

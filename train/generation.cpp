@@ -20,6 +20,8 @@ size_t common_prefix(const std::vector<int64_t>& a, const std::vector<int64_t>& 
   return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
 }
 
+at::Tensor on_host(const at::Tensor& logits) { return logits.to(at::kCPU).to(at::kFloat); }
+
 }  // namespace
 
 const char* name(Finish finish) {
@@ -139,7 +141,7 @@ void Generator::read_prompts() {
     num_tokens += prompts.back().size();
   }
   num_prompt_tokens_ += static_cast<int64_t>(num_tokens);
-  const at::Tensor logits_PV = model_->read_prompts(prompts, cache_, places).to(at::kFloat);
+  const at::Tensor logits_PV = on_host(model_->read_prompts(prompts, cache_, places));
   const float* logits = logits_PV.const_data_ptr<float>();
   const auto vocab_size = static_cast<size_t>(logits_PV.size(1));
   for (size_t i = 0; i < begun.size(); ++i) take(*begun[i], {logits + i * vocab_size, vocab_size});
@@ -156,8 +158,8 @@ void Generator::continue_rows() {
     row->ids.push_back(row->next_id);
   }
   if (active.empty()) return;
-  const at::Tensor logits_BTV =
-      model_->forward_cached(at::tensor(ids, at::kLong).unsqueeze(1), cache_, places).to(at::kFloat);
+  const at::Tensor ids_B1 = at::tensor(ids, at::kLong).unsqueeze(1).to(model_->device());
+  const at::Tensor logits_BTV = on_host(model_->forward_cached(ids_B1, cache_, places));
   const float* logits = logits_BTV.const_data_ptr<float>();
   const auto vocab_size = static_cast<size_t>(logits_BTV.size(2));
   for (size_t i = 0; i < active.size(); ++i) take(*active[i], {logits + i * vocab_size, vocab_size});

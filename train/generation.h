@@ -47,8 +47,9 @@ struct GenerationOptions {
 };
 
 // Continues many texts, several at a time, with a cache of keys and values; a text that ends makes room for the next.
-// What a row becomes depends on its request only: not on the rows beside it, their number, or the order of requests.
-// Not thread-safe; requests' functions are called from step().
+// On the CPU what a row becomes depends on its request only: not on the rows beside it, their number, or the order of
+// requests; on a device nearly equal logits may be ordered otherwise. Not thread-safe; requests' functions are called
+// from step().
 class Generator {
  public:
   // `model` must outlive it. Throws Error(kUsage) for options out of range.

@@ -42,18 +42,20 @@ void move_to_large_pages(torch::nn::Module& module, const io::ModelFolder& folde
   }
 }
 
-models::Decoder load_whole(const models::DecoderConfig& config, const io::ModelFolder& folder, at::ScalarType dtype) {
-  models::Decoder decoder(config, at::TensorOptions().dtype(dtype));
+models::Decoder load_whole(const models::DecoderConfig& config, const io::ModelFolder& folder, at::ScalarType dtype,
+                           c10::Device device) {
+  models::Decoder decoder(config, at::TensorOptions().dtype(dtype).device(device));
   for (const at::Tensor& parameter : decoder->parameters()) at::Tensor(parameter).set_requires_grad(false);
-  move_to_large_pages(*decoder, folder);
+  if (device.is_cpu()) move_to_large_pages(*decoder, folder);
   models::load_weights(*decoder, folder);
   return decoder;
 }
 
 ShardedModel load_sharded(const models::DecoderConfig& config, const io::ModelFolder& folder,
-                          const Precision& precision, const World& world) {
+                          const Precision& precision, const World& world, c10::Device device) {
   ShardOptions options;
   options.precision = precision;
+  if (!device.is_cpu()) options.device = device;
   ShardedModel model = parallelize(deferred_zeros(config), make_mesh(world, 1), options);
   on_all_ranks(world, [&] { load_weights(model, folder); });
   return model;
@@ -61,7 +63,8 @@ ShardedModel load_sharded(const models::DecoderConfig& config, const io::ModelFo
 
 }  // namespace
 
-InferenceModel::InferenceModel(const std::filesystem::path& path, const std::string& precision, const World& world)
+InferenceModel::InferenceModel(const std::filesystem::path& path, const std::string& precision, const World& world,
+                               c10::Device device)
     : world_(world) {
   const Precision types = parse_precision(precision);
   std::optional<models::DecoderConfig> config;
@@ -72,10 +75,10 @@ InferenceModel::InferenceModel(const std::filesystem::path& path, const std::str
   };
   if (world.size == 1) {
     open();
-    decoder_ = load_whole(*config, *folder, types.param.value_or(at::kFloat));
+    decoder_ = load_whole(*config, *folder, types.param.value_or(at::kFloat), device);
   } else {
     on_all_ranks(world, open);
-    sharded_ = load_sharded(*config, *folder, types, world);
+    sharded_ = load_sharded(*config, *folder, types, world, device);
     decoder_ = sharded_->decoder;
     forward_only_.emplace(sharded_->root);
   }
@@ -84,7 +87,7 @@ InferenceModel::InferenceModel(const std::filesystem::path& path, const std::str
 
 void InferenceModel::idle_forward() {
   const at::NoGradGuard no_grad;
-  decoder_->forward(at::zeros({1, 1}, at::kLong));
+  decoder_->forward(at::zeros({1, 1}, at::kLong).to(decoder_->device()));
 }
 
 int useful_threads(int64_t num_parameters, int available) { return num_parameters < kSharedFrom ? 1 : available; }

@@ -14,10 +14,11 @@ namespace fsdp::train {
 class InferenceModel {
  public:
   // COLLECTIVE. Reads a Hugging Face folder. `precision` is "fp32" or "bf16": the dtype of weights and activations. A
-  // world of one holds the weights in one piece of memory with large pages, and matrices that are stored in bf16 as
-  // they are, which changes no value; in a larger one each rank holds its shards in fp32. Throws Error(kUsage) for
-  // another precision, io::Error(kModel) for files that do not fit.
-  InferenceModel(const std::filesystem::path& folder, const std::string& precision, const World& world);
+  // world of one holds the weights whole: on the CPU in one piece of memory with large pages, and matrices that are
+  // stored in bf16 as they are, which changes no value; in a larger one each rank holds its shards in fp32. Throws
+  // Error(kUsage) for another precision, io::Error(kModel) for files that do not fit.
+  InferenceModel(const std::filesystem::path& folder, const std::string& precision, const World& world,
+                 c10::Device device = c10::kCPU);
 
   const World& world() const { return world_; }
   models::Decoder& decoder() { return decoder_; }

@@ -55,8 +55,11 @@ void score(models::Decoder& decoder, const std::vector<ScoredText>& texts, const
   }
   models::Sequence sequence;
   sequence.cu_seqlens = at::tensor(starts, at::kLong);
-  const at::Tensor losses =
-      decoder->token_losses(at::tensor(inputs, at::kLong).unsqueeze(0), at::tensor(targets, at::kLong), sequence);
+  const c10::Device device = decoder->device();
+  const at::Tensor losses = decoder
+                                ->token_losses(at::tensor(inputs, at::kLong).unsqueeze(0).to(device),
+                                               at::tensor(targets, at::kLong).to(device), sequence)
+                                .to(at::kCPU);
   const float* loss = losses.const_data_ptr<float>();
   for (size_t i = pack.begin; i < pack.end; ++i) {
     const float* end = losses.const_data_ptr<float>() + starts[i - pack.begin + 1];

@@ -24,6 +24,7 @@ ShardedModel load_model(const ParityOptions& options, const World& world) {
   ShardOptions shard;
   shard.strategy = options.strategy;
   shard.precision = options.precision;
+  if (!options.device.is_cpu()) shard.device = options.device;
   ShardedModel model = parallelize(deferred_zeros(*config), make_mesh(world, options.replicas), shard);
   on_all_ranks(world, [&] { load_weights(model, *folder); });
   return model;

@@ -19,6 +19,7 @@ struct ParityOptions {
   Strategy strategy = Strategy::kOptimGradsParams;
   int64_t replicas = 1;  // groups of ranks that hold the same shards
   Precision precision;
+  c10::Device device = c10::kCPU;
   int64_t microbatches = 1;     // per step of the curve
   double tolerance_factor = 1;  // multiplies every tolerance
 };

@@ -77,20 +77,21 @@ struct Outcome {
 
 Outcome forward_backward(const RankPart& part, int64_t num_targets, const World& world, ShardedModel& model) {
   zero_grad(*model.decoder);
-  const at::Tensor logits_BTV = model.decoder->forward(part.input_ids_BT, part.sequence);
+  const c10::Device device = model.decoder->device();
+  const at::Tensor logits_BTV = model.decoder->forward(part.input_ids_BT.to(device), part.sequence);
   at::Tensor targets_BT = models::shift_labels(part.labels_BT);
   if (!part.counts) {
     targets_BT.fill_(kernels::kIgnoreIndex);
   }
   const at::Tensor loss =
-      kernels::cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), kernels::Reduction::kSum) /
+      kernels::cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten().to(device), kernels::Reduction::kSum) /
       static_cast<double>(num_targets);
   loss.backward();
   Outcome outcome;
   if (part.counts) {
     outcome.logits.add(logits_BTV, part.logits_BTV);
   }
-  outcome.loss = sum_over_ranks(world, loss.detach().to(at::kDouble).reshape({1})).item<double>();
+  outcome.loss = sum_over_ranks(world, loss.detach().to(at::kCPU).to(at::kDouble).reshape({1})).item<double>();
   return outcome;
 }
 

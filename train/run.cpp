@@ -17,6 +17,7 @@
 #include "train/data_splits.h"
 #include "train/data_tokenizer.h"
 #include "train/determinism.h"
+#include "train/device.h"
 #include "train/evaluation.h"
 #include "train/format.h"
 #include "train/graphed_blocks.h"
@@ -38,7 +39,6 @@
 #include "train/straggler_watch.h"
 #include "train/threads.h"
 #include "train/trainer.h"
-#include "train/training_device.h"
 #include "train/tuning.h"
 #include "train/weights.h"
 
@@ -462,7 +462,8 @@ int run_training(const Config& config, const World& world, StopSignal& stop_sign
   std::optional<tokenizer::Tokenizer> tokenizer;
   Tuning tuning;
   on_all_ranks(world, [&] {
-    device = choose_device(config, world);
+    check_graphs(config);
+    device = choose_device(config.shard.device, "[train] shard.device", world);
     splits = open_splits(config.data);
     const io::TokenDataset& data = splits->train.dataset();
     check_batch(config.train, world, splits->train);

@@ -91,8 +91,8 @@ std::vector<int32_t> SampleWriter::continue_ids(models::Decoder& decoder, std::v
   Sampler sampler(options);
   std::vector<int32_t> added;
   for (int64_t count = 0; count < config_.max_tokens; ++count) {
-    const at::Tensor logits_BTV = decoder->forward(at::tensor(ids, at::kLong).unsqueeze(0));
-    const at::Tensor last_V = logits_BTV[0][-1].to(at::kFloat).contiguous();
+    const at::Tensor logits_BTV = decoder->forward(at::tensor(ids, at::kLong).unsqueeze(0).to(decoder->device()));
+    const at::Tensor last_V = logits_BTV[0][-1].to(at::kCPU).to(at::kFloat).contiguous();
     added.push_back(
         static_cast<int32_t>(sampler.draw({last_V.const_data_ptr<float>(), static_cast<size_t>(last_V.numel())})));
     ids.push_back(added.back());

@@ -89,7 +89,7 @@ StepResult Trainer::step(const RankNews& news) {
   }
   fault_point("step.optimizer");
   optimizer_.set_lr(result.lr);
-  optimizer_.step(computed.norm.factor);
+  optimizer_.step(computed.clip_factor);
   if (fault_point("value.bitflip_weight").inject) flip_bit(parameters_.front());
   spikes_.add(result.loss, result.grad_norm);
   ++step_;
@@ -127,7 +127,7 @@ Trainer::Computed Trainer::compute() {
   const TrainingMode dropout(model_.decoder);
   zero_grad(*model_.decoder);
   const c10::Device device = parameters_.front().device();
-  at::Tensor total = at::zeros({}, at::device(device).dtype(at::kDouble));  // the host reads it once
+  at::Tensor total = at::zeros({}, at::device(device).dtype(at::kDouble));
   for (int64_t micro = 0; micro < num_micro; ++micro) {
     const Microbatch scope(model_.root, /*is_last=*/micro + 1 == num_micro);
     Batch batch = batches_.microbatch(step_, micro);
@@ -146,8 +146,11 @@ Trainer::Computed Trainer::compute() {
   fault_point("step.reduced");
   if (fault_point("value.grad").inject) parameters_.front().mutable_grad().fill_(INFINITY);
   const double max_norm = config_.clip > 0 ? config_.clip : std::numeric_limits<double>::infinity();
-  computed.norm = grad_norm(parameters_, max_norm);
-  computed.loss = total.item<double>();
+  const GradNorm norm = grad_norm(parameters_, max_norm);
+  computed.clip_factor = norm.factor;
+  const at::Tensor numbers = at::stack({total, norm.norm.to(at::kDouble)}).to(at::kCPU);  // one wait for a device
+  computed.loss = numbers[0].item<double>();
+  computed.grad_norm = numbers[1].item<double>();
   if (fault_point("value.loss").inject) computed.loss = std::numeric_limits<double>::quiet_NaN();
   return computed;
 }
@@ -174,7 +177,7 @@ StepResult Trainer::agree(const Computed& computed, const RankNews& news) const 
   const double* sums = values.const_data_ptr<double>();
   StepResult result;
   result.loss = sums[0];
-  result.grad_norm = computed.norm.value();
+  result.grad_norm = computed.grad_norm;
   result.stop = sums[1] > 0;
   result.save = sums[5] > 0;
   result.saves_written = sums[2] == world_.size;

@@ -79,8 +79,9 @@ class Trainer {
 
  private:
   struct Computed {
-    double loss = 0;  // of this rank's part
-    GradNorm norm;    // of all ranks
+    double loss = 0;         // of this rank's part
+    double grad_norm = 0;    // of all ranks
+    at::Tensor clip_factor;  // likewise, on their device
     uint64_t batch_hash = 0;
   };
   Computed compute();

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 
+#include "kernels/cached_attention_device.h"
 #include "tests/kernels/compare.h"
 
 namespace fsdp::kernels {
@@ -56,12 +57,14 @@ TEST(CachedAttention, EqualsAttentionWrittenOut) {
       for (const int64_t tokens : {1, 6}) {
         const at::Tensor q = values({2, tokens, c.heads, c.dim}, dtype);
         const at::Tensor y = cached_attention(q, cache.k, cache.v, rows, starts, c.window);
+        const at::Tensor of_devices = attend_on_device(q, cache.k, cache.v, rows, starts, c.window);
         for (int64_t b = 0; b < 2; ++b) {
           const size_t i = static_cast<size_t>(b);
           const at::Tensor expected =
               reference(q[b], plain(cache.k, rows[i], c.dim), plain(cache.v, rows[i], c.dim), starts[i], c.window);
-          EXPECT_LE(relative_difference(y[b], expected), dtype == at::kFloat ? 3e-6 : 8e-3)
-              << dtype << " heads " << c.heads << " dim " << c.dim << " window " << c.window << " row " << b;
+          const auto label = c10::str(dtype, " heads ", c.heads, " dim ", c.dim, " window ", c.window, " row ", b);
+          EXPECT_LE(relative_difference(y[b], expected), dtype == at::kFloat ? 3e-6 : 8e-3) << label;
+          EXPECT_LE(relative_difference(of_devices[b], expected), dtype == at::kFloat ? 3e-6 : 2e-2) << label;
         }
       }
     }
