@@ -108,10 +108,11 @@ void add_operators(Comparison& comparison, at::ScalarType dtype, int64_t tokens)
       std::string(dtype == at::kFloat ? ", fp32, " : ", bf16, ") + std::to_string(tokens) + " tokens";
   const auto leaf = [&](at::IntArrayRef sizes) { return at::randn(sizes).mul_(0.1).to(dtype).requires_grad_(); };
   const at::Tensor ids = at::randint(0, kVocabulary, {tokens}, at::kLong);
-  const at::Tensor x = leaf({tokens, kHidden}), gate = leaf({tokens, kFfn}), up = leaf({tokens, kFfn});
+  const at::Tensor x = leaf({tokens, kHidden}), other = leaf({tokens, kHidden}), gate = leaf({tokens, kFfn}),
+                   up = leaf({tokens, kFfn});
   const at::Tensor norm = leaf({kHidden}), head = leaf({kVocabulary, kHidden}), wide = leaf({kFfn, kHidden});
   const at::Tensor logits = leaf({tokens, kVocabulary});
-  const std::vector<at::Tensor> leaves = {x, gate, up, norm, head, wide, logits};
+  const std::vector<at::Tensor> leaves = {x, other, gate, up, norm, head, wide, logits};
   const auto add = [&](const char* name, const std::function<at::Tensor()>& ours,
                        const std::function<at::Tensor()>& peer) {
     comparison.add(name + label, training(ours, leaves), training(peer, leaves), 0);
@@ -119,6 +120,16 @@ void add_operators(Comparison& comparison, at::ScalarType dtype, int64_t tokens)
   add(
       "RMSNorm", [=] { return kernels::rms_norm(x, norm, 1e-5).sum(); },
       [=] { return at::rms_norm(x, {kHidden}, norm, 1e-5).sum(); });
+  add(
+      "add + RMSNorm",
+      [=] {
+        const auto [sum, y] = kernels::add_rms_norm(x, other, norm, 1e-5);
+        return (sum + y).sum();
+      },
+      [=] {
+        const at::Tensor sum = x + other;
+        return (sum + kernels::rms_norm(sum, norm, 1e-5)).sum();
+      });
   add(
       "SwiGLU", [=] { return kernels::swiglu(gate, up).sum(); }, [=] { return (at::silu(gate) * up).sum(); });
   add(

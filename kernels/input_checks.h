@@ -9,6 +9,7 @@ namespace fsdp::kernels {
 struct LossTerms;
 
 void check_rms_norm(const at::Tensor& x, const at::Tensor& weight);
+void check_residual(const at::Tensor& x, const at::Tensor& residual);
 void check_swiglu(const at::Tensor& gate, const at::Tensor& up);
 void check_rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 void check_embedding(const at::Tensor& weight, const at::Tensor& ids);

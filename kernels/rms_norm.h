@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <utility>
+
 namespace fsdp::kernels {
 
 // y = weight * x / sqrt(mean(x^2) + eps) over the last dimension, differentiable in x and weight.
@@ -12,5 +14,11 @@ namespace fsdp::kernels {
 // Operators: fsdp::rms_norm, and beneath it fsdp::rms_norm_forward and _backward. Throws c10::Error on shapes or dtypes
 // that do not fit.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+
+// {x + residual, rms_norm of that}, each element of either read once and of their gradients likewise; bits, forward and
+// backward, are those of the two operators. `residual` is like x. Operators: fsdp::add_rms_norm, and beneath it
+// fsdp::add_rms_norm_forward and _backward.
+std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
+                                               const at::Tensor& weight, double eps);
 
 }  // namespace fsdp::kernels

@@ -62,10 +62,16 @@ at::Tensor DecoderLayerImpl::forward(const at::Tensor& x_BTE, const AttentionInp
   const std::vector<at::Tensor> projections =
       run_input_(call_of(input_layernorm_), {x_BTE},
                  [&](const at::Tensor& normed_BTE) { return self_attn_->project(normed_BTE); });
-  const at::Tensor h_BTE = x_BTE + self_attn_->attend(projections, inputs);
+  const at::Tensor attended_BTE = self_attn_->attend(projections, inputs);
+  if (not_kept_ == NotKept::kNothing) {
+    const auto [h_BTE, normed_BTE] = post_attention_layernorm_->forward_sum(x_BTE, attended_BTE);
+    return h_BTE + mlp_(normed_BTE);
+  }
+  const at::Tensor h_BTE = x_BTE + attended_BTE;
   return h_BTE + run_mlp(h_BTE);
 }
 
+// In parts, some of which are computed again.
 at::Tensor DecoderLayerImpl::run_mlp(const at::Tensor& x_BTE) {
   const auto project_down = [&](const at::Tensor& product_BTI) {
     return std::vector<at::Tensor>{mlp_->project_down(product_BTI)};

@@ -4,6 +4,8 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <utility>
+
 #include "kernels/rms_norm.h"
 
 namespace fsdp::models {
@@ -15,6 +17,10 @@ class RmsNormImpl : public torch::nn::Module {
       : weight(register_parameter("weight", torch::empty({size}, options))), eps_(eps) {}
 
   at::Tensor forward(const at::Tensor& x) { return kernels::rms_norm(x, weight, eps_); }
+  // {x + residual, the norm of that}.
+  std::pair<at::Tensor, at::Tensor> forward_sum(const at::Tensor& x, const at::Tensor& residual) {
+    return kernels::add_rms_norm(x, residual, weight, eps_);
+  }
 
   at::Tensor weight;
 

@@ -15,9 +15,10 @@ namespace fsdp::kernels::cuda {
 enum class Element : uint8_t { kFloat, kBFloat16 };
 
 // x, y [rows, width], weight [width], rstd [rows].
+// With a residual, not null, `sum` is x + residual and what is normalised.
 struct RmsNormForward {
-  const void *x, *weight;
-  void* y;
+  const void *x, *residual, *weight;
+  void *sum, *y;
   float* rstd;
   Element element;
   int64_t rows, width;
@@ -25,9 +26,10 @@ struct RmsNormForward {
 };
 cudaError_t launch_rms_norm_forward(const RmsNormForward& arrays, cudaStream_t stream);
 
-// grad_weight [width] is a sum of partials [num_rms_norm_partials(rows), width], which are scratch.
+// grad_weight [width] is a sum of partials [num_rms_norm_partials(rows), width], which are scratch. x is what was
+// normalised; with grad_sum, not null, that is added to its gradient.
 struct RmsNormBackward {
-  const void *grad_y, *x, *weight;
+  const void *grad_y, *grad_sum, *x, *weight;
   const float* rstd;
   void *grad_x, *grad_weight;
   float* partials;

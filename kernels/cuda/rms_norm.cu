@@ -1,5 +1,6 @@
 // y = weight * round(x * rstd); the backward gives dx = rstd * (g - n * mean(g * n)) with g = dy * weight and
-// n = x * rstd, and sums dy * round(n) over the rows.
+// n = x * rstd, and sums dy * round(n) over the rows. Sums of two tensors are rounded before they are read, as if they
+// had been stored.
 #include "kernels/cuda/model_launch.h"
 #include "kernels/cuda/packets.cuh"
 #include "kernels/cuda/teams.cuh"
@@ -20,21 +21,29 @@ __global__ void forward_rows(RmsNormForward a) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * team.count() + team.index(), width = a.width;
   if (row >= a.rows) return;
   const T* x = static_cast<const T*>(a.x) + row * width;
+  const T* residual = a.residual == nullptr ? nullptr : static_cast<const T*>(a.residual) + row * width;
   const T* weight = static_cast<const T*>(a.weight);
-  T* y = static_cast<T*>(a.y) + row * width;
+  T *sum = static_cast<T*>(a.sum) + row * width, *y = static_cast<T*>(a.y) + row * width;
   const int64_t first = static_cast<int64_t>(team.member()) * kCount;
   const int64_t step = static_cast<int64_t>(team.members()) * kCount;
   float squares = 0, values[kCount], scales[kCount];
   for (int64_t i = first; i < width; i += step) {
     load_packet(x + i, values);
+    if (residual != nullptr) {
+      load_packet(residual + i, scales);
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) values[j] = round_to<T>(values[j] + scales[j]);
+      store_packet(sum + i, values);
+    }
 #pragma unroll
     for (int j = 0; j < kCount; ++j) squares += values[j] * values[j];
   }
   const float mean = team.sum(squares) / static_cast<float>(width);
   const float rstd = 1.0f / sqrtf(mean + a.eps);
   if (team.member() == 0) a.rstd[row] = rstd;
-  for (int64_t i = first; i < width; i += step) {  // from the first-level cache
-    load_packet(x + i, values);
+  const T* normalised = residual == nullptr ? x : sum;
+  for (int64_t i = first; i < width; i += step) {  // from the first-level cache; a thread reads what it wrote
+    load_packet(normalised + i, values);
     load_packet(weight + i, scales);
 #pragma unroll
     for (int j = 0; j < kCount; ++j) values[j] = round_to<T>(values[j] * rstd) * scales[j];
@@ -57,6 +66,7 @@ __device__ inline void backward_row(const RmsNormBackward& a, int64_t row, float
   const Team<kKind> team{};
   const int64_t width = a.width, offset = row * width;
   const T *grad_y = static_cast<const T*>(a.grad_y) + offset, *x = static_cast<const T*>(a.x) + offset;
+  const T* grad_sum = a.grad_sum == nullptr ? nullptr : static_cast<const T*>(a.grad_sum) + offset;
   const T* weight = static_cast<const T*>(a.weight);
   T* grad_x = static_cast<T*>(a.grad_x) + offset;
   const int64_t first = static_cast<int64_t>(team.member()) * kCount;
@@ -82,6 +92,11 @@ __device__ inline void backward_row(const RmsNormBackward& a, int64_t row, float
     load_packet(weight + i, scales);
 #pragma unroll
     for (int j = 0; j < kCount; ++j) grad[j] = (grad[j] * scales[j] - n[j] * rstd * mean) * rstd;
+    if (grad_sum != nullptr) {
+      load_packet(grad_sum + i, n);
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) grad[j] = round_to<T>(grad[j]) + n[j];
+    }
     store_packet(grad_x + i, grad);
   }
 }
@@ -171,9 +186,9 @@ cudaError_t run_sum(const RmsNormBackward& a, int64_t count, cudaStream_t stream
 
 cudaError_t launch_rms_norm_forward(const RmsNormForward& arrays, cudaStream_t stream) {
   if (arrays.rows == 0 || arrays.width == 0) return cudaSuccess;
-  return with_packets(arrays.element, arrays.width, {arrays.x, arrays.weight, arrays.y}, [&](auto zero, auto count) {
-    return run_forward<decltype(zero), decltype(count)::value>(arrays, stream);
-  });
+  return with_packets(
+      arrays.element, arrays.width, {arrays.x, arrays.residual, arrays.weight, arrays.sum, arrays.y},
+      [&](auto zero, auto count) { return run_forward<decltype(zero), decltype(count)::value>(arrays, stream); });
 }
 
 int64_t num_rms_norm_partials(int64_t rows) {
@@ -185,7 +200,7 @@ cudaError_t launch_rms_norm_backward(const RmsNormBackward& arrays, cudaStream_t
   if (arrays.width == 0) return cudaSuccess;
   if (arrays.rows > 0) {
     const cudaError_t launched = with_packets(
-        arrays.element, arrays.width, {arrays.grad_y, arrays.x, arrays.weight, arrays.grad_x},
+        arrays.element, arrays.width, {arrays.grad_y, arrays.grad_sum, arrays.x, arrays.weight, arrays.grad_x},
         [&](auto zero, auto count) { return run_backward<decltype(zero), decltype(count)::value>(arrays, stream); });
     if (launched != cudaSuccess) return launched;
   }

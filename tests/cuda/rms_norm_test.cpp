@@ -22,6 +22,22 @@ TEST(CudaRmsNorm, EqualsCpu) {
   }
 }
 
+TEST(CudaAddRmsNorm, EqualsCpu) {
+  FSDP_NEEDS_GPU();
+  torch::manual_seed(3);
+  const auto both = [](const Inputs& in) {
+    const auto [sum, y] = add_rms_norm(in[0], in[1], in[2], 1e-5);
+    return at::cat({sum, y});
+  };
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const auto& shape :
+         std::vector<std::vector<int64_t>>{{1, 8}, {3, 5}, {40, 64}, {70, 513}, {1000, 2048}, {5, 20000}, {0, 8}}) {
+      expect_as_on_cpu(both, {values(shape, dtype), values(shape, dtype), 1 + 0.1 * values({shape.back()}, dtype)},
+                       dtype == at::kFloat ? 1e-5 : tolerance_of(dtype), c10::str(dtype, " ", shape));
+    }
+  }
+}
+
 TEST(CudaRmsNorm, TakesViews) {
   FSDP_NEEDS_GPU();
   torch::manual_seed(2);

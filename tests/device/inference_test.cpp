@@ -27,12 +27,6 @@ models::Decoder decoder_on(c10::Device device, const models::DecoderConfig& conf
   return decoder;
 }
 
-std::vector<int64_t> prompt_of(int64_t length, int64_t start) {
-  std::vector<int64_t> ids;
-  for (int64_t i = 0; i < length; ++i) ids.push_back((start + 37 * i) % 300);
-  return ids;
-}
-
 // The likeliest continuations of prompts of many lengths, more than there are rows.
 std::vector<std::vector<int64_t>> continue_texts(c10::Device device, const models::DecoderConfig& config) {
   const at::NoGradGuard no_grad;

@@ -36,6 +36,53 @@ TEST(RmsNorm, TakesNonContiguousInputs) {
   }
 }
 
+// The bits of the sum and of the norm, and of all gradients.
+TEST(AddRmsNorm, EqualsTheTwoOperators) {
+  torch::manual_seed(4);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const auto& shape :
+         std::vector<std::vector<int64_t>>{{1, 8}, {3, 5}, {2, 7, 16}, {40, 64}, {5, 2, 250}, {200, 512}, {0, 8}}) {
+      const Inputs inputs = {values(shape, dtype), values(shape, dtype), 1 + 0.1 * values({shape.back()}, dtype)};
+      const at::Tensor grad_sum = values(shape, dtype), grad_y = values(shape, dtype);
+      const auto run = [&](bool fused) {
+        Inputs leaves;
+        for (const at::Tensor& input : inputs) leaves.push_back(input.detach().clone().requires_grad_());
+        at::Tensor sum, y;
+        if (fused) {
+          std::tie(sum, y) = add_rms_norm(leaves[0], leaves[1], leaves[2], 1e-5);
+        } else {
+          sum = leaves[0] + leaves[1];
+          y = rms_norm(sum, leaves[2], 1e-5);
+        }
+        torch::autograd::backward({sum, y}, {grad_sum, grad_y});
+        return Inputs{sum.detach(), y.detach(), leaves[0].grad(), leaves[1].grad(), leaves[2].grad()};
+      };
+      const Inputs actual = run(true), expected = run(false);
+      for (size_t i = 0; i < actual.size(); ++i)
+        EXPECT_TRUE(at::equal(actual[i], expected[i])) << dtype << " " << shape << ", result " << i;
+    }
+  }
+}
+
+TEST(AddRmsNorm, TakesGradientsOfOneResultAndStridedInputs) {
+  torch::manual_seed(5);
+  const auto sum_only = [](const Inputs& in) { return add_rms_norm(in[0].t(), in[1], in[2], 1e-6).first; };
+  const auto norm_only = [](const Inputs& in) { return add_rms_norm(in[0].t(), in[1], in[2], 1e-6).second; };
+  const Inputs inputs = {values({20, 9}, at::kFloat), values({9, 20}, at::kFloat), values({20}, at::kFloat)};
+  expect_same(
+      norm_only, [](const Inputs& in) { return reference(in[0].t() + in[1], in[2], 1e-6); }, inputs,
+      tolerance_of(at::kFloat), "norm only");
+  const at::Tensor x = inputs[0].detach().clone().requires_grad_(),
+                   weight = inputs[2].detach().clone().requires_grad_();
+  sum_only({x, inputs[1], weight}).sum().backward();
+  EXPECT_TRUE(at::equal(x.grad(), at::ones_like(x)));
+  EXPECT_FALSE(weight.grad().defined());
+  const at::NoGradGuard no_grad;
+  EXPECT_TRUE(at::equal(norm_only(inputs), rms_norm(inputs[0].t() + inputs[1], inputs[2], 1e-6)));
+  EXPECT_THROW(add_rms_norm(inputs[0], inputs[1], inputs[2], 1e-6), c10::Error);
+  EXPECT_THROW(add_rms_norm(inputs[1], inputs[1].to(at::kBFloat16), inputs[2], 1e-6), c10::Error);
+}
+
 TEST(RmsNorm, DoesNotDependOnThreads) {
   torch::manual_seed(3);
   const at::Tensor x = at::randn({999, 65}), weight = at::randn({65});

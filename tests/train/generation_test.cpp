@@ -17,12 +17,6 @@ models::Decoder tiny_model(at::ScalarType dtype = at::kFloat) {
   return model;
 }
 
-std::vector<int64_t> prompt_of(int64_t length, int64_t start) {
-  std::vector<int64_t> ids;
-  for (int64_t i = 0; i < length; ++i) ids.push_back((start + 37 * i) % 300);
-  return ids;
-}
-
 struct Result {
   std::vector<int64_t> ids;
   Finish finish = Finish::kContext;

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "io/safetensors.h"
 #include "models/decoder.h"
@@ -25,6 +26,13 @@ inline models::DecoderConfig small_config() {
   config.initializer_range = 0.3;
   config.max_position_embeddings = 512;
   return config;
+}
+
+// Ids that small_config() knows, other ones for another `start`.
+inline std::vector<int64_t> prompt_of(int64_t length, int64_t start) {
+  std::vector<int64_t> ids;
+  for (int64_t i = 0; i < length; ++i) ids.push_back((start + 37 * i) % 300);
+  return ids;
 }
 
 // Writes config.json, the weights of `seed` and the mark of the byte tokenizer.
