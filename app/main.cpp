@@ -8,6 +8,7 @@
 
 #include "app/verbs.h"
 #include "fsdp/base/error.h"
+#include "kernels/cpu_isa.h"
 #include "train/failure.h"
 
 namespace {
@@ -25,13 +26,14 @@ int run(const std::vector<std::string>& arguments) {
     print_usage(stderr);
     return static_cast<int>(fsdp::ErrorCode::kUsage);
   }
+  if (const auto mistake = fsdp::kernels::cpu_isa_mistake()) throw fsdp::Error(fsdp::ErrorCode::kUsage, *mistake);
   const std::string& name = arguments.front();
   if (name == "--help" || name == "-h" || name == "help") {
     print_usage(stdout);
     return 0;
   }
   if (name == "--version") {
-    std::puts("fsdp " FSDP_VERSION);
+    std::printf("fsdp " FSDP_VERSION " (%s)\n", fsdp::kernels::describe_cpu_isa().c_str());
     return 0;
   }
   const fsdp::app::Verb* verb = fsdp::app::find_verb(name);

@@ -13,6 +13,8 @@ from generation import generation
 from harness import (TRANSPORTS, entry, middle, ours, peer, pooled, print_table, relative_difference, run, script, spread,
                      stop_what_was_started, write_json)
 from import_model import import_model
+from kernels import kernels
+from quickstart import quickstart
 from statistics import median
 from step_time import step_time
 
@@ -40,22 +42,6 @@ def hook_cost(options):
     print("fp32: our gathered weights are the main weights, so nothing is gathered. bf16: we refresh a persistent copy "
           "after an\noptimizer step only. The peer gathers and casts in every pass.")
     write_json("hook_cost", entries)
-
-
-def kernels(options):
-    result = run(ours("kernels", *(("--rounds", str(options.rounds)) if options.rounds else ())), meet=False)
-    rows = [("kernel", "ours ms", "LibTorch ms", "ratio", "floor ms", "of floor", "peak MiB", "LibTorch's")]
-    entries = []
-    for row in result:
-        floor = row.get("floor_ms")
-        rows.append((row["name"], f"{row['ours_ms']:.2f}", f"{row['peer_ms']:.2f}", f"{row['peer_ms'] / row['ours_ms']:.2f}",
-                     f"{floor:.2f}" if floor else "-", f"{100 * floor / row['ours_ms']:.0f}%" if floor else "-",
-                     str(row["ours_peak_mib"]), str(row["peer_peak_mib"])))
-        entries.append(entry("kernels/" + row["name"], row["ours_ms"], row["peer_ms"], "ms", floor))
-    print("\nCPU kernels, one thread, against LibTorch's operators; operators: forward and backward; peak: of tensors "
-          "made meanwhile; floor: a copy of the bytes that must move")
-    print_table(rows)
-    write_json("kernels", entries)
 
 
 def curve_difference(runs, reference):
@@ -111,13 +97,16 @@ def main():
                   "kernels": (kernels, None, None, None),
                   "hook_cost": (hook_cost, 3, 0, 0), "functional": (functional, 2, 2, 5),
                   "checkpoint": (checkpoint, None, None, None), "documents": (documents, None, None, None),
-                  "generation": (generation, None, None, None), "import_model": (import_model, None, None, None)}
+                  "generation": (generation, None, None, None), "import_model": (import_model, None, None, None),
+                  "quickstart": (quickstart, None, None, None)}
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", choices=[*benchmarks, []], help="default: all")
     parser.add_argument("--tokens", type=int, nargs="+", help="of step_time, any of 16 128 1024 4096; of functional, one")
     parser.add_argument("--ranks", type=int, nargs="+", help="of step_time, any of 1 2 4; of collectives")
     parser.add_argument("--dtype", nargs="+", choices=("fp32", "bf16"))
     parser.add_argument("--parameters", nargs="+", choices=SHAPES, help="of the models of checkpoint")
+    parser.add_argument("--isa", nargs="+", help="of kernels and quickstart: instruction sets, as FSDP_CPU_ISA names them")
+    parser.add_argument("--only", help="of kernels: rows whose name contains this")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--warmup", type=int)
     parser.add_argument("--steps", type=int)

@@ -17,6 +17,21 @@ TRANSPORTS = f"ours over {'Gloo' if os.environ.get('FSDP_TRANSPORT') == 'gloo' e
 # The C library keeps what is freed, rather than ask the system for it again and again.
 KEEPS_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(256 << 20)}
 
+# What each library calls the instruction sets of FSDP_CPU_ISA, which ours and the peer's are held to alike. None has a set
+# without vectors.
+HELD = {"avx2": ("avx2", "AVX2", "AVX2"), "sse4": ("default", "SSE41", "SSE4_2"), "scalar": ("default", "SSE41", "SSE4_2")}
+
+
+def held_to(isa, env=os.environ):
+    """`env` with the variables that hold all libraries to an instruction set; "native": none is."""
+    names = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
+    held = dict(zip(names, HELD[isa])) if isa in HELD else {}
+    return {**env, **held, "FSDP_CPU_ISA": isa}
+
+
+def chosen_isas(options):
+    return options.isa or [os.environ.get("FSDP_CPU_ISA", "native")]
+
 
 def free_port():
     with socket.socket() as s:
@@ -28,7 +43,8 @@ def run(command, ranks=1, meet=True, watch=None, variables=None):
     """Runs `command` once per rank, at the same time, and returns the JSON that rank 0 printed. `watch` gets the processes."""
     port, processes = str(free_port()), []
     for rank in range(ranks):
-        env = dict(os.environ, OMP_NUM_THREADS="1", **(variables or {}))
+        env = {**os.environ, "OMP_NUM_THREADS": "1", **(variables or {})}
+        env = held_to(env.get("FSDP_CPU_ISA", "native"), env)
         if meet:
             env.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
                        MASTER_ADDR="127.0.0.1", MASTER_PORT=port)

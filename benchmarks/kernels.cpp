@@ -1,5 +1,5 @@
-// Our CPU kernels against LibTorch's operators for the same, in turns, one thread: medians, and what a copy of the
-// bytes that must move takes. The last line is JSON.
+// Our CPU kernels against LibTorch's operators for the same, in turns, one thread: medians, quartiles, and what a copy of
+// the bytes that must move takes. FSDP_CPU_ISA holds both to an instruction set. The last line is JSON.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/torch.h>
@@ -16,11 +16,20 @@
 #include "benchmarks/measure.h"
 #include "fsdp/memory/host_cache.h"
 #include "kernels/adamw.h"
+#include "kernels/cached_attention.h"
 #include "kernels/causal_attention.h"
+#include "kernels/cpu_isa.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/embedding.h"
 #include "kernels/linear.h"
+#include "kernels/pack.h"
+#include "kernels/raw/softmax_weights.h"
 #include "kernels/rms_norm.h"
+#include "kernels/rope.h"
+#include "kernels/rowwise_scope.h"
+#include "kernels/sgd.h"
+#include "kernels/sum_chunks.h"
+#include "kernels/sum_squares.h"
 #include "kernels/swiglu.h"
 
 namespace fsdp::benchmarks {
@@ -32,18 +41,23 @@ constexpr int64_t kVocabulary = 32000, kHidden = 512, kFfn = 1536;
 
 class Comparison {
  public:
-  explicit Comparison(int rounds) : rounds_(rounds) {}
+  // Rows whose name contains `only`.
+  Comparison(int rounds, std::string only) : rounds_(rounds), only_(std::move(only)) {}
 
   // `moved_bytes`: read and written at least; 0: more than memory counts.
   void add(const std::string& name, const Body& ours, const Body& peer, int64_t moved_bytes) {
-    ours();
-    peer();
+    if (name.find(only_) == std::string::npos) return;
+    const int times = std::max(repetitions(ours), repetitions(peer));
     std::vector<double> our_ms, peer_ms;
     for (int round = 0; round < rounds_; ++round) {
-      our_ms.push_back(time(ours));
-      peer_ms.push_back(time(peer));
+      our_ms.push_back(time(ours, times));
+      peer_ms.push_back(time(peer, times));
     }
-    nlohmann::json row{{"name", name}, {"ours_ms", middle(our_ms)}, {"peer_ms", middle(peer_ms)}};
+    nlohmann::json row{{"name", name},
+                       {"ours_ms", quartile(our_ms, 2)},
+                       {"peer_ms", quartile(peer_ms, 2)},
+                       {"ours_quartiles", {quartile(our_ms, 1), quartile(our_ms, 3)}},
+                       {"peer_quartiles", {quartile(peer_ms, 1), quartile(peer_ms, 3)}}};
     if (moved_bytes > 0) row["floor_ms"] = copy_ms(moved_bytes / 2);
     row["ours_peak_mib"] = peak_mib(ours);
     row["peer_peak_mib"] = peak_mib(peer);
@@ -53,15 +67,24 @@ class Comparison {
   const nlohmann::json& result() const { return result_; }
 
  private:
-  static double time(const Body& body) {
-    Stopwatch watch;
+  // As many as take the clock's noise out, after a first one that finds memory and code.
+  static int repetitions(const Body& body) {
+    constexpr double kLongEnough = 2;  // ms
     body();
-    return watch.lap();
+    return std::clamp(static_cast<int>(kLongEnough / std::max(time(body, 1), 1e-4)), 1, 1000);
   }
 
-  static double middle(std::vector<double> values) {
-    std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
-    return values[values.size() / 2];
+  static double time(const Body& body, int times) {
+    Stopwatch watch;
+    for (int i = 0; i < times; ++i) body();
+    return watch.lap() / times;
+  }
+
+  // Of four: 2 is the median.
+  static double quartile(std::vector<double> values, size_t which) {
+    const size_t place = (values.size() - 1) * which / 4;
+    std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(place), values.end());
+    return values[place];
   }
 
   // Tensors that exist at once beyond those before.
@@ -74,8 +97,46 @@ class Comparison {
   }
 
   int rounds_;
+  std::string only_;
   nlohmann::json result_ = nlohmann::json::array();
 };
+
+std::string label_of(at::ScalarType dtype, int64_t count, const char* unit) {
+  return std::string(dtype == at::kFloat ? ", fp32, " : ", bf16, ") + std::to_string(count) + unit;
+}
+
+void add_flat(Comparison& comparison, at::ScalarType dtype, int64_t numel) {
+  const std::string label = label_of(dtype, numel, " numbers");
+  const at::Tensor a = at::randn({numel}), b = at::randn({numel}), to = at::empty({numel}),
+                   gradient = at::randn({numel}).to(dtype);
+  const auto size = static_cast<int64_t>(gradient.element_size());
+  comparison.add(
+      "pack" + label, [=] { kernels::pack_gradient(to, gradient, 0.5, false); },
+      [=] { at::Tensor(to).copy_(gradient).mul_(0.5); }, (4 + size) * numel);
+  comparison.add(
+      "pack, added" + label, [=] { kernels::pack_gradient(to, gradient, 0.5, true); },
+      [=] { at::Tensor(to).add_(gradient, 0.5); }, (8 + size) * numel);
+  if (dtype != at::kFloat) return;
+  comparison.add(
+      "sum of chunks" + label, [=] { kernels::sum_chunks(to, {a, b}, false); },
+      [=] {
+        at::Tensor out = to;
+        at::add_out(out, a, b);
+      },
+      12 * numel);
+  comparison.add(
+      "sum of squares" + label, [=] { kernels::sum_squares(a); }, [=] { at::linalg_vector_norm(a).item<float>(); },
+      4 * numel);
+}
+
+void add_sgd(Comparison& comparison, int64_t numel) {
+  const at::Tensor weight = at::randn({numel}), gradient = at::randn({numel}), buffer = at::zeros({numel});
+  const kernels::SGDStep options{1e-3, 0.9, 0, 0.1, false, kernels::MomentumState::kRunning};
+  comparison.add(
+      "SGD, momentum" + label_of(at::kFloat, numel, " numbers"),
+      [=] { kernels::sgd_step(weight, gradient, buffer, {}, options); },
+      [=] { at::_fused_sgd_({weight}, {gradient}, {buffer}, 0.1, 0.9, 1e-3, 0, false, false, false); }, 20 * numel);
+}
 
 void add_adamw(Comparison& comparison, int64_t numel) {
   const at::Tensor weight = at::randn({numel}), gradient = at::randn({numel}), m = at::zeros({numel}),
@@ -85,9 +146,9 @@ void add_adamw(Comparison& comparison, int64_t numel) {
     at::_fused_adamw_({weight}, {gradient}, {m}, {v}, {}, {step}, 1e-3, 0.9, 0.999, 0.1, 1e-8, false, false);
   };
   comparison.add(
-      "AdamW, fp32", [=] { kernels::adamw_step(weight, gradient, m, v, {}, options); }, fused, 28 * numel);
+      "AdamW" + label_of(at::kFloat, numel, " numbers"), [=] { kernels::adamw_step(weight, gradient, m, v, {}, options); }, fused, 28 * numel);
   comparison.add(
-      "AdamW, bf16 copy", [=] { kernels::adamw_step(weight, gradient, m, v, copy, options); },
+      "AdamW, bf16 copy" + label_of(at::kFloat, numel, " numbers"), [=] { kernels::adamw_step(weight, gradient, m, v, copy, options); },
       [=] {
         fused();
         at::Tensor(copy).copy_(weight);
@@ -104,8 +165,7 @@ Body training(const std::function<at::Tensor()>& loss, const std::vector<at::Ten
 }
 
 void add_operators(Comparison& comparison, at::ScalarType dtype, int64_t tokens) {
-  const std::string label =
-      std::string(dtype == at::kFloat ? ", fp32, " : ", bf16, ") + std::to_string(tokens) + " tokens";
+  const std::string label = label_of(dtype, tokens, " tokens");
   const auto leaf = [&](at::IntArrayRef sizes) { return at::randn(sizes).mul_(0.1).to(dtype).requires_grad_(); };
   const at::Tensor ids = at::randint(0, kVocabulary, {tokens}, at::kLong);
   const at::Tensor x = leaf({tokens, kHidden}), other = leaf({tokens, kHidden}), gate = leaf({tokens, kFfn}),
@@ -154,6 +214,67 @@ void add_operators(Comparison& comparison, at::ScalarType dtype, int64_t tokens)
       });
 }
 
+// q and k as the decoder has them; the peer is Hugging Face's composite.
+void add_rope(Comparison& comparison, at::ScalarType dtype, int64_t tokens) {
+  const auto heads = [&](int64_t count) { return at::randn({1, tokens, count, 64}).to(dtype).requires_grad_(); };
+  const at::Tensor q = heads(8), k = heads(2), cos = at::randn({tokens, 64}).to(dtype),
+                   sin = at::randn({tokens, 64}).to(dtype);
+  const auto rotated = [=](const at::Tensor& x) {
+    const auto halves = x.chunk(2, -1);
+    return x * cos.unsqueeze(1) + at::cat({-halves[1], halves[0]}, -1) * sin.unsqueeze(1);
+  };
+  comparison.add(
+      "rope" + label_of(dtype, tokens, " tokens"),
+      training(
+          [=] {
+            const auto [rotated_q, rotated_k] = kernels::apply_rope(q, k, cos, sin);
+            return rotated_q.sum() + rotated_k.sum();
+          },
+          {q, k}),
+      training([=] { return rotated(q).sum() + rotated(k).sum(); }, {q, k}), 0);
+}
+
+// What tokens of generation are made of: few rows against a weight, attention over a cache, weights of a softmax.
+void add_generation(Comparison& comparison, at::ScalarType dtype, int64_t rows) {
+  const std::string label = label_of(dtype, rows, " rows");
+  const at::Tensor x = at::randn({rows, 1, kHidden}).to(dtype), weight = at::randn({kFfn, kHidden}).to(dtype);
+  for (const auto kind : {kernels::Rowwise::kFewRows, kernels::Rowwise::kManyRows})
+    comparison.add(
+        (kind == kernels::Rowwise::kFewRows ? "few rows" : "many rows") + label,
+        [=] {
+          const at::NoGradGuard no_grad;
+          const kernels::RowwiseScope scope(kind);
+          kernels::linear(x, weight);
+        },
+        [=] {
+          const at::NoGradGuard no_grad;
+          at::linear(x, weight);
+        },
+        static_cast<int64_t>(weight.nbytes()));
+  constexpr int64_t kLength = 1000, kKeyHeads = 2, kHeads = 8, kDim = 64;
+  const at::Tensor q = at::randn({rows, 1, kHeads, kDim}).to(dtype), k = at::randn({rows, kKeyHeads, kLength, kDim}).to(dtype),
+                   v = at::randn({rows, kKeyHeads, kLength, kDim}).to(dtype);
+  std::vector<int64_t> rows_of, starts(static_cast<size_t>(rows), kLength - 1);
+  for (int64_t row = 0; row < rows; ++row) rows_of.push_back(row);
+  comparison.add(
+      "cached attention" + label, [=] { kernels::cached_attention(q, k, v, rows_of, starts, 0); },
+      [=] {
+        const at::NoGradGuard no_grad;
+        at::scaled_dot_product_attention(q.transpose(1, 2), k, v, {}, 0.0, false, std::nullopt, /*enable_gqa=*/true);
+      },
+      static_cast<int64_t>(k.nbytes() + v.nbytes()));
+  if (dtype != at::kFloat) return;
+  const at::Tensor logits = at::randn({rows, kVocabulary}), weights = at::empty({rows, kVocabulary});
+  comparison.add(
+      "softmax weights" + label,
+      [=] {
+        for (int64_t row = 0; row < rows; ++row)
+          kernels::raw::softmax_weights(logits.const_data_ptr<float>() + row * kVocabulary, kVocabulary, 1.25f,
+                                        weights.mutable_data_ptr<float>() + row * kVocabulary);
+      },
+      [=] { at::softmax(logits * 1.25f, 1); }, 8 * rows * kVocabulary);
+}
+
 // With a window the peer needs a mask and computes all products.
 void add_attention(Comparison& comparison, at::ScalarType dtype, int64_t tokens, int64_t window) {
   const auto leaf = [&](int64_t heads) { return at::randn({1, tokens, heads, 64}).to(dtype).requires_grad_(); };
@@ -161,8 +282,8 @@ void add_attention(Comparison& comparison, at::ScalarType dtype, int64_t tokens,
   const auto repeated = [](const at::Tensor& x) { return x.repeat_interleave(4, 2).transpose(1, 2); };
   std::optional<at::Tensor> mask;
   if (window > 0) mask = at::ones({tokens, tokens}, at::kBool).tril().triu(1 - window);
-  const std::string label = (window > 0 ? ", window " + std::to_string(window) : "") +
-                            (dtype == at::kFloat ? ", fp32, " : ", bf16, ") + std::to_string(tokens) + " tokens";
+  const std::string label =
+      (window > 0 ? ", window " + std::to_string(window) : "") + label_of(dtype, tokens, " tokens");
   comparison.add(
       "attention" + label, training([=] { return kernels::causal_attention(q, k, v, {}, window).sum(); }, {q, k, v}),
       training(
@@ -179,19 +300,35 @@ void add_attention(Comparison& comparison, at::ScalarType dtype, int64_t tokens,
 
 int main(int argc, char** argv) try {
   using namespace fsdp::benchmarks;
-  int rounds = 7;
+  int rounds = 9;
+  std::string only;
   CLI::App app("Times CPU kernels against LibTorch's operators");
   app.add_option("--rounds", rounds, "of which the median counts")->check(CLI::PositiveNumber);
+  app.add_option("--only", only, "rows whose name contains this");
   parse_or_exit(app, argc, argv);
+  if (const auto mistake = fsdp::kernels::cpu_isa_mistake()) throw std::invalid_argument(*mistake);
   at::set_num_threads(1);
   fsdp::enable_host_cache();
-  Comparison comparison(rounds);
-  add_adamw(comparison, int64_t{29} << 20);
-  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    for (const int64_t tokens : {16, 1024}) add_operators(comparison, dtype, tokens);
-    for (const int64_t window : {0, 256}) add_attention(comparison, dtype, /*tokens=*/2048, window);
+  Comparison comparison(rounds, only);
+  constexpr int64_t kFlat[] = {int64_t{1} << 12, int64_t{29} << 18};  // in the cache, and beyond it
+  for (const int64_t numel : kFlat) {
+    add_adamw(comparison, numel);
+    add_sgd(comparison, numel);
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) add_flat(comparison, dtype, numel);
   }
-  std::printf("%s\n", comparison.result().dump().c_str());
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t tokens : {16, 1024}) {
+      add_operators(comparison, dtype, tokens);
+      add_rope(comparison, dtype, tokens);
+    }
+    for (const int64_t rows : {1, 8}) add_generation(comparison, dtype, rows);
+    for (const int64_t tokens : {256, 2048})
+      for (const int64_t window : {0, 128}) add_attention(comparison, dtype, tokens, window);
+  }
+  const nlohmann::json result{{"isa", fsdp::kernels::describe_cpu_isa()},
+                              {"aten", at::get_cpu_capability()},
+                              {"rows", comparison.result()}};
+  std::printf("%s\n", result.dump().c_str());
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;

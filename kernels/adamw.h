@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/step_factors.h"
+#include "kernels/raw/step_factors.h"
 
 namespace fsdp::kernels {
 

@@ -1,6 +1,8 @@
 #include "kernels/cached_attention.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,107 +12,24 @@
 #include "kernels/cached_attention_device.h"
 #include "kernels/dispatch.h"
 #include "kernels/parallel_for.h"
-#include "kernels/simd.h"
+#include "kernels/raw/cached_attention.h"
+#include "kernels/raw_pointer.h"
 
 namespace fsdp::kernels {
 namespace {
 
-using simd::Float;
-using simd::kLanes;
+using raw::kLanes;
+constexpr int64_t kBlock = raw::kCachedBlock;
 
-constexpr int64_t kBlock = 256;  // keys
-
-// The keys [first, last) of one key head, and the queries that read them.
-template <class T>
-struct Block {
-  const T *k, *v;        // [last - first, W]
-  const float* queries;  // [G, W], scaled, zero padded
-  int64_t count, width, group;
-};
-
-// Scores of one query over the keys.
-template <class T>
-FSDP_ALWAYS_INLINE void score(const Block<T>& block, const float* query, float* scores) {
-  int64_t key = 0;
-  for (; key + 8 <= block.count; key += 8) {
-    Float sums[8] = {};
-    for (int64_t i = 0; i < block.width; i += kLanes) {
-      const Float q = simd::load(query + i);
-#pragma GCC unroll 8
-      for (int j = 0; j < 8; ++j) sums[j] += q * simd::load(block.k + (key + j) * block.width + i);
-    }
-    simd::store(scores + key, simd::sums(sums));  // there is room for what follows the eight
-  }
-  for (; key < block.count; ++key) {
-    Float sum = {};
-    for (int64_t i = 0; i < block.width; i += kLanes) {
-      sum += simd::load(query + i) * simd::load(block.k + key * block.width + i);
-    }
-    scores[key] = simd::sum(sum);
-  }
-}
-
-// In place to e^(score - highest); returns {highest, sum}.
-FSDP_ALWAYS_INLINE std::pair<float, float> exponentiate(float* scores, int64_t count) {
-  const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
-  std::fill(scores + count, scores + padded, -std::numeric_limits<float>::infinity());
-  Float highest = simd::load(scores);
-  for (int64_t i = kLanes; i < padded; i += kLanes) highest = simd::max(highest, simd::load(scores + i));
-  const float top = simd::max(highest);
-  Float total = {};
-  for (int64_t i = 0; i < padded; i += kLanes) {
-    const Float p = simd::exp(simd::load(scores + i) - top);
-    simd::store(scores + i, p);
-    total += p;
-  }
-  return {top, simd::sum(total)};
-}
-
-// result[W] = sum of weights[key] * v[key].
-template <class T>
-FSDP_ALWAYS_INLINE void mix(const Block<T>& block, const float* weights, float* result) {
-  int64_t i = 0;
-  for (; i + 4 * kLanes <= block.width; i += 4 * kLanes) {
-    Float sums[4] = {};
-    for (int64_t key = 0; key < block.count; ++key) {
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) sums[j] += weights[key] * simd::load(block.v + key * block.width + i + j * kLanes);
-    }
-    for (int j = 0; j < 4; ++j) simd::store(result + i + j * kLanes, sums[j]);
-  }
-  for (; i < block.width; i += kLanes) {
-    Float sum = {};
-    for (int64_t key = 0; key < block.count; ++key) sum += weights[key] * simd::load(block.v + key * block.width + i);
-    simd::store(result + i, sum);
-  }
-}
-
-// Per query of the group: the highest score, the sum of the exponentials, and the mix [W] they weigh.
-template <class T>
-FSDP_ALWAYS_INLINE void attend_of(const Block<T>& block, float* partial) {
-  alignas(64) float scores[kBlock + kLanes];
-  for (int64_t g = 0; g < block.group; ++g, partial += block.width + kLanes) {
-    score(block, block.queries + g * block.width, scores);
-    const auto [top, sum] = exponentiate(scores, block.count);
-    partial[0] = top;
-    partial[1] = sum;
-    mix(block, scores, partial + kLanes);
-  }
-}
-
-FSDP_SIMD_CLONES void attend_block(const Block<float>& block, float* partial) { attend_of(block, partial); }
-
-FSDP_SIMD_CLONES void attend_block(const Block<at::BFloat16>& block, float* partial) { attend_of(block, partial); }
-
-struct Sizes {
+struct CacheSizes {
   int64_t tokens, heads, key_heads, dim, width, capacity, blocks;  // blocks: of the longest row
   int64_t group() const { return heads / key_heads; }
-  int64_t partial_size() const { return group() * (width + kLanes); }
+  int64_t partial_size() const { return raw::CachedBlock<float>::partial_size(group(), width); }
 };
 
 // The queries of one key head, in fp32, scaled, padded.
 template <class T>
-void widen_queries(const T* q, const Sizes& sizes, float* to) {
+void widen_queries(const T* q, const CacheSizes& sizes, float* to) {
   const float scale = 1.0f / std::sqrt(static_cast<float>(sizes.dim));
   for (int64_t g = 0; g < sizes.group(); ++g, q += sizes.dim, to += sizes.width) {
     for (int64_t i = 0; i < sizes.dim; ++i) to[i] = static_cast<float>(q[i]) * scale;
@@ -120,7 +39,7 @@ void widen_queries(const T* q, const Sizes& sizes, float* to) {
 
 // Blocks [first, last) of one query group, in order, to the group's results.
 template <class T>
-void merge(const float* partial, int64_t first, int64_t last, const Sizes& sizes, T* y) {
+void merge(const float* partial, int64_t first, int64_t last, const CacheSizes& sizes, T* y) {
   const int64_t step = sizes.partial_size(), query_step = sizes.width + kLanes;
   for (int64_t g = 0; g < sizes.group(); ++g, y += sizes.dim) {
     const float* of_query = partial + g * query_step;
@@ -159,7 +78,7 @@ void check_cache(const char* op, const at::Tensor& x_BTKD, const at::Tensor& cac
 }
 
 template <class T>
-at::Tensor attend(const at::Tensor& q_BTHD, const T* k, const T* v, const Sizes& sizes, at::IntArrayRef rows,
+at::Tensor attend(const at::Tensor& q_BTHD, const T* k, const T* v, const CacheSizes& sizes, at::IntArrayRef rows,
                   at::IntArrayRef starts, int64_t window) {
   at::Tensor y_BTHD = at::empty(q_BTHD.sizes(), q_BTHD.options().requires_grad(false));
   const int64_t groups = q_BTHD.size(0) * sizes.tokens * sizes.key_heads;  // [B, T, K]: each has its blocks
@@ -183,9 +102,10 @@ at::Tensor attend(const at::Tensor& q_BTHD, const T* k, const T* v, const Sizes&
       if (first >= last) continue;
       const int64_t row = rows[static_cast<size_t>(i / sizes.key_heads / sizes.tokens)];
       const int64_t place = ((row * sizes.key_heads + i % sizes.key_heads) * sizes.capacity + first) * sizes.width;
-      attend_block(Block<T>{k + place, v + place, query + i * sizes.group() * sizes.width, last - first, sizes.width,
-                            sizes.group()},
-                   partial + task * sizes.partial_size());
+      raw::attend_block(
+          raw::CachedBlock<Raw<T>>{raw_data(k) + place, raw_data(v) + place, query + i * sizes.group() * sizes.width,
+                                   last - first, sizes.width, sizes.group()},
+          partial + task * sizes.partial_size());
     }
   });
   T* y = y_BTHD.mutable_data_ptr<T>();
@@ -237,7 +157,7 @@ at::Tensor cached_attention(const at::Tensor& q_BTHD, const at::Tensor& k_RKCW, 
   if (!q_BTHD.is_cpu()) return attend_on_device(q_BTHD, k_RKCW, v_RKCW, rows, starts, window);
   const at::Tensor q = q_BTHD.contiguous();
   const int64_t longest = *std::max_element(starts.begin(), starts.end()) + q.size(1);
-  const Sizes sizes{
+  const CacheSizes sizes{
       q.size(1), q.size(2), k_RKCW.size(1), q.size(3), k_RKCW.size(3), k_RKCW.size(2), (longest + kBlock - 1) / kBlock};
   at::Tensor y_BTHD;
   dispatch_dtype("cached_attention", q, [&](auto zero) {

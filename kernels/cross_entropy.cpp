@@ -1,12 +1,13 @@
 #include "kernels/cross_entropy.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 #include <tuple>
 #include <vector>
@@ -15,86 +16,18 @@
 #include "kernels/dispatch.h"
 #include "kernels/input_checks.h"
 #include "kernels/parallel_for.h"
-#include "kernels/simd.h"
+#include "kernels/raw/cross_entropy.h"
+#include "kernels/raw_pointer.h"
 
 namespace fsdp::kernels {
 namespace {
 
-using simd::Float;
-using simd::kLanes;
-
-constexpr float kLowest = -std::numeric_limits<float>::infinity();
-
-template <class T>
-FSDP_ALWAYS_INLINE float log_sum_exp_of(const T* logits, int64_t vocab) {
-  const int64_t whole = vocab - vocab % kLanes, rest = vocab - whole;
-  const Float tail = simd::load_first(logits + whole, rest, kLowest);
-  Float highest = tail;
-  for (int64_t i = 0; i < whole; i += kLanes) highest = simd::max(highest, simd::load(logits + i));
-  const float top = simd::max(highest);
-  Float total = {};
-  for (int64_t i = 0; i < whole; i += kLanes) total += simd::exp(simd::load(logits + i) - top);
-  if (rest) {
-    const Float in_tail = simd::exp(tail - top);
-    for (int64_t i = 0; i < rest; ++i) total[i] += in_tail[i];
-  }
-  return top + std::log(simd::sum(total));
-}
-
-template <class T>
-FSDP_ALWAYS_INLINE float mean_of(const T* logits, int64_t vocab) {
-  const int64_t whole = vocab - vocab % kLanes, rest = vocab - whole;
-  Float total = simd::load_first(logits + whole, rest);
-  for (int64_t i = 0; i < whole; i += kLanes) total += simd::load(logits + i);
-  return simd::sum(total) / static_cast<float>(vocab);
-}
-
-// The gradient of one row: (softmax(logits) * slope - spread - (at the target ? peak : 0)) * scale.
-struct RowGradient {
-  float log_sum_exp, slope, spread, peak, scale;
-};
-
-RowGradient make_row_gradient(const LossTerms& terms, float log_sum_exp, float scale, int64_t vocab) {
+raw::LossGradient make_loss_gradient(const LossTerms& terms, float log_sum_exp, float scale, int64_t vocab) {
   const double slope = 1 + 2 * terms.z_loss * log_sum_exp;
   return {log_sum_exp, static_cast<float>(slope),
           static_cast<float>(terms.label_smoothing / static_cast<double>(vocab)),
           static_cast<float>(1 - terms.label_smoothing), scale};
 }
-
-template <class T>
-FSDP_ALWAYS_INLINE void gradient_row_of(const T* logits, const RowGradient& row, int64_t target, T* grad,
-                                        int64_t vocab) {
-  const int64_t whole = vocab - vocab % kLanes, rest = vocab - whole;
-  const float slope = row.slope * row.scale, spread = row.spread * row.scale;
-  for (int64_t i = 0; i < whole; i += kLanes)
-    simd::store(grad + i, simd::exp(simd::load(logits + i) - row.log_sum_exp) * slope - spread);
-  if (rest) {
-    const Float tail = simd::load_first(logits + whole, rest);
-    simd::store_first(grad + whole, simd::exp(tail - row.log_sum_exp) * slope - spread, rest);
-  }
-  const float p = std::exp(static_cast<float>(logits[target]) - row.log_sum_exp);
-  grad[target] = static_cast<T>((p * row.slope - row.peak - row.spread) * row.scale);
-}
-
-FSDP_SIMD_CLONES float log_sum_exp(const float* logits, int64_t vocab) { return log_sum_exp_of(logits, vocab); }
-
-FSDP_SIMD_CLONES float log_sum_exp(const at::BFloat16* logits, int64_t vocab) { return log_sum_exp_of(logits, vocab); }
-
-FSDP_SIMD_CLONES float mean_logit(const float* logits, int64_t vocab) { return mean_of(logits, vocab); }
-
-FSDP_SIMD_CLONES float mean_logit(const at::BFloat16* logits, int64_t vocab) { return mean_of(logits, vocab); }
-
-FSDP_SIMD_CLONES void gradient_row(const float* logits, const RowGradient& row, int64_t target, float* grad,
-                                   int64_t vocab) {
-  gradient_row_of(logits, row, target, grad, vocab);
-}
-
-FSDP_SIMD_CLONES void gradient_row(const at::BFloat16* logits, const RowGradient& row, int64_t target,
-                                   at::BFloat16* grad, int64_t vocab) {
-  gradient_row_of(logits, row, target, grad, vocab);
-}
-
-int64_t rows_per_task(int64_t vocab) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, vocab)); }
 
 void check_targets(const int64_t* targets, int64_t count, int64_t vocab) {
   for (int64_t row = 0; row < count; ++row) {
@@ -110,14 +43,14 @@ int64_t count_valid(const int64_t* targets, int64_t count) {
 
 template <class T>
 double row_loss(const T* logits, float log_sum_exp, int64_t target, const LossTerms& terms, int64_t vocab) {
-  const double at_target = static_cast<float>(logits[target]), normaliser = log_sum_exp;
+  const double at_target = raw::to_float(logits[target]), normaliser = log_sum_exp;
   double loss = normaliser - at_target;
-  if (terms.label_smoothing > 0) loss += terms.label_smoothing * (at_target - mean_logit(logits, vocab));
+  if (terms.label_smoothing > 0) loss += terms.label_smoothing * (at_target - raw::mean(logits, vocab));
   if (terms.z_loss > 0) loss += terms.z_loss * normaliser * normaliser;
   return loss;
 }
 
-std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& logits_NV, const at::Tensor& targets_N, bool mean,
+std::tuple<at::Tensor, at::Tensor> cross_entropy_forward_cpu(const at::Tensor& logits_NV, const at::Tensor& targets_N, bool mean,
                                                double z_loss, double label_smoothing) {
   const LossTerms terms{z_loss, label_smoothing};
   check_cross_entropy(logits_NV, targets_N, terms);
@@ -130,12 +63,12 @@ std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& logits_NV, cons
   std::vector<double> losses(static_cast<size_t>(count));
   dispatch_dtype("cross_entropy", logits, [&](auto zero) {
     using T = decltype(zero);
-    const T* row_of = logits.const_data_ptr<T>();
+    const auto* row_of = raw_data(logits.const_data_ptr<T>());
     parallel_for(0, count, rows_per_task(vocab), [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         const bool counts = target[row] != kIgnoreIndex;
-        const T* values = row_of + row * vocab;
-        normaliser_of[row] = counts ? log_sum_exp(values, vocab) : 0.0f;
+        const auto* values = row_of + row * vocab;
+        normaliser_of[row] = counts ? raw::log_sum_exp(values, vocab) : 0.0f;
         if (counts) losses[static_cast<size_t>(row)] = row_loss(values, normaliser_of[row], target[row], terms, vocab);
       }
     });
@@ -146,7 +79,7 @@ std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& logits_NV, cons
   return {at::scalar_tensor(loss, logits.options().dtype(at::kFloat)), normaliser};
 }
 
-at::Tensor backward_cpu(const at::Tensor& grad_loss, const at::Tensor& logits_NV, const at::Tensor& targets_N,
+at::Tensor cross_entropy_backward_cpu(const at::Tensor& grad_loss, const at::Tensor& logits_NV, const at::Tensor& targets_N,
                         const at::Tensor& normaliser, bool mean, double z_loss, double label_smoothing) {
   const LossTerms terms{z_loss, label_smoothing};
   const at::Tensor logits = logits_NV.contiguous(), targets = targets_N.contiguous();
@@ -158,16 +91,16 @@ at::Tensor backward_cpu(const at::Tensor& grad_loss, const at::Tensor& logits_NV
   at::Tensor grad = at::empty(logits.sizes(), logits.options());
   dispatch_dtype("cross_entropy_backward", logits, [&](auto zero) {
     using T = decltype(zero);
-    const T* row_of = logits.const_data_ptr<T>();
-    T* grad_of = grad.mutable_data_ptr<T>();
+    const auto* row_of = raw_data(logits.const_data_ptr<T>());
+    auto* grad_of = raw_data(grad.mutable_data_ptr<T>());
     parallel_for(0, count, rows_per_task(vocab), [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
-        T* out = grad_of + row * vocab;
+        auto* out = grad_of + row * vocab;
         if (target[row] == kIgnoreIndex)
-          std::fill_n(out, vocab, T(0));
+          std::fill_n(out, vocab, Raw<T>{});
         else
-          gradient_row(row_of + row * vocab, make_row_gradient(terms, normaliser_of[row], scale, vocab), target[row],
-                       out, vocab);
+          raw::loss_gradient(row_of + row * vocab, make_loss_gradient(terms, normaliser_of[row], scale, vocab),
+                             target[row], out, vocab);
       }
     });
   });
@@ -233,8 +166,8 @@ TORCH_LIBRARY_FRAGMENT(fsdp, library) {
 }
 
 TORCH_LIBRARY_IMPL(fsdp, CPU, library) {
-  library.impl("cross_entropy_forward", forward_cpu);
-  library.impl("cross_entropy_backward", backward_cpu);
+  library.impl("cross_entropy_forward", cross_entropy_forward_cpu);
+  library.impl("cross_entropy_backward", cross_entropy_backward_cpu);
 }
 
 }  // namespace fsdp::kernels

@@ -1,13 +1,17 @@
 #include "kernels/embedding.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/aminmax.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "kernels/dispatch.h"
 #include "kernels/gradient_slot.h"
 #include "kernels/input_checks.h"
-#include "kernels/simd.h"
+#include "kernels/raw/pack.h"
+#include "kernels/raw_pointer.h"
 
 namespace fsdp::kernels {
 namespace {
@@ -28,22 +32,6 @@ at::Tensor select_rows(const at::Tensor& weight, const at::Tensor& ids) {
   return weight.index_select(0, ids.reshape({-1})).view(sizes);
 }
 
-template <class T>
-FSDP_ALWAYS_INLINE void add_scaled_of(float* sum, const T* row, float scale, int64_t width) {
-  int64_t i = 0;
-  for (; i + simd::kLanes <= width; i += simd::kLanes)
-    simd::store(sum + i, simd::load(sum + i) + simd::load(row + i) * scale);
-  for (; i < width; ++i) sum[i] += static_cast<float>(row[i]) * scale;
-}
-
-FSDP_SIMD_CLONES void add_scaled(float* sum, const float* row, float scale, int64_t width) {
-  add_scaled_of(sum, row, scale, width);
-}
-
-FSDP_SIMD_CLONES void add_scaled(float* sum, const at::BFloat16* row, float scale, int64_t width) {
-  add_scaled_of(sum, row, scale, width);
-}
-
 void fill(const GradientSlot& slot, const at::Tensor& grad_NE, const at::Tensor& ids_N) {
   static const auto on_device =
       find_operator<void(const at::Tensor&, const at::Tensor&, const at::Tensor&, double, bool)>(
@@ -54,9 +42,9 @@ void fill(const GradientSlot& slot, const at::Tensor& grad_NE, const at::Tensor&
   const int64_t* id = ids_N.const_data_ptr<int64_t>();
   const int64_t width = grad_NE.size(1);
   dispatch_dtype("embedding_backward", grad_NE, [&](auto zero) {
-    const auto* rows = grad_NE.const_data_ptr<decltype(zero)>();
+    const auto* rows = raw_data(grad_NE.const_data_ptr<decltype(zero)>());
     for (int64_t i = 0; i < ids_N.numel(); ++i)
-      add_scaled(table + id[i] * width, rows + i * width, static_cast<float>(slot.scale), width);
+      raw::add_scaled(table + id[i] * width, rows + i * width, static_cast<float>(slot.scale), width);
   });
 }
 
@@ -99,7 +87,7 @@ struct Embedding : torch::autograd::Function<Embedding> {
   }
 };
 
-at::Tensor differentiable(const at::Tensor& weight, const at::Tensor& ids) { return Embedding::apply(weight, ids); }
+at::Tensor differentiable_embedding(const at::Tensor& weight, const at::Tensor& ids) { return Embedding::apply(weight, ids); }
 
 }  // namespace
 
@@ -118,6 +106,6 @@ TORCH_LIBRARY_FRAGMENT(fsdp, library) {
   library.def("fill_embedding_gradient(Tensor(a!) target, Tensor grad, Tensor ids, float scale, bool adds) -> ()");
 }
 TORCH_LIBRARY_IMPL(fsdp, CPU, library) { library.impl("embedding", select_rows); }
-TORCH_LIBRARY_IMPL(fsdp, Autograd, library) { library.impl("embedding", differentiable); }
+TORCH_LIBRARY_IMPL(fsdp, Autograd, library) { library.impl("embedding", differentiable_embedding); }
 
 }  // namespace fsdp::kernels

@@ -41,4 +41,8 @@ const FlatKernels& need_flat_kernels(const char* op, const at::Tensor& tensor) {
   return *kernels;
 }
 
+bool is_cpu_float(const at::Tensor& tensor) {
+  return tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous();
+}
+
 }  // namespace fsdp::kernels

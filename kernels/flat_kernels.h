@@ -32,4 +32,7 @@ const FlatKernels* find_flat_kernels(at::TensorList tensors);
 // Those for the device of `tensor`, which `op` cannot do without. Throws where it has none.
 const FlatKernels& need_flat_kernels(const char* op, const at::Tensor& tensor);
 
+// Whether the raw kernels of the CPU take it: fp32, contiguous.
+bool is_cpu_float(const at::Tensor& tensor);
+
 }  // namespace fsdp::kernels

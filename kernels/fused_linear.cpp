@@ -123,7 +123,7 @@ struct FusedLinear : torch::autograd::Function<FusedLinear> {
   }
 };
 
-std::vector<at::Tensor> differentiable(const at::Tensor& x, at::TensorList weights) {
+std::vector<at::Tensor> differentiable_fused_linear(const at::Tensor& x, at::TensorList weights) {
   return FusedLinear::apply(x, weights);
 }
 
@@ -167,6 +167,6 @@ TORCH_LIBRARY_FRAGMENT(fsdp, library) { library.def("fused_linear(Tensor x, Tens
 
 TORCH_LIBRARY_IMPL(fsdp, CPU, library) { library.impl("fused_linear", fused_product); }
 
-TORCH_LIBRARY_IMPL(fsdp, Autograd, library) { library.impl("fused_linear", differentiable); }
+TORCH_LIBRARY_IMPL(fsdp, Autograd, library) { library.impl("fused_linear", differentiable_fused_linear); }
 
 }  // namespace fsdp::kernels

@@ -1,7 +1,11 @@
 #include "kernels/linear.h"
 
-#include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mul.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -9,13 +13,14 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/cpu_isa.h"
 #include "kernels/dispatch.h"
 #include "kernels/few_rows.h"
 #include "kernels/linear_parts.h"
 #include "kernels/many_rows.h"
 #include "kernels/pack.h"
+#include "kernels/raw/gemm.h"
 #include "kernels/rowwise_scope.h"
-#include "kernels/small_gemm.h"
 
 namespace fsdp::kernels {
 namespace {
@@ -29,6 +34,9 @@ constexpr int64_t kFewTokensBf16 = 32;
 constexpr int64_t kPanel = 64;
 // A piece of a gradient on its way into a slot stays in the second-level cache.
 constexpr int64_t kPieceNumel = int64_t{1} << 17;
+// A piece of a weight in bf16 that is widened for a product of fp32: 4 MiB, so that what widening costs and what it
+// takes are both small.
+constexpr int64_t kWidePieceNumel = int64_t{1} << 20;
 
 using OneDnnLinear = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
                                 std::string_view, c10::List<std::optional<at::Scalar>>,
@@ -45,12 +53,7 @@ const std::optional<c10::TypedOperatorHandle<OneDnnLinear>>& find_onednn() {
 }
 
 int64_t few_tokens(at::ScalarType type) {
-#if defined(__x86_64__)
-  static const bool multiplies_bf16 = __builtin_cpu_supports("avx512bf16");
-#else
-  constexpr bool multiplies_bf16 = false;
-#endif
-  return type == at::kBFloat16 && multiplies_bf16 ? kFewTokensBf16 : kFewTokens;
+  return type == at::kBFloat16 && multiplies_bf16() ? kFewTokensBf16 : kFewTokens;
 }
 
 // inputs: a multiple of 16.
@@ -58,25 +61,45 @@ void fill_from_few_tokens(const GradientSlot& slot, const at::Tensor& grad_TN, c
   const int64_t tokens = grad_TN.size(0), outputs = grad_TN.size(1), inputs = x_TK.size(1);
   at::Tensor scaled_TN = grad_TN.to(at::kFloat);
   if (slot.scale != 1) scaled_TN = scaled_TN * slot.scale;
-  const LeftOperand left{scaled_TN.const_data_ptr<float>(), 1, outputs};
+  const raw::LeftOperand left{scaled_TN.const_data_ptr<float>(), 1, outputs};
   auto* target = slot.target.mutable_data_ptr<float>();
   const int64_t panels = inputs / kPanel, paneled = panels * kPanel;
   const at::Tensor x_PTK = at::empty({panels, tokens, kPanel}, scaled_TN.options());
   x_PTK.copy_(x_TK.narrow(1, 0, paneled).unflatten(1, {panels, kPanel}).transpose(0, 1));
   for (int64_t panel = 0; panel < panels; ++panel) {
-    small_gemm(outputs, kPanel, tokens, left, x_PTK.const_data_ptr<float>() + panel * tokens * kPanel, kPanel,
+    raw::small_gemm(outputs, kPanel, tokens, left, x_PTK.const_data_ptr<float>() + panel * tokens * kPanel, kPanel,
                target + panel * kPanel, inputs, slot.adds);
   }
   const int64_t rest = inputs - paneled;
   const at::Tensor x_TR = x_TK.narrow(1, paneled, rest).to(at::kFloat).contiguous();
-  small_gemm(outputs, rest, tokens, left, x_TR.const_data_ptr<float>(), rest, target + paneled, inputs, slot.adds);
+  raw::small_gemm(outputs, rest, tokens, left, x_TR.const_data_ptr<float>(), rest, target + paneled, inputs, slot.adds);
+}
+
+at::Tensor product_fp32(const at::Tensor& a, const at::Tensor& b) {
+  if (!find_onednn()) return at::linear(a, b);
+  return find_onednn()->call(a, b, std::nullopt, "none", c10::List<std::optional<at::Scalar>>(), std::nullopt);
+}
+
+// With fp32 products, in pieces of the weight b; the result has `type`.
+at::Tensor widened_product(const at::Tensor& a, const at::Tensor& b, at::ScalarType type) {
+  std::vector<int64_t> shape = a.sizes().vec();
+  shape.back() = b.size(0);
+  const at::Tensor wide = a.to(at::kFloat), y = at::empty(shape, a.options().dtype(type).requires_grad(false));
+  const int64_t rows = std::max<int64_t>(64, kWidePieceNumel / std::max<int64_t>(1, b.size(1)));
+  for (int64_t row = 0; row < b.size(0); row += rows) {
+    const int64_t count = std::min(rows, b.size(0) - row);
+    y.narrow(-1, row, count).copy_(product_fp32(wide, b.narrow(0, row, count).to(at::kFloat)));
+  }
+  return y;
 }
 
 }  // namespace
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
-  if (a.scalar_type() != at::kFloat || !a.is_cpu() || !find_onednn()) return at::linear(a, b);
-  return find_onednn()->call(a, b, std::nullopt, "none", c10::List<std::optional<at::Scalar>>(), std::nullopt);
+  if (!a.is_cpu()) return at::linear(a, b);
+  if (a.scalar_type() == at::kFloat) return product_fp32(a, b);
+  const bool widens = a.scalar_type() == at::kBFloat16 && !multiplies_bf16();
+  return widens ? widened_product(a, b, at::kBFloat16) : at::linear(a, b);
 }
 
 void fill_weight_gradient(const GradientSlot& slot, const at::Tensor& grad_TN, const at::Tensor& x_TK) {
@@ -89,6 +112,8 @@ void fill_weight_gradient(const GradientSlot& slot, const at::Tensor& grad_TN, c
     fill_from_few_tokens(slot, grad_TN, x_TK);
     return;
   }
+  if (grad_TN.scalar_type() == at::kBFloat16 && !multiplies_bf16())  // once, not for each piece
+    return fill_weight_gradient(slot, grad_TN.to(at::kFloat), x_TK.to(at::kFloat));
   const at::Tensor x_KT = x_TK.t(), target = slot.target.view({-1});
   const int64_t rows = std::max<int64_t>(1, kPieceNumel / inputs);
   for (int64_t row = 0; row < outputs; row += rows) {
@@ -128,25 +153,7 @@ struct Linear : torch::autograd::Function<Linear> {
   }
 };
 
-at::Tensor differentiable(const at::Tensor& x, const at::Tensor& weight) { return Linear::apply(x, weight); }
-
-}  // namespace
-
-namespace {
-
-// fp32 times bf16; on the CPU in pieces of the weight that stay in the second-level cache as fp32.
-at::Tensor widened_product(const at::Tensor& x, const at::Tensor& weight) {
-  if (!x.is_cpu()) return at::linear(x, weight.to(at::kFloat));
-  std::vector<int64_t> shape = x.sizes().vec();
-  shape.back() = weight.size(0);
-  const at::Tensor y = at::empty(shape, x.options().requires_grad(false));
-  const int64_t rows = std::max<int64_t>(64, kPieceNumel / std::max<int64_t>(1, weight.size(1)));
-  for (int64_t row = 0; row < weight.size(0); row += rows) {
-    const int64_t count = std::min(rows, weight.size(0) - row);
-    y.narrow(-1, row, count).copy_(product(x, weight.narrow(0, row, count).to(at::kFloat)));
-  }
-  return y;
-}
+at::Tensor differentiable_linear(const at::Tensor& x, const at::Tensor& weight) { return Linear::apply(x, weight); }
 
 }  // namespace
 
@@ -158,7 +165,8 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight) {
   if (!at::GradMode::is_enabled()) {
     if (RowwiseScope::is(Rowwise::kFewRows) && fits_few_rows(x, weight)) return few_rows.call(x, weight);
     if (RowwiseScope::is(Rowwise::kManyRows) && fits_many_rows(x, weight)) return many_rows.call(x, weight);
-    if (x.scalar_type() == at::kFloat && weight.scalar_type() == at::kBFloat16) return widened_product(x, weight);
+    if (x.scalar_type() == at::kFloat && weight.scalar_type() == at::kBFloat16)
+      return x.is_cpu() ? widened_product(x, weight, at::kFloat) : at::linear(x, weight.to(at::kFloat));
   }
   const auto dtype = weight.scalar_type();
   const bool known = has_kernel(op, x) && x.scalar_type() == dtype && (dtype == at::kFloat || dtype == at::kBFloat16);
@@ -181,7 +189,7 @@ TORCH_LIBRARY_IMPL(fsdp, CPU, library) {
 }
 
 TORCH_LIBRARY_IMPL(fsdp, Autograd, library) {
-  library.impl("linear", differentiable);
+  library.impl("linear", differentiable_linear);
   library.impl("few_rows_linear", torch::CppFunction::makeFallthrough());  // these have no gradient
   library.impl("many_rows_linear", torch::CppFunction::makeFallthrough());
 }

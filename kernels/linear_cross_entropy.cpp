@@ -86,12 +86,12 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
   }
 };
 
-at::Tensor without_gradient(const at::Tensor& x_NE, const at::Tensor& weight_VE, const at::Tensor& targets_N, bool mean,
+at::Tensor linear_cross_entropy_without_gradient(const at::Tensor& x_NE, const at::Tensor& weight_VE, const at::Tensor& targets_N, bool mean,
                             double z_loss, double label_smoothing) {
   return forward_sums(x_NE, weight_VE, targets_N, mean, {z_loss, label_smoothing}).loss;
 }
 
-at::Tensor differentiable(const at::Tensor& x_NE, const at::Tensor& weight_VE, const at::Tensor& targets_N, bool mean,
+at::Tensor differentiable_linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor& weight_VE, const at::Tensor& targets_N, bool mean,
                           double z_loss, double label_smoothing) {
   return LinearCrossEntropy::apply(x_NE, weight_VE, targets_N, mean, z_loss, label_smoothing);
 }
@@ -120,7 +120,7 @@ TORCH_LIBRARY_FRAGMENT(fsdp, library) {
       "linear_cross_entropy(Tensor x, Tensor weight, Tensor targets, bool mean, float z_loss, float label_smoothing) "
       "-> Tensor");
 }
-TORCH_LIBRARY_IMPL(fsdp, CPU, library) { library.impl("linear_cross_entropy", without_gradient); }
-TORCH_LIBRARY_IMPL(fsdp, Autograd, library) { library.impl("linear_cross_entropy", differentiable); }
+TORCH_LIBRARY_IMPL(fsdp, CPU, library) { library.impl("linear_cross_entropy", linear_cross_entropy_without_gradient); }
+TORCH_LIBRARY_IMPL(fsdp, Autograd, library) { library.impl("linear_cross_entropy", differentiable_linear_cross_entropy); }
 
 }  // namespace fsdp::kernels

@@ -1,32 +1,33 @@
 #include "kernels/many_rows.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "kernels/few_rows.h"
-#include "kernels/few_rows_amx.h"
-#include "kernels/pair_gemm.h"
 #include "kernels/parallel_for.h"
-#include "kernels/simd.h"
-#include "kernels/small_gemm.h"
+#include "kernels/raw/few_rows_amx.h"
+#include "kernels/raw/gemm.h"
+#include "kernels/raw/pair_gemm.h"
+#include "kernels/raw/panels.h"
+#include "kernels/raw_pointer.h"
 
 namespace fsdp::kernels {
 namespace {
 
 using at::BFloat16;
-using simd::Float;
-using simd::kLanes;
+using raw::Bf16;
+using raw::Bf16Pair;
+using raw::kLanes;
+using raw::Word;
 
 // Sums are made as [outputs, rows], rows as lanes, so that the weight, which is the larger, is read as it lies.
 constexpr int64_t kPanelRows = 64;   // of x, whose words lie together; 16, 32 or 48 in the last panel
 constexpr int64_t kGroupPanels = 8;  // that a part of the weight meets while it is in the cache
 constexpr int64_t kOutputs = 48;     // of such a part
 constexpr int64_t kDepth = 512;      // words of the sum at a time: a panel of them stays in the second-level cache
-
-// A number of fp32, or a pair of bf16: what the products take at a time. Moved as fp32, whose bits are not looked at.
-using Word = float;
 
 struct Panels {
   at::Tensor words;  // panel after panel, each [depth, width]
@@ -42,22 +43,6 @@ struct Panels {
   }
 };
 
-// x [rows, depth] to [depth, width], zeros beyond the rows.
-FSDP_SIMD_CLONES void pack_panel(const Word* x, int64_t rows, int64_t depth, Word* to, int64_t width) {
-  for (int64_t row = 0; row < width; row += kLanes, x += kLanes * depth, to += kLanes) {
-    const int64_t count = std::clamp<int64_t>(rows - row, 0, kLanes);
-    int64_t i = 0;
-    for (; i + kLanes <= depth; i += kLanes) {
-      Float square[kLanes] = {};
-      for (int64_t lane = 0; lane < count; ++lane) square[lane] = simd::load(x + lane * depth + i);
-      simd::transpose(square);
-      for (int64_t lane = 0; lane < kLanes; ++lane) simd::store(to + (i + lane) * width, square[lane]);
-    }
-    for (; i < depth; ++i)
-      for (int64_t lane = 0; lane < kLanes; ++lane) to[i * width + lane] = lane < count ? x[lane * depth + i] : 0;
-  }
-}
-
 Panels pack(const Word* x, int64_t rows, int64_t depth) {
   const int64_t padded = (rows + kLanes - 1) / kLanes * kLanes;
   Panels panels{at::empty({padded * depth}, at::kFloat), rows, depth};
@@ -65,44 +50,10 @@ Panels pack(const Word* x, int64_t rows, int64_t depth) {
   parallel_for(0, panels.count(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t row = panel * kPanelRows;
-      pack_panel(x + row * depth, std::min(kPanelRows, rows - row), depth, to + row * depth, panels.width(panel));
+      raw::pack_panel(x + row * depth, std::min(kPanelRows, rows - row), depth, to + row * depth, panels.width(panel));
     }
   });
   return panels;
-}
-
-// sums [outputs, width] to y[row * stride + output].
-template <class Y>
-FSDP_ALWAYS_INLINE void unpack_sums(const float* sums, int64_t outputs, int64_t width, int64_t rows, Y* y,
-                                    int64_t stride) {
-  for (int64_t output = 0; output < outputs; output += kLanes) {
-    const int64_t count = std::min(kLanes, outputs - output);
-    for (int64_t row = 0; row < rows; row += kLanes) {
-      Float square[kLanes] = {};
-      for (int64_t lane = 0; lane < count; ++lane) square[lane] = simd::load(sums + (output + lane) * width + row);
-      simd::transpose(square);
-      for (int64_t lane = 0; lane < std::min(kLanes, rows - row); ++lane) {
-        Y* to = y + (row + lane) * stride + output;
-        count == kLanes ? simd::store(to, square[lane]) : simd::store_first(to, square[lane], count);
-      }
-    }
-  }
-}
-
-FSDP_SIMD_CLONES void unpack(const float* sums, int64_t outputs, int64_t width, int64_t rows, float* y,
-                             int64_t stride) {
-  unpack_sums(sums, outputs, width, rows, y, stride);
-}
-
-FSDP_SIMD_CLONES void unpack(const float* sums, int64_t outputs, int64_t width, int64_t rows, BFloat16* y,
-                             int64_t stride) {
-  unpack_sums(sums, outputs, width, rows, y, stride);
-}
-
-FSDP_SIMD_CLONES void widen(const BFloat16* from, float* to, int64_t count) {
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) simd::store(to + i, simd::load(from + i));
-  for (; i < count; ++i) to[i] = static_cast<float>(from[i]);
 }
 
 // Of a weight [n, depth] the words first .. first + depth - 1 of some outputs.
@@ -118,22 +69,22 @@ struct InFp32 {
   void begin(const WeightPart&) {}
   void add(const WeightPart& part, const Word* panel, int64_t width, float* sums) const {
     const float* from = weight + part.first_output * depth + part.first;
-    small_gemm(part.outputs, width, part.depth, {from, depth, 1}, panel, width, sums, width, part.first > 0);
+    raw::small_gemm(part.outputs, width, part.depth, {from, depth, 1}, panel, width, sums, width, part.first > 0);
   }
 };
 
 struct Widened {
-  const BFloat16* weight;
+  const Bf16* weight;
   int64_t depth;
   std::vector<float> wide = {};
 
   void begin(const WeightPart& part) {
     wide.resize(static_cast<size_t>(kOutputs * kDepth));
     for (int64_t output = 0; output < part.outputs; ++output)
-      widen(weight + (part.first_output + output) * depth + part.first, wide.data() + output * part.depth, part.depth);
+      raw::widen(weight + (part.first_output + output) * depth + part.first, wide.data() + output * part.depth, part.depth);
   }
   void add(const WeightPart& part, const Word* panel, int64_t width, float* sums) const {
-    small_gemm(part.outputs, width, part.depth, {wide.data(), part.depth, 1}, panel, width, sums, width,
+    raw::small_gemm(part.outputs, width, part.depth, {wide.data(), part.depth, 1}, panel, width, sums, width,
                part.first > 0);
   }
 };
@@ -145,7 +96,7 @@ struct InPairs {
   void begin(const WeightPart&) {}
   void add(const WeightPart& part, const Word* panel, int64_t width, float* sums) const {
     const Bf16Pair* from = weight + part.first_output * depth + part.first;
-    pair_gemm(part.outputs, width, part.depth, {from, depth, 1}, reinterpret_cast<const Bf16Pair*>(panel), width, sums,
+    raw::pair_gemm(part.outputs, width, part.depth, {from, depth, 1}, reinterpret_cast<const Bf16Pair*>(panel), width, sums,
               width, part.first > 0);
   }
 };
@@ -164,7 +115,7 @@ void multiply_group(Product& product, const Panels& x, int64_t first_panel, int6
   }
   for (int64_t panel = first_panel; panel < last_panel; ++panel) {
     const int64_t row = panel * kPanelRows;
-    unpack(sums + (panel - first_panel) * kPanelSums, outputs, x.width(panel), std::min(kPanelRows, x.rows - row),
+    raw::unpack_panel(sums + (panel - first_panel) * kPanelSums, outputs, x.width(panel), std::min(kPanelRows, x.rows - row),
            y + row * stride + first_output, stride);
   }
 }
@@ -189,10 +140,10 @@ void multiply_in_fp32(const at::Tensor& x, const at::Tensor& weight, Y* y) {
   if (weight.scalar_type() == at::kFloat)
     multiply(InFp32{weight.const_data_ptr<float>(), depth}, panels, outputs, y);
   else
-    multiply(Widened{weight.const_data_ptr<BFloat16>(), depth}, panels, outputs, y);
+    multiply(Widened{raw_data(weight.const_data_ptr<BFloat16>()), depth}, panels, outputs, y);
 }
 
-void multiply_pairs(const at::Tensor& x, const at::Tensor& weight, BFloat16* y) {
+void multiply_pairs(const at::Tensor& x, const at::Tensor& weight, Bf16* y) {
   const int64_t outputs = weight.size(0), depth = weight.size(1) / 2, rows = x.numel() / weight.size(1);
   const Panels panels = pack(static_cast<const Word*>(x.const_data_ptr()), rows, depth);
   multiply(InPairs{static_cast<const Bf16Pair*>(weight.const_data_ptr()), depth}, panels, outputs, y);
@@ -210,14 +161,14 @@ bool fits_many_rows(const at::Tensor& x, const at::Tensor& weight) {
 
 at::Tensor many_rows_product(const at::Tensor& x, const at::Tensor& weight) {
   const bool is_bf16 = x.scalar_type() == at::kBFloat16;
-  if (is_bf16 && amx::fits(weight.size(0), weight.size(1)) && amx::is_available()) return few_rows_product(x, weight);
+  if (is_bf16 && raw::amx::fits(weight.size(0), weight.size(1)) && raw::amx::is_available()) return few_rows_product(x, weight);
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = weight.size(0);
   at::Tensor y = at::empty(shape, x.options().requires_grad(false));
-  if (is_bf16 && has_pair_gemm() && weight.size(1) % 2 == 0)
-    multiply_pairs(x, weight, y.mutable_data_ptr<BFloat16>());
+  if (is_bf16 && raw::has_pair_gemm() && weight.size(1) % 2 == 0)
+    multiply_pairs(x, weight, raw_data(y.mutable_data_ptr<BFloat16>()));
   else if (is_bf16)
-    multiply_in_fp32(x, weight, y.mutable_data_ptr<BFloat16>());
+    multiply_in_fp32(x, weight, raw_data(y.mutable_data_ptr<BFloat16>()));
   else
     multiply_in_fp32(x, weight, y.mutable_data_ptr<float>());
   return y;

@@ -1,35 +1,18 @@
 #include "kernels/pack.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 #include "kernels/flat_kernels.h"
-#include "kernels/simd.h"
+#include "kernels/raw/pack.h"
+#include "kernels/raw_pointer.h"
 
 namespace fsdp::kernels {
 namespace {
 
-FSDP_SIMD_CLONES void scale_floats(float* __restrict__ out, const float* __restrict__ in, float scale, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) out[i] = in[i] * scale;
-}
-
-FSDP_SIMD_CLONES void add_scaled_floats(float* __restrict__ out, const float* __restrict__ in, float scale, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) out[i] += in[i] * scale;
-}
-
-FSDP_SIMD_CLONES void scale_bfloats(float* __restrict__ out, const c10::BFloat16* __restrict__ in, float scale,
-                                    int64_t n) {
-  int64_t i = 0;
-  for (; i + simd::kLanes <= n; i += simd::kLanes) simd::store(out + i, simd::load(in + i) * scale);
-  for (; i < n; ++i) out[i] = static_cast<float>(in[i]) * scale;
-}
-
-FSDP_SIMD_CLONES void add_scaled_bfloats(float* __restrict__ out, const c10::BFloat16* __restrict__ in, float scale,
-                                         int64_t n) {
-  int64_t i = 0;
-  for (; i + simd::kLanes <= n; i += simd::kLanes) {
-    simd::store(out + i, simd::load(out + i) + simd::load(in + i) * scale);
-  }
-  for (; i < n; ++i) out[i] += static_cast<float>(in[i]) * scale;
+template <class T>
+void pack(const at::Tensor& destination, const T* gradient, float scale, int64_t count, bool add) {
+  auto* to = destination.mutable_data_ptr<float>();
+  add ? raw::add_scaled(to, gradient, scale, count) : raw::scale_to(to, gradient, scale, count);
 }
 
 }  // namespace
@@ -42,11 +25,9 @@ void pack_gradient(const at::Tensor& destination, const at::Tensor& gradient, do
   if (kernels != nullptr) {
     kernels->pack_gradient(destination, gradient, scale, add);
   } else if (plain && gradient.scalar_type() == at::kFloat) {
-    (add ? add_scaled_floats : scale_floats)(destination.mutable_data_ptr<float>(), gradient.const_data_ptr<float>(),
-                                             factor, gradient.numel());
+    pack(destination, gradient.const_data_ptr<float>(), factor, gradient.numel(), add);
   } else if (plain && gradient.scalar_type() == at::kBFloat16) {
-    (add ? add_scaled_bfloats : scale_bfloats)(destination.mutable_data_ptr<float>(),
-                                               gradient.const_data_ptr<c10::BFloat16>(), factor, gradient.numel());
+    pack(destination, raw_data(gradient.const_data_ptr<c10::BFloat16>()), factor, gradient.numel(), add);
   } else {
     at::Tensor out = destination.view(gradient.sizes());
     if (add) {

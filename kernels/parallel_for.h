@@ -3,6 +3,7 @@
 
 #include <c10/util/FunctionRef.h>
 
+#include <algorithm>
 #include <cstdint>
 
 namespace fsdp::kernels {
@@ -12,5 +13,8 @@ namespace fsdp::kernels {
 // that is compiled without -fopenmp, as ours has to be (a second OpenMP runtime would fight LibTorch's for the cores).
 // Serial inside of another parallel region. The first exception of a body is thrown again. `body` calls no operators.
 void parallel_for(int64_t begin, int64_t end, int64_t grain, c10::function_ref<void(int64_t, int64_t)> body);
+
+// A grain for rows of `width` numbers: below it a second thread costs more than it saves.
+inline int64_t rows_per_task(int64_t width) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, width)); }
 
 }  // namespace fsdp::kernels

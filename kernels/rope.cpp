@@ -1,6 +1,7 @@
 #include "kernels/rope.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -11,79 +12,11 @@
 #include "kernels/dispatch.h"
 #include "kernels/input_checks.h"
 #include "kernels/parallel_for.h"
-#include "kernels/simd.h"
+#include "kernels/raw/rope.h"
+#include "kernels/raw_pointer.h"
 
 namespace fsdp::kernels {
 namespace {
-
-using simd::Float;
-using simd::kLanes;
-
-// Two groups of lanes: (x1, x2) -> (x1 c1 - x2 s1, x2 c2 + x1 s2), or the transpose of that map.
-template <class T, bool kInverse>
-FSDP_ALWAYS_INLINE void rotate(Float x1, Float x2, Float c1, Float c2, Float s1, Float s2, Float& y1, Float& y2) {
-  if constexpr (kInverse) {
-    y1 = simd::round_to<T>(x1 * c1) + simd::round_to<T>(x2 * s2);
-    y2 = simd::round_to<T>(x2 * c2) - simd::round_to<T>(x1 * s1);
-  } else {
-    y1 = simd::round_to<T>(x1 * c1) - simd::round_to<T>(x2 * s1);
-    y2 = simd::round_to<T>(x2 * c2) + simd::round_to<T>(x1 * s2);
-  }
-}
-
-// All heads of one position: x and y [heads, dim], cos and sin [dim].
-template <class T, bool kInverse>
-FSDP_ALWAYS_INLINE void rotate_position(const T* x, const T* cos, const T* sin, T* y, int64_t heads, int64_t dim) {
-  const int64_t half = dim / 2, whole = half - half % kLanes, rest = half - whole;
-  Float y1, y2;
-  for (int64_t head = 0; head < heads; ++head, x += dim, y += dim) {
-    for (int64_t i = 0; i < whole; i += kLanes) {
-      rotate<T, kInverse>(simd::load(x + i), simd::load(x + half + i), simd::load(cos + i), simd::load(cos + half + i),
-                          simd::load(sin + i), simd::load(sin + half + i), y1, y2);
-      simd::store(y + i, y1);
-      simd::store(y + half + i, y2);
-    }
-    if (rest == 0) continue;
-    const int64_t i = whole, j = half + whole;
-    rotate<T, kInverse>(simd::load_first(x + i, rest), simd::load_first(x + j, rest), simd::load_first(cos + i, rest),
-                        simd::load_first(cos + j, rest), simd::load_first(sin + i, rest),
-                        simd::load_first(sin + j, rest), y1, y2);
-    simd::store_first(y + i, y1, rest);
-    simd::store_first(y + j, y2, rest);
-  }
-}
-
-// Heads of a position lie side by side; positions are `stride` elements apart.
-template <class T>
-struct Positions {
-  const T* from;
-  T* to;
-  int64_t from_stride, to_stride;
-};
-
-template <class T>
-FSDP_ALWAYS_INLINE void rotate_positions_of(Positions<T> x, const T* cos, const T* sin, int64_t positions,
-                                            int64_t heads, int64_t dim, bool inverse) {
-  for (int64_t i = 0; i < positions; ++i, cos += dim, sin += dim) {
-    const T* from = x.from + i * x.from_stride;
-    T* to = x.to + i * x.to_stride;
-    if (inverse)
-      rotate_position<T, true>(from, cos, sin, to, heads, dim);
-    else
-      rotate_position<T, false>(from, cos, sin, to, heads, dim);
-  }
-}
-
-FSDP_SIMD_CLONES void rotate_positions(const Positions<float>& x, const float* cos, const float* sin, int64_t positions,
-                                       int64_t heads, int64_t dim, bool inverse) {
-  rotate_positions_of(x, cos, sin, positions, heads, dim, inverse);
-}
-
-FSDP_SIMD_CLONES void rotate_positions(const Positions<at::BFloat16>& x, const at::BFloat16* cos,
-                                       const at::BFloat16* sin, int64_t positions, int64_t heads, int64_t dim,
-                                       bool inverse) {
-  rotate_positions_of(x, cos, sin, positions, heads, dim, inverse);
-}
 
 // x, y [B, T, heads * D] with dense rows; they may be one tensor.
 void rotate_rows(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool inverse, const at::Tensor& y) {
@@ -93,15 +26,15 @@ void rotate_rows(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& s
   const int64_t from_stride = row_stride(x, rows), to_stride = row_stride(y, rows);
   dispatch_dtype("rope", x, [&](auto zero) {
     using T = decltype(zero);
-    const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, rows.width));
-    parallel_for(0, rows.count, grain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, rows.count, rows_per_task(rows.width), [&](int64_t begin, int64_t end) {
       while (begin < end) {  // up to the end of a row: its part of the tables is contiguous
         const int64_t row = begin / length, position = begin % length, count = std::min(end - begin, length - position);
         const int64_t table = row * table_stride + position * dim;
-        const Positions<T> positions{x.const_data_ptr<T>() + begin * from_stride,
-                                     y.mutable_data_ptr<T>() + begin * to_stride, from_stride, to_stride};
-        rotate_positions(positions, cosine.const_data_ptr<T>() + table, sine.const_data_ptr<T>() + table, count,
-                         rows.width / dim, dim, inverse);
+        raw::rope(raw::RopePositions<Raw<T>>{raw_data(x.const_data_ptr<T>()) + begin * from_stride,
+                                             raw_data(y.mutable_data_ptr<T>()) + begin * to_stride, from_stride,
+                                             to_stride, raw_data(cosine.const_data_ptr<T>()) + table,
+                                             raw_data(sine.const_data_ptr<T>()) + table, count, rows.width / dim, dim},
+                  inverse);
         begin += count;
       }
     });

@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "kernels/step_factors.h"
+#include "kernels/raw/step_factors.h"
 
 namespace fsdp::kernels {
 

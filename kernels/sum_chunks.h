@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "kernels/stores.h"
+#include "kernels/raw/stores.h"
 
 namespace fsdp::kernels {
 
@@ -13,6 +13,6 @@ namespace fsdp::kernels {
 // a device with kernels (flat_kernels.h); other dtypes go through ATen. Only fp32 sums of fp32 chunks in the CPU's
 // memory mind `stores`, and only without `add`.
 void sum_chunks(const at::Tensor& output, const std::vector<at::Tensor>& chunks, bool add,
-                Stores stores = Stores::kCached);
+                raw::Stores stores = raw::Stores::kCached);
 
 }  // namespace fsdp::kernels

@@ -4,6 +4,8 @@
 #   scripts/bench.sh                        all benchmarks
 #   scripts/bench.sh step_time              one; further arguments go to benchmarks/compare.py:
 #   scripts/bench.sh step_time --tokens 16 --rounds 5
+#   FSDP_CPU_ISA=avx2 scripts/bench.sh step_time   ours and the peer held to an instruction set
+#   scripts/bench.sh kernels --isa native avx2 sse4
 #   FSDP_BUILD=build/other scripts/bench.sh use that configured build tree instead of setting up build/release
 #
 # Prints tables and writes build/bench/NAME.json. Run nothing else meanwhile.
@@ -13,7 +15,7 @@ cd "$(dirname "$0")/.."
 TORCH_VERSION=2.11.0
 PEER=.deps/peer
 TRANSFORMERS_VERSION=5.23.0
-TARGETS="step_time collectives kernels hook_cost functional checkpoint documents generation import_model"
+TARGETS="step_time collectives kernels hook_cost functional checkpoint documents generation import_model fsdp_app"
 
 # The LibTorch of scripts/setup.sh is a whole PyTorch for Python 3.11; what it lacks is added. Other Pythons get their own.
 install_peer() {
@@ -35,7 +37,7 @@ install_peer() {
   import_peer
 }
 
-# What generation and import_model are compared with.
+# What generation, import_model and quickstart are compared with.
 install_transformers() {
   python3 -W ignore -c 'import transformers' 2>/dev/null && return
   echo "== installing transformers $TRANSFORMERS_VERSION into $PEER (about 60 MB to download)"
@@ -60,7 +62,7 @@ main() {
     cmake --build "$FSDP_BUILD" --target $TARGETS
   fi
   install_peer
-  case " $* " in *" generation "* | *" import_model "* | "  ") install_transformers ;; esac
+  case " $* " in *" generation "* | *" import_model "* | *" quickstart "* | "  ") install_transformers ;; esac
   python3 -W ignore benchmarks/compare.py "$@"
 }
 

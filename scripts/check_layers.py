@@ -12,7 +12,7 @@ import sys
 ROOTS = ("fsdp", "io", "kernels", "models", "plan", "train", "app")
 SUFFIXES = {".h", ".hpp", ".cpp", ".cc", ".cu", ".cuh"}
 
-BUFFER = {"layout", "strategy", "mesh", "memory", "comm", "precision", "kernels", "base"}
+BUFFER = {"layout", "strategy", "mesh", "memory", "comm", "precision", "kernels", "kernels/raw", "base"}
 GROUP = BUFFER | {"buffer"}
 STATE_USERS = GROUP | {"group", "io"}
 
@@ -23,10 +23,11 @@ ALLOWED = {
     "strategy": set(),
     "schedule": set(),
     "io": set(),
-    "kernels": set(),
+    "kernels": {"kernels/raw"},
+    "kernels/raw": set(),
     "memory": set(),
     "mesh": {"base"},
-    "comm": {"base", "memory", "mesh", "kernels"},
+    "comm": {"base", "memory", "mesh", "kernels", "kernels/raw"},
     "cuda": {"base", "comm", "kernels"},
     "precision": {"base"},
     "buffer": BUFFER,
@@ -45,8 +46,13 @@ ALLOWED = {
 EVERYTHING = {"fsdp", "train", "app"}  # `fsdp` is the umbrella header and what else lies directly in fsdp/
 
 # These must build and run without LibTorch.
-TORCH_FREE = {"layout", "strategy", "schedule", "io", "plan"}
+TORCH_FREE = {"layout", "strategy", "schedule", "io", "plan", "kernels/raw"}
 TORCH = ("torch/", "ATen/", "c10/", "caffe2/")
+
+# What is written for one kind of processor stands here alone: the vector layer and the matrix tiles.
+PROCESSOR_FILES = {"kernels/raw/simd-inl.h", "kernels/raw/transpose-inl.h", "kernels/raw/cpu_isa.cpp",
+                   "kernels/raw/bf16_pairs.h", "kernels/raw/few_rows_amx.cpp"}
+PROCESSOR = re.compile(r"immintrin|arm_neon|arm_sve|target_clones|__builtin_cpu_|__attribute__\(\(target\b")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 
@@ -56,6 +62,8 @@ def module_of(path):
     parts = path.split("/")
     if parts[0] not in ROOTS or len(parts) < 2:
         return None
+    if parts[:2] == ["kernels", "raw"]:
+        return "kernels/raw"
     if parts[0] != "fsdp":
         return parts[0]
     return parts[1] if len(parts) > 2 else "fsdp"
@@ -94,6 +102,8 @@ def check_file(root, path):
         problem = match and violation(module, match.group(1), match.group(2))
         if problem:
             yield f"{relative}:{number}: {problem}"
+        if relative not in PROCESSOR_FILES and PROCESSOR.search(line):
+            yield f"{relative}:{number}: instruction sets are for kernels/raw/simd-inl.h and its like"
 
 
 def main():

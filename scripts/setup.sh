@@ -24,7 +24,7 @@ CUDA_HEADERS="nvidia-cublas==13.1.0.3 nvidia-cusolver==12.0.4.66 nvidia-cusparse
 CUDA_LIBRARIES="cuda-toolkit[cublas,cudart,cufft,cufile,cupti,curand,cusolver,cusparse,nvjitlink,nvrtc,nvtx]==13.0.2
   nvidia-cudnn-cu13==9.19.0.56 nvidia-cusparselt-cu13==0.8.0 nvidia-nccl-cu13==2.28.9 nvidia-nvshmem-cu13==3.4.5"
 PACKAGES="cmake ninja-build g++ ccache mold python3 python3-pip nlohmann-json3-dev libcli11-dev libtomlplusplus-dev
-  libfmt-dev libxxhash-dev zlib1g-dev libzstd-dev libsimdjson-dev libpcre2-dev libutf8proc-dev libgtest-dev libgmock-dev
+  libfmt-dev libhwy-dev libxxhash-dev zlib1g-dev libzstd-dev libsimdjson-dev libpcre2-dev libutf8proc-dev libgtest-dev libgmock-dev
   librapidcheck-dev libbenchmark-dev"
 
 say() { printf '== %s\n' "$*"; }

@@ -7,9 +7,11 @@
 
 namespace fsdp::train {
 
-// Floating point operations per second of the fastest square matrix multiplication found within about `seconds`, with
-// the threads LibTorch has, or the device. What models reach is measured against this (PaLM, arXiv 2204.02311, calls it
-// model FLOPs utilisation). Local; draws no random numbers.
+// Floating point operations per second of the fastest matrix product that any route of this machine reaches, found
+// within about `seconds`: LibTorch's and oneDNN's of square matrices, and on the CPU our own tiles over blocks that fit
+// a cache, with the threads LibTorch has, or the device. Products of bf16 count those of fp32 too where these are
+// faster. What models reach is measured against this (PaLM, arXiv 2204.02311, calls it model FLOPs utilisation). Local;
+// draws no random numbers.
 double measure_matmul_peak(c10::ScalarType dtype, double seconds, c10::Device device);
 
 // The same for a rank while all of them compute, the mean over the ranks: cores that ranks share count once. Where

@@ -10,6 +10,7 @@
 #include "fsdp/base/units.h"
 #include "io/atomic_file.h"
 #include "io/checkpoint_folder.h"
+#include "kernels/cpu_isa.h"
 #include "train/agreement.h"
 #include "train/checkpoints.h"
 #include "train/config_file.h"
@@ -104,6 +105,7 @@ class Run {
                                    config.shard.precision == "bf16" ? at::kBFloat16 : at::kFloat, device_)),
         tuning_(std::move(prepared.tuning)),
         model_(build_model(prepared.choice, tuning_, config, world, device_)),
+        flops_per_token_(trained_flops_per_token(model_, config.data.sequence_length)),
         batches_(config.train, world, splits_.train),
         prefetch_(batches_),
         trainer_(resolve_tokens(config), world, prefetch_, model_, config.check),
@@ -330,7 +332,7 @@ class Run {
                   launcher_name() + "); " + config_.shard.strategy + ", " + config_.shard.precision + ", " +
                   transport_text());
     console_.line("train: " + describe(threads_) + describe(device_) +
-                  format_text("; %.3g TFLOP/s each", 1e-12 * peak_flops_) +
+                  "; " + kernels::describe_cpu_isa() + format_text("; %.3g TFLOP/s each", 1e-12 * peak_flops_) +
                   (config_.train.deterministic ? "; deterministic" : ""));
     console_.line("train: " + describe(trainer_.schedule()));
     console_.line("train: " + with_thousands(tokens_per_step(config_)) + " tokens per step of " +
@@ -356,7 +358,18 @@ class Run {
     console_.status(progress_line(metrics));
   }
 
-  StepMetrics collect(const StepResult& result) const {
+  double utilisation(double tokens_per_s) {
+    const double reached = tokens_per_s * flops_per_token_ / world_.size;
+    if (reached > peak_flops_) {
+      console_.line(format_text("train: a step reached %.3g TFLOP/s each, above the %.3g that mfu was measured against; "
+                                "from here on it is measured against the higher",
+                                1e-12 * reached, 1e-12 * peak_flops_));
+      peak_flops_ = reached;
+    }
+    return reached / peak_flops_;
+  }
+
+  StepMetrics collect(const StepResult& result) {
     const int64_t step = trainer_.steps_done();
     const auto tokens = static_cast<double>(tokens_per_step(config_));
     const Pace::Window window = pace_.since_mark(step);
@@ -373,9 +386,7 @@ class Run {
     metrics.step_ms = 1e3 * window.seconds / window.steps;
     metrics.data_ms = 1e3 * window.data_seconds / window.steps;
     metrics.tokens_per_s = window.steps * tokens / window.seconds;
-    metrics.mfu = metrics.tokens_per_s *
-                  models::flops_per_token(model_.decoder->config(), config_.data.sequence_length) /
-                  (peak_flops_ * world_.size);
+    metrics.mfu = utilisation(metrics.tokens_per_s);
     metrics.num_ranks = world_.size;
     metrics.eta_s = remaining_seconds();
     metrics.memory = {
@@ -434,9 +445,10 @@ class Run {
   StopSignal& stop_signal_;
   std::optional<tokenizer::Tokenizer> tokenizer_;
   SampleWriter writer_;
-  double peak_flops_;  // of one rank
+  double peak_flops_;  // of one rank; at least what a step has reached
   Tuning tuning_;
   ShardedModel model_;
+  double flops_per_token_;
   PackedBatches batches_;
   Prefetch prefetch_;
   Trainer trainer_;

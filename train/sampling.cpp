@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "fsdp/base/error.h"
-#include "kernels/softmax_weights.h"
+#include "kernels/raw/softmax_weights.h"
 #include "train/format.h"
 
 namespace fsdp::train {
@@ -50,7 +50,7 @@ int64_t Sampler::draw(std::span<const float> all_logits) {
   const bool is_greedy = options_.temperature == 0;
   weights_.resize(logits.size());
   const int64_t best =
-      kernels::softmax_weights(logits.data(), static_cast<int64_t>(logits.size()),
+      kernels::raw::softmax_weights(logits.data(), static_cast<int64_t>(logits.size()),
                                is_greedy ? 1.0f : static_cast<float>(1 / options_.temperature), weights_.data());
   if (best < 0) {
     throw Error(ErrorCode::kNonFinite,

@@ -87,6 +87,17 @@ TrainableSize trainable_size(const ShardedModel& model) {
   return size;
 }
 
+double trained_flops_per_token(const ShardedModel& model, int64_t sequence_length) {
+  const models::DecoderConfig& config = model.decoder->config();
+  double frozen = 0;
+  for (const auto& parameter : model.decoder->named_parameters()) {
+    const bool is_looked_up = parameter.key() == "model.embed_tokens.weight" && !config.tie_word_embeddings;
+    if (!parameter->requires_grad() && parameter->dim() == 2 && !is_looked_up)
+      frozen += static_cast<double>(parameter->numel());
+  }
+  return models::flops_per_token(config, sequence_length) - 2 * frozen;
+}
+
 std::string describe(const Tuning& tuning, const ShardedModel& model) {
   if (!tuning.lora && tuning.frozen.empty()) return "";
   const int64_t trained = trainable_size(model).parameters, all = model.root.num_parameters();

@@ -35,6 +35,9 @@ struct TrainableSize {
 };
 TrainableSize trainable_size(const ShardedModel& model);
 
+// models::flops_per_token() without the gradients of weights that do not train.
+double trained_flops_per_token(const ShardedModel& model, int64_t sequence_length);
+
 // "LoRA of rank 8, alpha 16 on q_proj, v_proj: 4,096 of 1,234,567 parameters train (0.33 %)"; "" if all train.
 std::string describe(const Tuning& tuning, const ShardedModel& model);
 

@@ -19,7 +19,7 @@
 #include "fsdp/comm/collectives.h"
 #include "io/checkpoint_folder.h"
 #include "io/error.h"
-#include "kernels/stores.h"
+#include "kernels/raw/stores.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -44,8 +44,8 @@ std::string utc_now() {
 
 // A snapshot is read by the disk: training finds its own data in the cache after it.
 void copy_past_cache(void* to, const void* from, size_t bytes) {
-  kernels::copy_bytes(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), static_cast<int64_t>(bytes),
-                      kernels::Stores::kPastCache);
+  kernels::raw::copy_bytes(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), static_cast<int64_t>(bytes),
+                      kernels::raw::Stores::kPastCache);
 }
 
 std::string random_token() {

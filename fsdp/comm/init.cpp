@@ -11,6 +11,7 @@
 #include <cstdlib>
 
 #include "fsdp/base/environment.h"
+#include "fsdp/base/error.h"
 #include "fsdp/base/fault_point.h"
 #include "fsdp/comm/collectives.h"
 #include "fsdp/comm/connection.h"
@@ -18,6 +19,7 @@
 #include "fsdp/comm/nccl_settings.h"
 #include "fsdp/comm/store.h"
 #include "fsdp/memory/host_cache.h"
+#include "kernels/cpu_isa.h"
 
 namespace fsdp {
 namespace {
@@ -67,6 +69,7 @@ std::chrono::milliseconds heartbeat_from_environment(std::chrono::milliseconds o
 }  // namespace
 
 World init(const InitOptions& options) {
+  if (const auto mistake = kernels::cpu_isa_mistake()) throw Error(ErrorCode::kUsage, *mistake);
   const HostMemory host_memory = options.host_memory.value_or(choice_of<HostMemory>(
       "FSDP_HOST_MEMORY", {{"cached", HostMemory::kCached}, {"system", HostMemory::kSystem}}, HostMemory::kCached));
   if (host_memory == HostMemory::kCached) enable_host_cache();

@@ -10,7 +10,7 @@
 
 #include "fsdp/base/check.h"
 #include "fsdp/comm/processor_cache.h"
-#include "kernels/stores.h"
+#include "kernels/raw/stores.h"
 #include "kernels/sum_chunks.h"
 
 namespace fsdp::comm {
@@ -36,9 +36,9 @@ const std::byte* data_of(const at::Tensor& tensor) { return static_cast<const st
 std::byte* mutable_data_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.mutable_data_ptr()); }
 
 // For calls that would fill the caches of the host; `bytes`: what its ranks write and what they read only once.
-kernels::Stores stores_for(int64_t bytes) {
+kernels::raw::Stores stores_for(int64_t bytes) {
   static const int64_t limit = processor_cache_bytes() / 4 * 3;
-  return bytes < limit ? kernels::Stores::kCached : kernels::Stores::kPastCache;
+  return bytes < limit ? kernels::raw::Stores::kCached : kernels::raw::Stores::kPastCache;
 }
 
 // One group as its transfers see it. Peers are indices of `ranks`.
@@ -284,7 +284,7 @@ class Fetch : public ShmTransfer {
   void copy(std::byte* to, const std::byte* from, const Check& check) const {
     for (int64_t done = 0; done < block_bytes_; done += kCopyPiece) {
       check_wanted();
-      kernels::copy_bytes(to + done, from + done, std::min(kCopyPiece, block_bytes_ - done), stores_);
+      kernels::raw::copy_bytes(to + done, from + done, std::min(kCopyPiece, block_bytes_ - done), stores_);
       check();
     }
   }
@@ -298,7 +298,7 @@ class Fetch : public ShmTransfer {
   int64_t blocks_;
   int64_t slots_;
   int64_t block_bytes_;
-  kernels::Stores stores_;
+  kernels::raw::Stores stores_;
 };
 
 // Adds this rank's slice of each block of everybody's input.
@@ -350,7 +350,7 @@ class Reduction : public ShmTransfer {
   at::Tensor output_;
   int64_t blocks_;
   Accumulate accumulate_;
-  kernels::Stores stores_;
+  kernels::raw::Stores stores_;
   std::vector<std::optional<Reading>> readings_;  // none of this rank
 };
 

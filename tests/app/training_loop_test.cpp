@@ -266,7 +266,7 @@ TEST_F(Loop, DeterministicWithSeveralThreads) {
 TEST_F(Loop, MetricsTellUtilisationAndDataWaits) {
   const CommandResult result = run_fsdp(run("measured", "--train.peak_tflops=0"));
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  ASSERT_EQ(run_fsdp(run("given", "--train.peak_tflops=0.001")).exit_code, 0);
+  ASSERT_EQ(run_fsdp(run("given", "--train.peak_tflops=1")).exit_code, 0);
   for (const auto& line : read_lines(path("measured") + "/metrics.jsonl")) {
     if (!line.contains("loss")) continue;
     EXPECT_GT(line.at("mfu").get<double>(), 0);
@@ -278,7 +278,7 @@ TEST_F(Loop, MetricsTellUtilisationAndDataWaits) {
   const double layer = 32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 48;
   const double flops = 6 * (4 * layer + 259 * 32) + 6 * 4 * 33 * 32;
   const auto line = read_lines(path("given") + "/metrics.jsonl").at(3);
-  EXPECT_NEAR(line.at("mfu").get<double>(), line.at("tokens_per_s").get<double>() * flops / 1e9, 1e-9);
+  EXPECT_NEAR(line.at("mfu").get<double>(), line.at("tokens_per_s").get<double>() * flops / 1e12, 1e-9);
 }
 
 }  // namespace

@@ -5,15 +5,16 @@
 namespace fsdp::kernels {
 namespace {
 
+// In fp64: LibTorch's own fp32 sums over a vocabulary differ by more than the kernel may.
 at::Tensor reference(const at::Tensor& logits, const at::Tensor& targets, Reduction reduction,
                      const LossTerms& terms = {}) {
   const bool mean = reduction == Reduction::kMean;
-  const at::Tensor wide = logits.to(at::kFloat), valid = targets.ne(kIgnoreIndex);
+  const at::Tensor wide = logits.to(at::kDouble), valid = targets.ne(kIgnoreIndex);
   const at::Tensor loss = at::cross_entropy_loss(wide, targets, {}, mean ? at::Reduction::Mean : at::Reduction::Sum,
                                                  kIgnoreIndex, terms.label_smoothing);
-  if (terms.z_loss == 0) return loss;
+  if (terms.z_loss == 0) return loss.to(at::kFloat);
   const at::Tensor squares = terms.z_loss * (wide.logsumexp(1).square() * valid).sum();
-  return loss + (mean ? squares / valid.sum() : squares);
+  return (loss + (mean ? squares / valid.sum() : squares)).to(at::kFloat);
 }
 
 at::Tensor some_targets(int64_t count, int64_t vocab, bool ignore) {

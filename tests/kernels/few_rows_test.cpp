@@ -4,7 +4,7 @@
 
 #include "kernels/linear.h"
 #include "kernels/rowwise_scope.h"
-#include "kernels/softmax_weights.h"
+#include "kernels/raw/softmax_weights.h"
 #include "tests/kernels/compare.h"
 
 namespace fsdp::kernels {
@@ -86,7 +86,7 @@ TEST(SoftmaxWeights, AreTheSoftmaxUpToAFactor) {
   for (const int64_t count : {1, 15, 16, 17, 1000}) {
     const at::Tensor x = values({count}, at::kFloat) * 5;
     at::Tensor weights = at::empty({count});
-    const int64_t best = softmax_weights(x.const_data_ptr<float>(), count, 0.5f, weights.mutable_data_ptr<float>());
+    const int64_t best = raw::softmax_weights(x.const_data_ptr<float>(), count, 0.5f, weights.mutable_data_ptr<float>());
     EXPECT_EQ(best, x.argmax().item<int64_t>());
     EXPECT_LE(relative_difference(weights / weights.sum(), at::softmax(x.to(at::kDouble) / 2, 0)), 1e-6);
   }
@@ -96,10 +96,10 @@ TEST(SoftmaxWeights, WhatIsNoNumberIsImpossible) {
   const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<float> x = {nan, 1, -inf, 1, nan};
   std::vector<float> weights(x.size(), 7);
-  EXPECT_EQ(softmax_weights(x.data(), 5, 1, weights.data()), 1);
+  EXPECT_EQ(raw::softmax_weights(x.data(), 5, 1, weights.data()), 1);
   EXPECT_EQ(weights, (std::vector<float>{0, 1, 0, 1, 0}));
   const std::vector<float> none = {nan, -inf};
-  EXPECT_EQ(softmax_weights(none.data(), 2, 1, weights.data()), -1);
+  EXPECT_EQ(raw::softmax_weights(none.data(), 2, 1, weights.data()), -1);
 }
 
 }  // namespace

@@ -1,0 +1,84 @@
+#include "kernels/raw/cpu_isa.h"
+
+#include <hwy/highway.h>
+#include <hwy/targets.h>
+
+#include <array>
+
+#include "kernels/raw/bf16_pairs.h"
+
+namespace fsdp::kernels::raw {
+namespace {
+
+struct Entry {
+  CpuIsa isa;
+  std::string_view name;
+  int64_t target;
+};
+
+// The plainest first.
+constexpr std::array kEntries = {
+    Entry{CpuIsa::kScalar, "scalar", HWY_EMU128 | HWY_SCALAR},
+    Entry{CpuIsa::kSse4, "sse4", HWY_SSE4},
+    Entry{CpuIsa::kAvx2, "avx2", HWY_AVX2},
+    Entry{CpuIsa::kAvx512, "avx512", HWY_AVX3},
+    Entry{CpuIsa::kNeon, "neon", HWY_NEON},
+};
+
+// Compiled, whatever the processor has. On Arm NEON is the baseline: there is no plainer set.
+constexpr int64_t kCompiled = HWY_TARGETS;
+
+}  // namespace
+
+std::string_view name_of(CpuIsa isa) {
+  for (const Entry& entry : kEntries)
+    if (entry.isa == isa) return entry.name;
+  return "unknown";
+}
+
+std::optional<CpuIsa> find_cpu_isa(std::string_view name) {
+  for (const Entry& entry : kEntries)
+    if (entry.name == name) return entry.isa;
+  return std::nullopt;
+}
+
+std::vector<CpuIsa> available_cpu_isas() {
+  static const std::vector<CpuIsa> available = [] {
+    const int64_t supported = hwy::SupportedTargets() & kCompiled;
+    std::vector<CpuIsa> found;
+    for (const Entry& entry : kEntries)
+      if ((supported & entry.target) != 0) found.push_back(entry.isa);
+    return found;
+  }();
+  return available;
+}
+
+CpuIsa cpu_isa() {
+  const int64_t supported = hwy::SupportedTargets() & kCompiled;
+  const int64_t chosen = supported & -supported;  // lower bits are better sets
+  for (const Entry& entry : kEntries)
+    if ((chosen & entry.target) != 0) return entry.isa;
+  return CpuIsa::kScalar;
+}
+
+bool has_bf16_pairs() {
+#if FSDP_HAS_BF16_PAIRS
+  static const bool has =
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512bf16");
+  return has && cpu_isa() == CpuIsa::kAvx512;
+#else
+  return false;
+#endif
+}
+
+void hold_cpu_isa(CpuIsa isa) {
+  available_cpu_isas();  // before any is ruled out
+  int64_t better = 0;
+  for (const Entry& entry : kEntries)
+    if (entry.isa > isa) better |= entry.target;
+  hwy::DisableTargets(better);
+}
+
+void release_cpu_isa() { hwy::DisableTargets(0); }
+
+}  // namespace fsdp::kernels::raw

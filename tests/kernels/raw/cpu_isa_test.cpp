@@ -1,0 +1,36 @@
+#include "kernels/raw/cpu_isa.h"
+
+#include "tests/kernels/raw/each_isa.h"
+
+namespace fsdp::kernels::raw {
+namespace {
+
+TEST(CpuIsas, HaveNamesThatAreFoundAgain) {
+  for (const CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kSse4, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kNeon})
+    EXPECT_EQ(find_cpu_isa(name_of(isa)), isa);
+  EXPECT_EQ(find_cpu_isa("avx3"), std::nullopt);
+}
+
+TEST(CpuIsas, TheBestIsInUseUntilOneIsHeld) {
+  const std::vector<CpuIsa> available = available_cpu_isas();
+  ASSERT_FALSE(available.empty());
+  EXPECT_EQ(cpu_isa(), available.back());
+  hold_cpu_isa(available.front());
+  EXPECT_EQ(cpu_isa(), available.front());
+  EXPECT_EQ(available_cpu_isas(), available);
+  release_cpu_isa();
+  EXPECT_EQ(cpu_isa(), available.back());
+}
+
+#if defined(__x86_64__)
+TEST(CpuIsas, OfThisProcessorAreThoseItNames) {
+  const std::vector<CpuIsa> available = available_cpu_isas();
+  const auto has = [&](CpuIsa isa) { return std::find(available.begin(), available.end(), isa) != available.end(); };
+  EXPECT_EQ(has(CpuIsa::kSse4), static_cast<bool>(__builtin_cpu_supports("sse4.2")));
+  EXPECT_EQ(has(CpuIsa::kAvx2), __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"));
+  EXPECT_FALSE(has(CpuIsa::kNeon));
+}
+#endif
+
+}  // namespace
+}  // namespace fsdp::kernels::raw

@@ -1,0 +1,150 @@
+#include "kernels/raw/adamw.h"
+#include "kernels/raw/sgd.h"
+#include "tests/kernels/raw/numbers.h"
+
+namespace fsdp::kernels::raw {
+namespace {
+
+constexpr int64_t kCounts[] = {1, 15, 16, 17, 33, 48, 100};
+constexpr double kGradientFactor = 0.25;
+
+std::vector<double> wide(const std::vector<float>& numbers) { return {numbers.begin(), numbers.end()}; }
+
+std::vector<float> gradient_of_step(int64_t count, int step) {
+  return random_floats(count, static_cast<uint32_t>(10 + step), 2);
+}
+
+constexpr double kLr = 0.01, kBeta1 = 0.9, kBeta2 = 0.99, kEps = 1e-6, kDecay = 0.1;
+
+AdamWFactors adamw_factors(int step) {
+  return {static_cast<float>(1 - kLr * kDecay),
+          static_cast<float>(kBeta1),
+          static_cast<float>(1 - kBeta1),
+          static_cast<float>(kBeta2),
+          static_cast<float>(1 - kBeta2),
+          static_cast<float>(kLr / (1 - std::pow(kBeta1, step))),
+          static_cast<float>(1 / std::sqrt(1 - std::pow(kBeta2, step))),
+          static_cast<float>(kEps),
+          static_cast<float>(kGradientFactor)};
+}
+
+void check_adamw(int64_t count) {
+  Guarded<float> weight(random_floats(count, 1)), m(std::vector<float>(static_cast<size_t>(count))), v = m;
+  std::vector<double> w = wide(random_floats(count, 1)), first(w.size()), second(w.size());
+  for (int step = 1; step <= 3; ++step) {
+    const std::vector<float> gradient = gradient_of_step(count, step);
+    adamw(weight.data(), gradient.data(), m.data(), v.data(), count, adamw_factors(step));
+    for (size_t i = 0; i < w.size(); ++i) {
+      const double g = gradient[i] * kGradientFactor;
+      w[i] *= 1 - kLr * kDecay;
+      first[i] = kBeta1 * first[i] + (1 - kBeta1) * g;
+      second[i] = kBeta2 * second[i] + (1 - kBeta2) * g * g;
+      w[i] -= kLr * (first[i] / (1 - std::pow(kBeta1, step))) /
+              (std::sqrt(second[i] / (1 - std::pow(kBeta2, step))) + kEps);
+      // Gradients are below 1/2, and steps about as large as the learning rate.
+      const auto at = static_cast<int64_t>(i);
+      ASSERT_NEAR(m[at], first[i], kFine * 0.5) << count << " at " << i;
+      ASSERT_NEAR(v[at], second[i], kFine * second[i]) << count << " at " << i;
+      ASSERT_NEAR(weight[at], w[i], kFine * (std::abs(w[i]) + kLr)) << count << " at " << i;
+    }
+  }
+  ASSERT_TRUE(weight.is_intact() && m.is_intact() && v.is_intact()) << count;
+}
+
+TEST(RawAdamW, EqualsTheFormulaInDoublePrecision) {
+  for_each_isa([] {
+    for (const int64_t count : kCounts) ASSERT_NO_FATAL_FAILURE(check_adamw(count));
+  });
+}
+
+constexpr double kMomentum = 0.9, kDampening = 0.3;
+
+SGDFactors sgd_factors(bool first) {
+  return {static_cast<float>(kLr),
+          first ? 0 : static_cast<float>(kMomentum),
+          first ? 1 : static_cast<float>(1 - kDampening),
+          static_cast<float>(kDecay),
+          static_cast<float>(kMomentum),
+          static_cast<float>(kGradientFactor)};
+}
+
+void check_sgd(int64_t count, bool with_momentum, bool nesterov) {
+  // The first step overwrites what the buffer holds.
+  Guarded<float> weight(random_floats(count, 1)), buffer(random_floats(count, 2));
+  std::vector<double> w = wide(random_floats(count, 1)), b(w.size());
+  for (int step = 1; step <= 3; ++step) {
+    const std::vector<float> gradient = gradient_of_step(count, step);
+    sgd(weight.data(), gradient.data(), with_momentum ? buffer.data() : nullptr, count, sgd_factors(step == 1),
+        nesterov);
+    for (size_t i = 0; i < w.size(); ++i) {
+      const double g = gradient[i] * kGradientFactor + kDecay * w[i];
+      b[i] = step == 1 || !with_momentum ? g : kMomentum * b[i] + (1 - kDampening) * g;
+      w[i] -= kLr * (nesterov ? g + kMomentum * b[i] : b[i]);
+      const auto at = static_cast<int64_t>(i);
+      ASSERT_NEAR(weight[at], w[i], kFine * (std::abs(w[i]) + kLr)) << count << " at " << i;
+      if (!with_momentum) continue;
+      ASSERT_NEAR(buffer[at], b[i], kFine) << count << " at " << i;
+    }
+  }
+  ASSERT_TRUE(weight.is_intact() && buffer.is_intact()) << count;
+}
+
+TEST(RawSgd, EqualsTheFormulaInDoublePrecision) {
+  for_each_isa([] {
+    for (const int64_t count : kCounts) {
+      ASSERT_NO_FATAL_FAILURE(check_sgd(count, false, false));
+      ASSERT_NO_FATAL_FAILURE(check_sgd(count, true, false));
+      ASSERT_NO_FATAL_FAILURE(check_sgd(count, true, true));
+    }
+  });
+}
+
+// Pieces that begin at odd places, and end there.
+template <class Update>
+void for_each_piece(int64_t count, const Update& update) {
+  for (int64_t begin = 0, size = 1; begin < count; begin += size, size = size % 50 + 16)
+    update(begin, std::min(size, count - begin));
+}
+
+// What shards of any size rely on.
+TEST(RawAdamW, AnElementDoesNotDependOnItsPlace) {
+  for_each_isa([] {
+    constexpr int64_t kCount = 500;
+    const std::vector<float> gradient = gradient_of_step(kCount, 1), squares = random_floats(kCount, 3);
+    std::vector<float> start_v;
+    for (const float root : squares) start_v.push_back(root * root);
+    Guarded<float> weight(random_floats(kCount, 1)), m(random_floats(kCount, 2)), v(start_v);
+    Guarded<float> weight_cut = weight, m_cut = m, v_cut = v;
+    const AdamWFactors factors = adamw_factors(7);
+    adamw(weight.data(), gradient.data(), m.data(), v.data(), kCount, factors);
+    for_each_piece(kCount, [&](int64_t at, int64_t n) {
+      adamw(weight_cut.data() + at, gradient.data() + at, m_cut.data() + at, v_cut.data() + at, n, factors);
+    });
+    EXPECT_TRUE(weight_cut.has_bits_of(weight) && m_cut.has_bits_of(m) && v_cut.has_bits_of(v));
+  });
+}
+
+void check_sgd_pieces(bool with_momentum, bool nesterov) {
+  constexpr int64_t kCount = 500;
+  const std::vector<float> gradient = gradient_of_step(kCount, 1);
+  Guarded<float> weight(random_floats(kCount, 1)), buffer(random_floats(kCount, 2));
+  Guarded<float> weight_cut = weight, buffer_cut = buffer;
+  const SGDFactors factors = sgd_factors(false);
+  sgd(weight.data(), gradient.data(), with_momentum ? buffer.data() : nullptr, kCount, factors, nesterov);
+  for_each_piece(kCount, [&](int64_t at, int64_t n) {
+    sgd(weight_cut.data() + at, gradient.data() + at, with_momentum ? buffer_cut.data() + at : nullptr, n, factors,
+        nesterov);
+  });
+  EXPECT_TRUE(weight_cut.has_bits_of(weight) && buffer_cut.has_bits_of(buffer));
+}
+
+TEST(RawSgd, AnElementDoesNotDependOnItsPlace) {
+  for_each_isa([] {
+    check_sgd_pieces(false, false);
+    check_sgd_pieces(true, false);
+    check_sgd_pieces(true, true);
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::kernels::raw
