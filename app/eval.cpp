@@ -27,7 +27,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kUsualContext = 2048;  // tokens; what perplexities are most often given for
 
-struct Options {
+struct EvalOptions {
   std::string folder;
   std::vector<std::string> texts;
   std::string data;
@@ -42,7 +42,7 @@ struct Options {
   bool json = false;
 };
 
-Parsed parse_options(const Arguments& arguments, Options& options) {
+Parsed parse_eval(const Arguments& arguments, EvalOptions& options) {
   CLI::App parser(
       "Measures a model: how likely it finds text, or which answers. Runs on one rank or many, with equal results.",
       "fsdp eval");
@@ -72,7 +72,7 @@ Parsed parse_options(const Arguments& arguments, Options& options) {
 
 class Evaluation {
  public:
-  Evaluation(const Options& options, train::InferenceModel& model, const tokenizer::Tokenizer& tokenizer)
+  Evaluation(const EvalOptions& options, train::InferenceModel& model, const tokenizer::Tokenizer& tokenizer)
       : options_(options), model_(model), tokenizer_(tokenizer) {
     const int64_t usual = std::min(kUsualContext, model.config().max_position_embeddings);
     windows_.context = options.context == 0 ? usual : options.context;
@@ -192,7 +192,7 @@ class Evaluation {
             {"texts_cut", result.num_cut}};
   }
 
-  const Options& options_;
+  const EvalOptions& options_;
   train::InferenceModel& model_;
   const tokenizer::Tokenizer& tokenizer_;
   train::Windows windows_;
@@ -210,7 +210,7 @@ void print_perplexity(const char* name, const Json& result) {
       static_cast<long long>(result["stride"].get<int64_t>()));
 }
 
-void print_table(const Json& result) {
+void print_scores(const Json& result) {
   for (const char* name : {"text", "data"})
     if (result.contains(name)) print_perplexity(name, result[name]);
   if (!result.contains("multiple_choice")) return;
@@ -226,8 +226,8 @@ void print_table(const Json& result) {
 }  // namespace
 
 int run_eval(const Arguments& arguments) {
-  Options options;
-  if (parse_options(arguments, options) == Parsed::kHelpShown) return 0;
+  EvalOptions options;
+  if (parse_eval(arguments, options) == Parsed::kHelpShown) return 0;
   const World world = init();
   train::set_threads(world);
   c10::Device device = c10::kCPU;
@@ -242,7 +242,7 @@ int run_eval(const Arguments& arguments) {
   if (options.json)
     std::printf("%s\n", result.dump(2).c_str());
   else
-    print_table(result);
+    print_scores(result);
   std::fprintf(stderr, "eval: %.2f s\n", std::chrono::duration<double>(Clock::now() - start).count());
   return 0;
 }

@@ -29,7 +29,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Json = nlohmann::ordered_json;
 
-struct Options {
+struct GenerateOptions {
   std::string folder;
   PromptOptions prompts;
   std::string precision = "fp32";
@@ -44,7 +44,7 @@ struct Options {
   bool is_interactive() const { return prompts.chat && prompts.messages.empty() && prompts.file.empty(); }
 };
 
-void add_sampling(CLI::App& parser, Options& options) {
+void add_sampling(CLI::App& parser, GenerateOptions& options) {
   train::SamplingOptions& sampling = options.sampling;
   parser.add_option("--max-tokens", options.max_tokens, "new tokens of each prompt; default 256")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
@@ -62,7 +62,7 @@ void add_sampling(CLI::App& parser, Options& options) {
       ->allow_extra_args(false);
 }
 
-Parsed parse_options(const Arguments& arguments, Options& options) {
+Parsed parse_generate(const Arguments& arguments, GenerateOptions& options) {
   CLI::App parser("Prints prompts and what a model makes of them, or chats.", "fsdp generate");
   parser.add_option("MODEL", options.folder, "model folder, such as runs/train/model")->required();
   parser.add_option("--prompt", options.prompts.texts, "text to continue; default: the start of a document")
@@ -92,7 +92,7 @@ Parsed parse_options(const Arguments& arguments, Options& options) {
 }
 
 // Tokens that end a text: those that the model, its tokenizer and the chat format name.
-std::vector<int64_t> stop_ids_of(const Options& options, const models::DecoderConfig& config,
+std::vector<int64_t> stop_ids_of(const GenerateOptions& options, const models::DecoderConfig& config,
                                  const tokenizer::Tokenizer& tokenizer, bool has_chats) {
   std::vector<int64_t> ids = options.stop_ids;
   ids.insert(ids.end(), config.eos_token_ids.begin(), config.eos_token_ids.end());
@@ -136,7 +136,7 @@ class Speed {
 // All prompts of a run: those of this rank are continued here.
 class Batch {
  public:
-  Batch(const Options& options, train::InferenceModel& model, const tokenizer::Tokenizer& tokenizer)
+  Batch(const GenerateOptions& options, train::InferenceModel& model, const tokenizer::Tokenizer& tokenizer)
       : options_(options), model_(model), tokenizer_(tokenizer) {}
 
   void run() {
@@ -227,7 +227,7 @@ class Batch {
     print_done();
   }
 
-  const Options& options_;
+  const GenerateOptions& options_;
   train::InferenceModel& model_;
   const tokenizer::Tokenizer& tokenizer_;
   std::optional<train::Generator> generator_;
@@ -240,7 +240,8 @@ class Batch {
 };
 
 // A conversation on the terminal: a line is a message, an empty line or the end of input ends it.
-void chat_on_terminal(const Options& options, train::InferenceModel& model, const tokenizer::Tokenizer& tokenizer) {
+void chat_on_terminal(const GenerateOptions& options, train::InferenceModel& model,
+                      const tokenizer::Tokenizer& tokenizer) {
   const chat::Format format = chat_format(tokenizer, *options.prompts.chat);
   const std::vector<int64_t> stop_ids = stop_ids_of(options, model.config(), tokenizer, /*has_chats=*/true);
   train::GenerationOptions one_row = options.generation;
@@ -274,8 +275,8 @@ void chat_on_terminal(const Options& options, train::InferenceModel& model, cons
 }  // namespace
 
 int run_generate(const Arguments& arguments) {
-  Options options;
-  if (parse_options(arguments, options) == Parsed::kHelpShown) return 0;
+  GenerateOptions options;
+  if (parse_generate(arguments, options) == Parsed::kHelpShown) return 0;
   const World world = init();
   if (options.is_interactive() && world.size > 1) {
     throw Error(ErrorCode::kUsage,

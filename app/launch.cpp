@@ -14,7 +14,7 @@
 namespace fsdp::app {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kLaunchHelp =
     "Usage: fsdp launch --nproc N [OPTIONS] [--] VERB [ARGUMENTS]\n\n"
     "Starts VERB (of fsdp, or any other program by its path) as N ranks on this host. Each line they print starts\n"
     "with [rank]. When one fails, it is named, the others are stopped, and its exit code is returned.\n\n"
@@ -147,7 +147,7 @@ void choose_program(LaunchOptions& options, const Arguments& command) {
 int run_launch(const Arguments& arguments) {
   LaunchLine line = parse_line(arguments);
   if (line.help) {
-    std::fputs(kHelp, stdout);
+    std::fputs(kLaunchHelp, stdout);
     return 0;
   }
   if (line.options.nproc == 0) {

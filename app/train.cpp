@@ -10,7 +10,7 @@
 namespace fsdp::app {
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kTrainHelp =
     "Usage: fsdp train [CONFIG.toml] [--section.key=value ...]\n\n"
     "Trains a model: alone, or as one rank of `fsdp launch`, torchrun, srun or mpirun. Keys of the configuration with\n"
     "their defaults:\n";
@@ -22,7 +22,7 @@ int run_train(const Arguments& arguments) {
   Arguments overrides;
   for (const std::string& argument : arguments) {
     if (argument == "--help" || argument == "-h") {
-      std::printf("%s%s", kHelp, train::option_help().c_str());
+      std::printf("%s%s", kTrainHelp, train::option_help().c_str());
       return 0;
     }
     if (argument.rfind('-', 0) != 0 && file.empty() && overrides.empty()) {

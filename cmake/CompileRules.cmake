@@ -27,24 +27,39 @@ if(MOLD_PROGRAM)
   add_link_options(-fuse-ld=mold)
 endif()
 
-# Half a dozen sources at a time are compiled as one: each compilation costs 8 s for LibTorch's templates, whatever is in
-# it. So names of unnamed namespaces differ within a folder; sources for which they had better not (tests, mostly) set
-# SKIP_UNITY_BUILD_INCLUSION.
+# Many sources at a time are compiled as one: their headers' templates, LibTorch's above all, cost most of the time, and
+# are the same for all of them. So names of unnamed namespaces differ within a folder; sources for which they had better
+# not (tests, mostly) set SKIP_UNITY_BUILD_INCLUSION.
 option(FSDP_UNITY "Compile several sources at a time" ON)
-
-# A target whose sources include torch: links LibTorch and uses the shared precompiled header.
-function(fsdp_use_torch target)
-  target_link_libraries(${target} PUBLIC LibTorch::LibTorch)
-  if(NOT TARGET fsdp_pch)
-    file(WRITE ${CMAKE_BINARY_DIR}/pch/empty.cpp "")
-    add_library(fsdp_pch OBJECT ${CMAKE_BINARY_DIR}/pch/empty.cpp)
-    target_link_libraries(fsdp_pch PRIVATE LibTorch::LibTorch)
-    target_precompile_headers(fsdp_pch PRIVATE <torch/torch.h> <torch/script.h> <ATen/record_function.h>
-                              <torch/csrc/distributed/c10d/ProcessGroup.hpp>)
-  endif()
-  target_precompile_headers(${target} REUSE_FROM fsdp_pch)
-  set_target_properties(${target} PROPERTIES DEFINE_SYMBOL "" UNITY_BUILD ${FSDP_UNITY} UNITY_BUILD_BATCH_SIZE 6)
+function(fsdp_compile_together target batch_size)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${FSDP_UNITY} UNITY_BUILD_BATCH_SIZE ${batch_size})
   if(FSDP_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)  # the sources look like headers to it
   endif()
+endfunction()
+
+# A target whose sources include torch: links LibTorch and uses a shared precompiled header, which has what most of our
+# own sources need. It is not torch/torch.h, whose templates take each compilation 2 s more, used or not; tests, which
+# are about torch::nn models and torch::optim, say WHOLE.
+function(fsdp_use_torch target)
+  cmake_parse_arguments(arg "WHOLE" "BATCH_SIZE" "" ${ARGN})
+  if(NOT arg_BATCH_SIZE)
+    set(arg_BATCH_SIZE 6)
+  endif()
+  set(pch fsdp_pch)
+  set(headers <torch/nn/module.h> <torch/csrc/autograd/custom_function.h> <torch/csrc/distributed/c10d/Store.hpp>)
+  if(arg_WHOLE)
+    set(pch fsdp_whole_pch)
+    set(headers <torch/torch.h> <torch/script.h> <torch/csrc/distributed/c10d/Store.hpp>)
+  endif()
+  target_link_libraries(${target} PUBLIC LibTorch::LibTorch)
+  if(NOT TARGET ${pch})
+    file(WRITE ${CMAKE_BINARY_DIR}/pch/empty.cpp "")
+    add_library(${pch} OBJECT ${CMAKE_BINARY_DIR}/pch/empty.cpp)
+    target_link_libraries(${pch} PRIVATE LibTorch::LibTorch)
+    target_precompile_headers(${pch} PRIVATE ${headers})
+  endif()
+  target_precompile_headers(${target} REUSE_FROM ${pch})
+  set_target_properties(${target} PROPERTIES DEFINE_SYMBOL "")
+  fsdp_compile_together(${target} ${arg_BATCH_SIZE})
 endfunction()

@@ -18,7 +18,7 @@ namespace fsdp::io {
 
 namespace {
 
-constexpr size_t kMaxPiece = size_t{1} << 30;
+constexpr size_t kMaxWrite = size_t{1} << 30;
 constexpr uint64_t kCopyBytes = uint64_t{1} << 20;
 
 std::filesystem::path folder_of(const std::filesystem::path& path) {
@@ -76,7 +76,7 @@ void AtomicFile::write_at(uint64_t offset, const void* data, size_t num_bytes) {
   const auto* bytes = static_cast<const char*>(data);
   size_t done = 0;
   while (done < num_bytes) {
-    const size_t piece = std::min(num_bytes - done, kMaxPiece);
+    const size_t piece = std::min(num_bytes - done, kMaxWrite);
     const ssize_t got = ::pwrite(descriptor_, bytes + done, piece, static_cast<off_t>(offset + done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {

@@ -11,6 +11,7 @@
 #include "io/checkpoint_rules.h"
 #include "io/error.h"
 #include "io/json.h"
+#include "io/safetensors.h"
 #include "io/worker_threads.h"
 
 namespace fsdp::io {
@@ -18,9 +19,7 @@ namespace fsdp::io {
 namespace {
 
 constexpr uint64_t kRangeAlignment = 64;               // bytes; what vector code likes to read
-constexpr uint64_t kLengthBytes = 8;                   // the u64 in front of the header
-constexpr uint64_t kMaxHeaderBytes = 100'000'000;      // what readers of the format take
-constexpr size_t kMaxEntries = size_t{1} << 20;        // what io::SafetensorsFile takes, padding included
+constexpr size_t kMaxFileEntries = size_t{1} << 20;    // what io::SafetensorsFile takes, padding included
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 62;  // leaves room to round up
 
 uint64_t rounded_up(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
@@ -55,15 +54,16 @@ class HeaderText {
   // With the length in front, and spaces behind up to a multiple of kDirectAlignment.
   std::string finish() {
     text_ += "}";
-    text_.append(rounded_up(kLengthBytes + text_.size(), kDirectAlignment) - kLengthBytes - text_.size(), ' ');
-    if (text_.size() > kMaxHeaderBytes || num_entries_ > kMaxEntries) {
+    text_.append(rounded_up(kHeaderLengthBytes + text_.size(), kDirectAlignment) - kHeaderLengthBytes - text_.size(),
+                 ' ');
+    if (text_.size() > kMaxHeaderBytes || num_entries_ > kMaxFileEntries) {
       throw Error(ErrorKind::kUsage, "[checkpoint] got a file of " + std::to_string(num_entries_) +
                                          " entries, expected at most 2^20 and a header of at most 100000000 bytes. "
                                          "Write larger ranges.");
     }
     const uint64_t length = text_.size();
-    std::string header(kLengthBytes, '\0');
-    std::memcpy(header.data(), &length, kLengthBytes);
+    std::string header(kHeaderLengthBytes, '\0');
+    std::memcpy(header.data(), &length, kHeaderLengthBytes);
     return header + text_;
   }
 

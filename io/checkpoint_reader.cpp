@@ -34,7 +34,7 @@ InputFile open_whole(const std::filesystem::path& folder, const CheckpointFile& 
 
 // Reads chunks past the page cache where they are not in it and the file system can: a checkpoint is read once, in
 // large pieces. A small file is as likely in the cache already, and not worth the trip.
-constexpr uint64_t kMinDirectBytes = uint64_t{1} << 20;
+constexpr uint64_t kMinDirectFileBytes = uint64_t{1} << 20;
 
 // Of a chunk that is wanted in part the rest is most likely wanted by another rank of this host, which then finds it in
 // the page cache.
@@ -45,7 +45,7 @@ class ChunkReader {
   ChunkReader(const std::filesystem::path& folder, const CheckpointFile& entry)
       : file_(open_whole(folder, entry)),
         entry_(entry),
-        direct_(entry.bytes < kMinDirectBytes ? std::nullopt : std::optional<DirectInput>(file_.path())) {}
+        direct_(entry.bytes < kMinDirectFileBytes ? std::nullopt : std::optional<DirectInput>(file_.path())) {}
 
   // Reads the whole chunk and checks its hash. `out` has room for it, rounded up to kDirectAlignment if it is aligned.
   void read(uint64_t chunk, Way way, char* out) {

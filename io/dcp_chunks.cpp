@@ -9,8 +9,6 @@ namespace fsdp::io {
 
 namespace {
 
-constexpr size_t kMaxRank = 8;
-
 bool overlaps(const DcpChunk& a, const DcpChunk& b) {
   for (size_t k = 0; k < a.sizes.size(); ++k) {
     if (a.offsets[k] >= b.offsets[k] + b.sizes[k] || b.offsets[k] >= a.offsets[k] + a.sizes[k]) return false;

@@ -21,26 +21,23 @@ constexpr size_t kMaxValues = size_t{1} << 26;
 constexpr size_t kMaxEntries = size_t{1} << 20;
 constexpr size_t kMaxChunks = size_t{1} << 22;  // of all tensors
 constexpr size_t kMaxFields = 32;
-constexpr size_t kMaxRank = 8;
-
-constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
 
 // The names DCP's metadata may mention; those we look at have an index, then come element types.
-enum : size_t { kMetadata, kTensorEntry, kObjectEntry, kProperties, kChunk, kIndex, kStorageInfo, kSize };
-constexpr size_t kFirstType = 16;
+enum : size_t { kMetadata, kTensorEntry, kObjectEntry, kProperties, kChunk, kIndex, kStorageInfo, kTorchSize };
+constexpr size_t kFirstElementType = 16;
 
-constexpr auto kAllowed = [] {
-  std::array<PickleGlobal, kFirstType + std::size(kTorchTypes)> allowed{{
-      {kMetadataModule, "Metadata", PickleUse::kObject},
-      {kMetadataModule, "TensorStorageMetadata", PickleUse::kObject},
-      {kMetadataModule, "BytesStorageMetadata", PickleUse::kObject},
-      {kMetadataModule, "TensorProperties", PickleUse::kObject},
-      {kMetadataModule, "ChunkStorageMetadata", PickleUse::kObject},
-      {kMetadataModule, "MetadataIndex", PickleUse::kObject},
+constexpr auto kMetadataNames = [] {
+  std::array<PickleGlobal, kFirstElementType + std::size(kTorchTypes)> allowed{{
+      {kDcpMetadataModule, "Metadata", PickleUse::kObject},
+      {kDcpMetadataModule, "TensorStorageMetadata", PickleUse::kObject},
+      {kDcpMetadataModule, "BytesStorageMetadata", PickleUse::kObject},
+      {kDcpMetadataModule, "TensorProperties", PickleUse::kObject},
+      {kDcpMetadataModule, "ChunkStorageMetadata", PickleUse::kObject},
+      {kDcpMetadataModule, "MetadataIndex", PickleUse::kObject},
       {"torch.distributed.checkpoint.filesystem", "_StorageInfo", PickleUse::kObject},
       {"torch", "Size", PickleUse::kCall},
-      {kMetadataModule, "StorageMeta", PickleUse::kObject},
-      {kMetadataModule, "_MEM_FORMAT_ENCODING", PickleUse::kCall},
+      {kDcpMetadataModule, "StorageMeta", PickleUse::kObject},
+      {kDcpMetadataModule, "_MEM_FORMAT_ENCODING", PickleUse::kCall},
       {"torch.serialization", "_get_layout", PickleUse::kCall},
       {"collections", "OrderedDict", PickleUse::kDict},
       {"pathlib", "PosixPath", PickleUse::kCall},         // of the folder it was saved to
@@ -49,7 +46,7 @@ constexpr auto kAllowed = [] {
       {"torch", "device", PickleUse::kCall},
   }};
   for (size_t i = 0; i < std::size(kTorchTypes); ++i) {
-    allowed[kFirstType + i] = {"torch", kTorchTypes[i].name, PickleUse::kConstant};
+    allowed[kFirstElementType + i] = {"torch", kTorchTypes[i].name, PickleUse::kConstant};
   }
   return allowed;
 }();
@@ -67,7 +64,7 @@ class MetadataParser {
  public:
   MetadataParser(std::string bytes, std::string_view origin)
       : origin_(origin),
-        tree_(std::move(bytes), origin, kAllowed, {.max_bytes = kMaxMetadataBytes, .max_values = kMaxValues}) {}
+        tree_(std::move(bytes), origin, kMetadataNames, {.max_bytes = kMaxMetadataBytes, .max_values = kMaxValues}) {}
 
   DcpMetadata parse();
 
@@ -133,7 +130,7 @@ uint64_t MetadataParser::number(PickleValue value, std::string_view entry, const
 }
 
 std::vector<int64_t> MetadataParser::size(PickleValue value, std::string_view entry) const {
-  const bool is_size = value.is(PickleKind::kCall) && value.global() == kSize && value.arguments().size() == 1;
+  const bool is_size = value.is(PickleKind::kCall) && value.global() == kTorchSize && value.arguments().size() == 1;
   const PickleValue numbers = is_size ? *value.arguments().begin() : value;
   if (!numbers.is(PickleKind::kTuple)) fail(entry, "got no torch.Size, expected one. The file is damaged.");
   if (numbers.size() > kMaxRank) {
@@ -233,8 +230,9 @@ size_t MetadataParser::type_of(PickleValue properties, std::string_view name) co
   const PickleValue state = is_object(properties, kProperties) ? properties.state() : properties;
   if (!state.is(PickleKind::kTuple) || state.size() == 0) fail(name, "got no TensorProperties, expected them.");
   const PickleValue type = *state.begin();
-  if (!type.is(PickleKind::kGlobal) || type.global() < kFirstType) fail(name, "got no element type, expected one.");
-  return type.global() - kFirstType;
+  if (!type.is(PickleKind::kGlobal) || type.global() < kFirstElementType)
+    fail(name, "got no element type, expected one.");
+  return type.global() - kFirstElementType;
 }
 
 // Nothing for a chunk without elements.

@@ -13,6 +13,9 @@ namespace fsdp::io {
 
 // What `.metadata` of a checkpoint of torch.distributed.checkpoint (DCP) says.
 
+// The Python module of the classes that it consists of.
+inline constexpr std::string_view kDcpMetadataModule = "torch.distributed.checkpoint.metadata";
+
 // A box of a tensor, saved with torch.save in a part of a file. Chunks without elements are left out.
 struct DcpChunk {
   std::vector<int64_t> offsets;  // per dim, in the tensor

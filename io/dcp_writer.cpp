@@ -20,10 +20,8 @@ using namespace pickle_opcode;
 namespace {
 
 constexpr const char* kFileName = "__0_0.distcp";
-constexpr const char* kVersion = "1.0.0";  // of DCP's format
-constexpr uint64_t kAlignment = 64;        // bytes, as torch.save
-constexpr size_t kMaxRank = 8;
-constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
+constexpr const char* kDcpVersion = "1.0.0";  // of DCP's format
+constexpr uint64_t kAlignment = 64;           // bytes, as torch.save
 
 std::vector<int64_t> row_major_strides(const std::vector<int64_t>& shape) {
   std::vector<int64_t> strides(shape.size(), 1);
@@ -90,7 +88,7 @@ void put_size(PickleWriter& pickle, const std::vector<int64_t>& shape) {
 }
 
 void put_properties(PickleWriter& pickle, DType dtype) {
-  pickle.global(kMetadataModule, "TensorProperties");
+  pickle.global(kDcpMetadataModule, "TensorProperties");
   pickle.opcode(kEmptyTuple);
   pickle.opcode(kNewObj);
   pickle.opcode(kMark);
@@ -100,7 +98,7 @@ void put_properties(PickleWriter& pickle, DType dtype) {
   pickle.opcode(kTuple1);
   pickle.opcode(kReduce);
   pickle.boolean(false);  // requires_grad
-  pickle.global(kMetadataModule, "_MEM_FORMAT_ENCODING");
+  pickle.global(kDcpMetadataModule, "_MEM_FORMAT_ENCODING");
   pickle.integer(0);  // contiguous
   pickle.opcode(kTuple1);
   pickle.opcode(kReduce);
@@ -110,14 +108,14 @@ void put_properties(PickleWriter& pickle, DType dtype) {
 }
 
 void put_tensor(PickleWriter& pickle, const TensorDeclaration& tensor) {
-  begin_object(pickle, kMetadataModule, "TensorStorageMetadata");
+  begin_object(pickle, kDcpMetadataModule, "TensorStorageMetadata");
   pickle.text("properties");
   put_properties(pickle, tensor.dtype);
   pickle.text("size");
   put_size(pickle, tensor.shape);
   pickle.text("chunks");
   pickle.opcode(kEmptyList);
-  begin_object(pickle, kMetadataModule, "ChunkStorageMetadata");
+  begin_object(pickle, kDcpMetadataModule, "ChunkStorageMetadata");
   pickle.text("offsets");
   put_size(pickle, std::vector<int64_t>(tensor.shape.size(), 0));
   pickle.text("sizes");
@@ -128,7 +126,7 @@ void put_tensor(PickleWriter& pickle, const TensorDeclaration& tensor) {
 }
 
 void put_place(PickleWriter& pickle, const std::string& name, size_t rank, uint64_t begin, uint64_t bytes) {
-  begin_object(pickle, kMetadataModule, "MetadataIndex");
+  begin_object(pickle, kDcpMetadataModule, "MetadataIndex");
   pickle.text("fqn");
   pickle.text(name);
   pickle.text("index");
@@ -223,7 +221,7 @@ void DcpWriter::commit() {
 
 std::string DcpWriter::metadata() const {
   PickleWriter pickle;
-  begin_object(pickle, kMetadataModule, "Metadata");
+  begin_object(pickle, kDcpMetadataModule, "Metadata");
   pickle.text("state_dict_metadata");
   pickle.opcode(kEmptyDict);
   for (const Archive& archive : archives_) {
@@ -247,7 +245,7 @@ std::string DcpWriter::metadata() const {
   pickle.text("storage_meta");
   pickle.none();
   pickle.text("version");
-  pickle.text(kVersion);
+  pickle.text(kDcpVersion);
   end_object(pickle);
   return pickle.finish();
 }

@@ -8,6 +8,8 @@
 
 namespace fsdp::io {
 
+inline constexpr size_t kMaxRank = 8;  // dimensions of a tensor, in every format we read or write
+
 // Element types of a safetensors file, named as the format names them. Types of less than a byte are not supported.
 enum class DType : uint8_t { BOOL, U8, I8, I16, U16, I32, U32, I64, U64, F16, BF16, F32, F64, F8_E4M3, F8_E5M2 };
 

@@ -19,8 +19,8 @@ namespace fsdp::io {
 
 namespace {
 
-constexpr size_t kMaxPiece = size_t{1} << 30;
-static_assert(kMaxPiece % kDirectAlignment == 0);
+constexpr size_t kMaxDirectWrite = size_t{1} << 30;
+static_assert(kMaxDirectWrite % kDirectAlignment == 0);
 
 // An open file; -1 is none.
 class Descriptor {
@@ -74,7 +74,7 @@ class SystemFile final : public OutputFile {
     const auto* bytes = static_cast<const char*>(data);
     size_t done = 0;
     while (done < num_bytes) {
-      const size_t left = std::min(num_bytes - done, kMaxPiece);
+      const size_t left = std::min(num_bytes - done, kMaxDirectWrite);
       const size_t direct = direct_bytes(bytes + done, offset + done, left);
       const ssize_t got = ::pwrite(direct > 0 ? direct_.get() : cached_.get(), bytes + done, direct > 0 ? direct : left,
                                    static_cast<off_t>(offset + done));

@@ -14,7 +14,7 @@ namespace fsdp::io {
 namespace {
 
 // The kernel reads ahead of calls that ask for less than its window; a larger one waits for one window after the other.
-constexpr size_t kMaxPiece = size_t{1} << 20;
+constexpr size_t kMaxRead = size_t{1} << 20;
 
 // cachestat(2), of Linux 6.5, as the kernel defines it; C libraries do not know it yet. Asking by preadv2 with
 // RWF_NOWAIT would make the kernel read ahead what is then read again past the cache.
@@ -70,7 +70,7 @@ void InputFile::read_at(uint64_t offset, void* out, size_t num_bytes) const {
   auto* bytes = static_cast<char*>(out);
   size_t done = 0;
   while (done < num_bytes) {
-    const size_t piece = std::min(num_bytes - done, kMaxPiece);
+    const size_t piece = std::min(num_bytes - done, kMaxRead);
     const ssize_t got = ::pread(descriptor_, bytes + done, piece, static_cast<off_t>(offset + done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) throw system_error("read", path_, errno, std::to_string(num_bytes) + " bytes to be read");

@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kMaxShards = 99999;  // five digits in the name
 
-Error usage_error(const std::filesystem::path& folder, const std::string& detail) {
+Error write_error(const std::filesystem::path& folder, const std::string& detail) {
   return Error(ErrorKind::kUsage, "[write] " + in_quotes(folder.native()) + ": " + detail);
 }
 
@@ -32,7 +32,7 @@ ModelFolderWriter::ModelFolderWriter(std::filesystem::path folder, std::vector<T
     : folder_(std::move(folder)), shards_(1) {
   for (TensorDeclaration& tensor : tensors) add(std::move(tensor), max_shard_bytes);
   if (shards_.size() > kMaxShards)
-    throw usage_error(folder_, "got " + std::to_string(shards_.size()) + " shards, expected at most " +
+    throw write_error(folder_, "got " + std::to_string(shards_.size()) + " shards, expected at most " +
                                    std::to_string(kMaxShards) + ". Choose a larger shard size.");
   for (size_t i = 0; i < shards_.size(); ++i) shards_[i].file = shard_name(i, shards_.size());
 }
@@ -45,7 +45,7 @@ void ModelFolderWriter::add(TensorDeclaration tensor, uint64_t max_shard_bytes) 
     shard_bytes_ = 0;
   }
   if (!shard_of_.emplace(tensor.name, shards_.size() - 1).second)
-    throw usage_error(folder_, "tensor " + in_quotes(tensor.name) + ": got the name twice, expected different names.");
+    throw write_error(folder_, "tensor " + in_quotes(tensor.name) + ": got the name twice, expected different names.");
   shard_bytes_ += bytes;
   total_bytes_ += bytes;
   total_numel_ += numel;
@@ -62,11 +62,11 @@ void ModelFolderWriter::open(Shard& shard) const {
 void ModelFolderWriter::write(std::string_view name, int64_t first_element, int64_t num_elements, const void* data) {
   const auto found = shard_of_.find(std::string(name));
   if (found == shard_of_.end())
-    throw usage_error(folder_, "tensor " + in_quotes(name) + ": got an undeclared tensor, expected a declared one.");
+    throw write_error(folder_, "tensor " + in_quotes(name) + ": got an undeclared tensor, expected a declared one.");
   Shard& shard = shards_[found->second];
   if (num_elements == 0) return;
   if (shard.is_committed)
-    throw usage_error(folder_, "tensor " + in_quotes(name) + ": got elements a second time, expected each once.");
+    throw write_error(folder_, "tensor " + in_quotes(name) + ": got elements a second time, expected each once.");
   open(shard);
   shard.writer->write(name, first_element, num_elements, data);
   shard.missing -= num_elements;

@@ -17,12 +17,8 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "safetensors is little endian; so are the machines we know");
 
-constexpr uint64_t kLengthBytes = 8;                     // the u64 in front of the header
-constexpr uint64_t kMaxHeaderBytes = 100'000'000;        // as in the reference reader
-constexpr uint64_t kMinDirectBytes = uint64_t{1} << 18;  // less is not worth the trip
+constexpr uint64_t kMinDirectTensorBytes = uint64_t{1} << 18;  // less is not worth the trip
 constexpr size_t kMaxTensors = size_t{1} << 20;
-constexpr size_t kMaxRank = 8;
-constexpr const char* kMetadataKey = "__metadata__";
 
 // numel * item size, or nothing if a size is negative or the product does not fit a signed 64-bit number.
 std::optional<uint64_t> checked_bytes(const std::vector<int64_t>& shape, DType dtype) {
@@ -94,20 +90,20 @@ class EntryParser {
 };
 
 std::string read_header(const InputFile& file) {
-  if (file.size() < kLengthBytes) {
+  if (file.size() < kHeaderLengthBytes) {
     throw file.error("safetensors", "got " + std::to_string(file.size()) +
                                         " bytes, expected at least 8. The file is truncated or no safetensors file.");
   }
   uint64_t length = 0;
-  file.read_at(0, &length, kLengthBytes);
-  if (length > kMaxHeaderBytes || length > file.size() - kLengthBytes) {
+  file.read_at(0, &length, kHeaderLengthBytes);
+  if (length > kMaxHeaderBytes || length > file.size() - kHeaderLengthBytes) {
     throw file.error("safetensors", "got a header of " + std::to_string(length) + " bytes in a file of " +
                                         std::to_string(file.size()) +
                                         ", expected it to fit (limit 100000000). The file is truncated or no "
                                         "safetensors file.");
   }
   std::string header(length, '\0');
-  file.read_at(kLengthBytes, header.data(), header.size());
+  file.read_at(kHeaderLengthBytes, header.data(), header.size());
   if (header.empty() || header.front() != '{') {
     throw file.error("safetensors",
                      "got a header that does not start with '{' at offset 8, expected JSON. The file is "
@@ -138,14 +134,14 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
 
 void SafetensorsFile::parse_header() {
   const std::string text = read_header(file_);
-  data_begin_ = kLengthBytes + text.size();
+  data_begin_ = kHeaderLengthBytes + text.size();
   const JsonLimits limits{.max_bytes = kMaxHeaderBytes, .max_depth = 8, .kind = ErrorKind::kModel};
   const nlohmann::json header = parse_json(text, path().native(), limits);
   if (header.size() > kMaxTensors + 1) {
     throw file_.error("safetensors", "got " + std::to_string(header.size()) + " tensors, expected at most 2^20.");
   }
   for (const auto& [name, value] : header.items()) {
-    if (name == kMetadataKey) {
+    if (name == kHeaderMetadataKey) {
       metadata_ = parse_metadata(file_, value);
     } else {
       tensors_.push_back(EntryParser(file_, name).parse(value));
@@ -201,7 +197,7 @@ void SafetensorsFile::read(const TensorEntry& entry, int64_t first_element, int6
 
 const char* SafetensorsFile::read_past_cache(Bytes bytes, const AlignedBuffer& scratch) const {
   const uint64_t size = bytes.end - bytes.begin, before = bytes.begin % kDirectAlignment;
-  if (size < kMinDirectBytes || file_.is_cached(bytes.begin, size)) return nullptr;
+  if (size < kMinDirectTensorBytes || file_.is_cached(bytes.begin, size)) return nullptr;
   return direct_.read(bytes.begin - before, before + size, scratch.data()) ? scratch.data() + before : nullptr;
 }
 

@@ -16,6 +16,11 @@
 
 namespace fsdp::io {
 
+// Of the format. Readers refuse longer headers.
+inline constexpr uint64_t kHeaderLengthBytes = 8;  // the u64 in front of the header
+inline constexpr uint64_t kMaxHeaderBytes = 100'000'000;
+inline constexpr const char* kHeaderMetadataKey = "__metadata__";
+
 // One tensor of a safetensors file: row-major, little endian, in bytes [begin, end) of the file's data section.
 struct TensorEntry {
   std::string name;

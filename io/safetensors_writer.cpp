@@ -9,9 +9,7 @@ namespace fsdp::io {
 
 namespace {
 
-constexpr size_t kMaxRank = 8;
 constexpr size_t kHeaderAlignment = 8;  // the data section starts at a multiple of this, as the format asks of writers
-constexpr const char* kMetadataKey = "__metadata__";
 
 std::string header_member(const TensorEntry& entry) {
   std::string shape;
@@ -26,7 +24,7 @@ std::string header_member(const TensorEntry& entry) {
 std::string header_text(const std::vector<TensorEntry>& entries, const std::map<std::string, std::string>& metadata) {
   std::string text = "{";
   if (!metadata.empty()) {
-    text += json_string(kMetadataKey) + ":{";
+    text += json_string(kHeaderMetadataKey) + ":{";
     for (const auto& [key, value] : metadata) text += json_string(key) + ":" + json_string(value) + ",";
     text.back() = '}';
     text += ",";
@@ -51,7 +49,7 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vec
   uint64_t position = 0;
   for (TensorDeclaration& tensor : tensors) {
     int64_t bytes = static_cast<int64_t>(item_size(tensor.dtype));
-    bool valid = tensor.shape.size() <= kMaxRank && tensor.name != kMetadataKey;
+    bool valid = tensor.shape.size() <= kMaxRank && tensor.name != kHeaderMetadataKey;
     for (int64_t size : tensor.shape) valid = valid && size >= 0 && !__builtin_mul_overflow(bytes, size, &bytes);
     if (!valid || static_cast<uint64_t>(bytes) > std::numeric_limits<int64_t>::max() - position) {
       throw usage_error("declare", tensor.name,

@@ -15,14 +15,13 @@ namespace fsdp::io {
 namespace {
 
 constexpr uint64_t kMaxPickleBytes = uint64_t{64} << 10;
-constexpr size_t kMaxRank = 8;
 constexpr std::string_view kPickleName = "/data.pkl";
 
 // The names a saved tensor may mention; the first ones have an index, then come dtypes, then their storages.
 enum : size_t { kRebuild, kRebuildUntyped, kOrderedDict, kSize, kUntypedStorage, kFirstType };
 constexpr size_t kNumTypes = std::size(kTorchTypes);
 
-constexpr auto kAllowed = [] {
+constexpr auto kTensorNames = [] {
   std::array<PickleGlobal, kFirstType + 2 * kNumTypes> allowed{{
       {"torch._utils", "_rebuild_tensor_v2", PickleUse::kCall},
       {"torch._utils", "_rebuild_tensor_v3", PickleUse::kCall},
@@ -164,7 +163,7 @@ SavedTensor find_saved_tensor(const InputFile& file, uint64_t begin, uint64_t le
   const ZipMember* order = zip.find(folder + "/byteorder");
   if (order != nullptr && zip.read(*order, 16) != "little") parser.fail("got big-endian data, expected little endian");
 
-  const PickleTree tree(zip.read(*pickle, kMaxPickleBytes), file.path().native(), kAllowed,
+  const PickleTree tree(zip.read(*pickle, kMaxPickleBytes), file.path().native(), kTensorNames,
                         {.max_bytes = kMaxPickleBytes, .max_values = kMaxPickleBytes, .persistent_ids = true});
   const Description tensor = parser.parse(tree.root());
   if (!tensor.type->dtype) {

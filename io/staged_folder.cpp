@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-Error usage_error(const fs::path& path, const std::string& detail) {
+Error output_error(const fs::path& path, const std::string& detail) {
   return Error(ErrorKind::kUsage, "[output] " + in_quotes(path.native()) + ": " + detail);
 }
 
@@ -36,7 +36,7 @@ bool holds_weights_only(const fs::path& folder) {
 StagedFolder::StagedFolder(fs::path target, bool overwrite, uint64_t num_bytes)
     : target_(fs::absolute(target).lexically_normal()) {
   if (!target_.has_filename()) target_ = target_.parent_path();  // a slash at the end
-  if (!target_.has_filename()) throw usage_error(target, "got no name of a folder, expected one.");
+  if (!target_.has_filename()) throw output_error(target, "got no name of a folder, expected one.");
   check_target(overwrite);
   const fs::path parent = target_.parent_path();
   const std::string suffix = std::to_string(::getpid());
@@ -60,12 +60,12 @@ void StagedFolder::check_target(bool overwrite) const {
   const fs::file_status status = fs::symlink_status(target_, error);
   if (!fs::exists(status)) return;
   if (!overwrite) {
-    throw usage_error(target_, "exists already, expected a new folder. Pass --overwrite to replace it.");
+    throw output_error(target_, "exists already, expected a new folder. Pass --overwrite to replace it.");
   }
   if (!fs::is_directory(status) || !holds_weights_only(target_)) {
-    throw usage_error(target_,
-                      "got something else than a folder of weights, expected one to replace. Remove it yourself, "
-                      "or choose another folder.");
+    throw output_error(target_,
+                       "got something else than a folder of weights, expected one to replace. Remove it yourself, "
+                       "or choose another folder.");
   }
 }
 

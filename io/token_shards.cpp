@@ -14,14 +14,14 @@ namespace fsdp::io {
 
 namespace {
 
-constexpr const char* kManifestName = "dataset.json";
+constexpr const char* kDatasetManifestName = "dataset.json";
 constexpr int kManifestVersion = 1;
 constexpr int kMaskedManifestVersion = 2;  // a reader that knows no masks would learn what it must not
 constexpr size_t kFlushBytes = size_t{1} << 20;
 
 std::filesystem::path with_suffix(std::filesystem::path stem, const char* suffix) { return stem += suffix; }
 
-Error usage_error(const std::filesystem::path& path, const std::string& detail) {
+Error dataset_error(const std::filesystem::path& path, const std::string& detail) {
   return Error(ErrorKind::kUsage, "[dataset] " + in_quotes(path.native()) + ": " + detail);
 }
 
@@ -112,10 +112,10 @@ void narrow(std::span<const int32_t> tokens, int bytes_per_token, char* out) {
 }  // namespace
 
 void write_dataset_manifest(const std::filesystem::path& folder, const DatasetManifest& manifest) {
-  const std::filesystem::path path = folder / kManifestName;
+  const std::filesystem::path path = folder / kDatasetManifestName;
   if (manifest.vocab_size < 1 || manifest.eos_id < -1 || manifest.eos_id >= manifest.vocab_size) {
-    throw usage_error(path, "got vocab_size " + std::to_string(manifest.vocab_size) + " and eos_id " +
-                                std::to_string(manifest.eos_id) + ", expected -1 <= eos_id < vocab_size.");
+    throw dataset_error(path, "got vocab_size " + std::to_string(manifest.vocab_size) + " and eos_id " +
+                                  std::to_string(manifest.eos_id) + ", expected -1 <= eos_id < vocab_size.");
   }
   int version = kManifestVersion;
   nlohmann::ordered_json splits = nlohmann::ordered_json::object();
@@ -123,7 +123,7 @@ void write_dataset_manifest(const std::filesystem::path& folder, const DatasetMa
     auto& list = splits[split] = nlohmann::ordered_json::array();
     for (const TokenShardInfo& shard : shards) {
       if (!is_plain_file_name(shard.name)) {
-        throw usage_error(path, "got the shard name " + in_quotes(shard.name) + ", expected a plain file name.");
+        throw dataset_error(path, "got the shard name " + in_quotes(shard.name) + ", expected a plain file name.");
       }
       if (!shard.mask_hash.empty()) version = kMaskedManifestVersion;
       list.push_back(shard_json(shard));
@@ -140,7 +140,7 @@ void write_dataset_manifest(const std::filesystem::path& folder, const DatasetMa
 }
 
 DatasetManifest read_dataset_manifest(const std::filesystem::path& folder) {
-  const std::filesystem::path path = folder / kManifestName;
+  const std::filesystem::path path = folder / kDatasetManifestName;
   const nlohmann::json json = read_json_file(path);
   const ManifestReader reader(path);
   if (const int64_t version = reader.number(json, "version", 1); version > kMaskedManifestVersion) {
@@ -166,7 +166,7 @@ DatasetManifest read_dataset_manifest(const std::filesystem::path& folder) {
 TokenShardWriter::TokenShardWriter(const std::filesystem::path& path_stem, int bytes_per_token, AnswerMask mask)
     : bytes_per_token_(bytes_per_token), bin_(with_suffix(path_stem, ".bin")), idx_(with_suffix(path_stem, ".idx")) {
   if (bytes_per_token != 1 && bytes_per_token != 2 && bytes_per_token != 4) {
-    throw usage_error(path_stem, "got " + std::to_string(bytes_per_token) + " bytes per token, expected 1, 2 or 4.");
+    throw dataset_error(path_stem, "got " + std::to_string(bytes_per_token) + " bytes per token, expected 1, 2 or 4.");
   }
   if (mask == AnswerMask::kPerToken) mask_.emplace(with_suffix(path_stem, ".msk"));
   const TokenShardHeader placeholder = {};  // counts are known at commit
@@ -177,12 +177,12 @@ TokenShardWriter::TokenShardWriter(const std::filesystem::path& path_stem, int b
 
 void TokenShardWriter::check_document(std::span<const int32_t> tokens, std::span<const uint8_t> is_answer) const {
   if (tokens.empty()) {
-    throw usage_error(bin_.target(), "got an empty document, expected at least one token. Leave it out.");
+    throw dataset_error(bin_.target(), "got an empty document, expected at least one token. Leave it out.");
   }
   if (is_answer.size() != (mask_ ? tokens.size() : 0)) {
-    throw usage_error(bin_.target(), "got a mask of " + std::to_string(is_answer.size()) + " entries for " +
-                                         std::to_string(tokens.size()) + " tokens, expected " +
-                                         (mask_ ? "as many." : "none."));
+    throw dataset_error(bin_.target(), "got a mask of " + std::to_string(is_answer.size()) + " entries for " +
+                                           std::to_string(tokens.size()) + " tokens, expected " +
+                                           (mask_ ? "as many." : "none."));
   }
   // All bits that occur: limits are of ones only, and a negative id has the highest bit.
   const uint32_t limit = bytes_per_token_ == 4 ? 0x7fffffffU : (1U << 8 * bytes_per_token_) - 1;

@@ -15,7 +15,7 @@ namespace fsdp::io {
 
 namespace {
 
-constexpr uint64_t kPieceBytes = uint64_t{16} << 20;
+constexpr uint64_t kCopyPieceBytes = uint64_t{16} << 20;
 
 // What `fsdp` or Hugging Face keep beside the weights.
 constexpr const char* kCompanions[] = {
@@ -31,17 +31,17 @@ constexpr const char* kCompanions[] = {
     "fsdp_tokenizer.json",
 };
 
-bool is_there(const std::filesystem::path& path) {
+bool can_be_found(const std::filesystem::path& path) {
   std::error_code error;
   return std::filesystem::exists(path, error);
 }
 
 bool has_weights(const std::filesystem::path& path) {
-  return is_there(path / "model.safetensors") || is_there(path / "model.safetensors.index.json");
+  return can_be_found(path / "model.safetensors") || can_be_found(path / "model.safetensors.index.json");
 }
 
 bool is_adapter_folder(const std::filesystem::path& path) {
-  return is_there(path / kAdapterConfigFile) && !has_weights(path);
+  return can_be_found(path / kAdapterConfigFile) && !has_weights(path);
 }
 
 class ModelSource final : public WeightSource {
@@ -69,7 +69,7 @@ class ModelSource final : public WeightSource {
     std::vector<char> piece;
     for (const size_t index : in_file_order(wanted)) {
       const WeightTensor& tensor = tensors_[index];
-      const int64_t step = static_cast<int64_t>(kPieceBytes / item_size(*tensor.dtype));
+      const int64_t step = static_cast<int64_t>(kCopyPieceBytes / item_size(*tensor.dtype));
       const int64_t numel = tensor.numel();
       for (int64_t first = 0; first < numel; first += step) {
         const int64_t count = std::min(step, numel - first);
@@ -102,7 +102,7 @@ void check_for_near_misses(const std::filesystem::path& path) {
   };
   for (const auto& item : std::filesystem::directory_iterator(path, error)) {
     const std::string name = item.path().filename().native();
-    if (name.starts_with("step-") && is_there(item.path() / kManifestName)) {
+    if (name.starts_with("step-") && can_be_found(item.path() / kManifestName)) {
       refuse("got a folder of checkpoints, expected one of them. Pass " + in_quotes((path / name).native()) +
              " or another.");
     }
@@ -113,11 +113,11 @@ void check_for_near_misses(const std::filesystem::path& path) {
     if (name.starts_with("shard-") && name.ends_with(".safetensors")) {
       refuse("got shards of HuggingFaceStorageWriter, expected one model. Save it with enable_consolidation=True.");
     }
-    if (item.path().extension() == ".distcp" && !is_there(path / kDcpMetadataName)) {
+    if (item.path().extension() == ".distcp" && !can_be_found(path / kDcpMetadataName)) {
       refuse("got files of DCP without .metadata, expected it. The save was not finished, or a file is missing.");
     }
   }
-  if (is_there(path / "checkpoints") && !is_there(path / "config.json")) {
+  if (can_be_found(path / "checkpoints") && !can_be_found(path / "config.json")) {
     refuse("got the output of a run, expected one checkpoint. Pass its folder checkpoints/step-N.");
   }
 }
@@ -131,8 +131,8 @@ std::unique_ptr<WeightSource> open_model_source(const std::filesystem::path& pat
 }
 
 std::unique_ptr<WeightSource> open_weight_source(const std::filesystem::path& path) {
-  if (is_there(path / kDcpMetadataName)) return open_dcp_source(path);
-  if (is_there(path / kManifestName)) return open_checkpoint_source(path);
+  if (can_be_found(path / kDcpMetadataName)) return open_dcp_source(path);
+  if (can_be_found(path / kManifestName)) return open_checkpoint_source(path);
   if (!has_weights(path) && !is_adapter_folder(path)) check_for_near_misses(path);
   return open_model_source(path);
 }

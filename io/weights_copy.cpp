@@ -16,7 +16,7 @@ namespace fsdp::io {
 
 namespace {
 
-Error usage_error(const WeightSource& source, const std::string& detail) {
+Error copy_error(const WeightSource& source, const std::string& detail) {
   return Error(ErrorKind::kUsage, "[copy] " + in_quotes(source.path().native()) + ": " + detail);
 }
 
@@ -35,13 +35,13 @@ std::string beginnings(const WeightSource& source) {
 
 DType stored_type(const WeightSource& source, const WeightTensor& tensor, std::optional<DType> dtype) {
   if (!tensor.dtype) {
-    throw usage_error(source, "tensor " + in_quotes(tensor.name) + ": got " + tensor.type +
-                                  ", expected a type that safetensors has. Choose other tensors with --prefix.");
+    throw copy_error(source, "tensor " + in_quotes(tensor.name) + ": got " + tensor.type +
+                                 ", expected a type that safetensors has. Choose other tensors with --prefix.");
   }
   const bool is_scaled = *tensor.dtype == DType::F8_E4M3 || *tensor.dtype == DType::F8_E5M2;
   if (dtype && is_scaled) {
-    throw usage_error(source, "tensor " + in_quotes(tensor.name) + ": got " + tensor.type +
-                                  ", expected a type that converts without scales. Pass --dtype=keep.");
+    throw copy_error(source, "tensor " + in_quotes(tensor.name) + ": got " + tensor.type +
+                                 ", expected a type that converts without scales. Pass --dtype=keep.");
   }
   return dtype && is_float(*tensor.dtype) ? *dtype : *tensor.dtype;
 }
@@ -69,7 +69,7 @@ void copy_elements(const WeightSource& source, const CopyPlan& plan, Writer& wri
 void check_not_source(const WeightSource& source, const OutputFolder& output) {
   std::error_code error;
   if (std::filesystem::equivalent(source.path(), output.path, error) && !error) {
-    throw usage_error(source, "got the same folder as source and output, expected two. Choose another output.");
+    throw copy_error(source, "got the same folder as source and output, expected two. Choose another output.");
   }
 }
 
@@ -116,9 +116,9 @@ CopyPlan plan_copy(const WeightSource& source, std::string_view prefix, std::opt
     plan.bytes += static_cast<uint64_t>(tensor.numel()) * item_size(stored);
   }
   if (plan.wanted.empty()) {
-    throw usage_error(source, "got no tensor below the prefix " + in_quotes(prefix) +
-                                  ", expected names that start with " + beginnings(source) +
-                                  ". Pass one of these as --prefix.");
+    throw copy_error(source, "got no tensor below the prefix " + in_quotes(prefix) +
+                                 ", expected names that start with " + beginnings(source) +
+                                 ". Pass one of these as --prefix.");
   }
   return plan;
 }

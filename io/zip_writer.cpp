@@ -7,7 +7,7 @@ namespace fsdp::io {
 
 namespace {
 
-constexpr uint16_t kVersion = 45;           // of the format: the first with zip64
+constexpr uint16_t kZipVersion = 45;        // of the format: the first with zip64
 constexpr uint16_t kUtf8Names = 0x0800;     // flag
 constexpr uint16_t kFirstOfJanuary = 0x21;  // 1980: there is no zero in a zip file's dates
 constexpr uint16_t kPaddingExtra = 0x4246;  // id that torch.save uses as well
@@ -23,7 +23,7 @@ std::string sizes_extra(uint64_t num_bytes) {
 
 // The fields that local header and directory share, from "version needed" on.
 void put_common(std::string& text, uint32_t crc32, size_t name_bytes, size_t extra_bytes) {
-  zip::put<uint16_t>(text, kVersion);
+  zip::put<uint16_t>(text, kZipVersion);
   zip::put<uint16_t>(text, kUtf8Names);
   zip::put<uint16_t>(text, 0);  // stored
   zip::put<uint16_t>(text, 0);  // time
@@ -67,7 +67,7 @@ std::string ZipComposer::tail() const {
   for (const Member& member : members_) {
     const std::string extra = sizes_extra(member.bytes);
     zip::put(text, zip::kMemberSignature);
-    zip::put(text, kVersion);
+    zip::put(text, kZipVersion);
     put_common(text, member.crc32, member.name.size(), extra.size());
     text.append(10, '\0');                                 // comment, disk, attributes
     zip::put(text, static_cast<uint32_t>(member.header));  // small members only come before it
@@ -77,8 +77,8 @@ std::string ZipComposer::tail() const {
   const uint64_t directory_bytes = text.size();
   zip::put(text, zip::kEnd64Signature);
   zip::put<uint64_t>(text, zip::kEnd64Bytes - 12);  // of what follows
-  zip::put(text, kVersion);
-  zip::put(text, kVersion);
+  zip::put(text, kZipVersion);
+  zip::put(text, kZipVersion);
   zip::put<uint64_t>(text, 0);  // disks
   zip::put<uint64_t>(text, members_.size());
   zip::put<uint64_t>(text, members_.size());

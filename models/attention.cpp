@@ -1,6 +1,6 @@
 #include "models/attention.h"
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include "kernels/causal_attention.h"
 #include "kernels/rope.h"

@@ -1,6 +1,6 @@
 #include "models/decoder_layer.h"
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include <utility>
 

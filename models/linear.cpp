@@ -1,6 +1,6 @@
 #include "models/linear.h"
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include "kernels/fused_linear.h"
 #include "kernels/linear.h"

@@ -1,6 +1,6 @@
 #include "models/load_weights.h"
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,6 @@
 #include "models/rotary_table.h"
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <numbers>

@@ -9,7 +9,7 @@ namespace fsdp::train {
 std::string with_thousands(int64_t number) {
   std::string digits = std::to_string(number < 0 ? -number : number);
   for (auto place = static_cast<int64_t>(digits.size()) - 3; place > 0; place -= 3) {
-    digits.insert(static_cast<size_t>(place), ",");
+    digits.insert(static_cast<size_t>(place), 1, ',');
   }
   return (number < 0 ? "-" : "") + digits;
 }

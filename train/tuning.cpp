@@ -1,6 +1,6 @@
 #include "train/tuning.h"
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
 
 #include <set>
 

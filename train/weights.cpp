@@ -46,7 +46,7 @@ struct Piece {
 };
 
 // Pieces that lie side by side in one file: one read.
-struct Run {
+struct PieceRun {
   std::vector<Piece> pieces;
 
   const io::SafetensorsFile& file() const { return *pieces.front().stored.file; }
@@ -74,8 +74,8 @@ std::vector<Piece> pieces_of(const NamedLeaves& leaves, const io::ModelFolder& f
 }
 
 // Runs of kReadBytes wherever there is so much side by side.
-std::vector<Run> runs_of(const NamedLeaves& leaves, const io::ModelFolder& folder) {
-  std::vector<Run> runs;
+std::vector<PieceRun> runs_of(const NamedLeaves& leaves, const io::ModelFolder& folder) {
+  std::vector<PieceRun> runs;
   for (Piece rest : pieces_of(leaves, folder)) {
     const auto size = static_cast<int64_t>(io::item_size(rest.stored.entry->dtype));
     while (rest.target.numel() > 0) {
@@ -104,7 +104,7 @@ void read_through_cache(const Piece& piece) {
   if (!direct) piece.target.copy_(values);
 }
 
-void read_run(const Run& run, const io::AlignedBuffer& scratch) {
+void read_run(const PieceRun& run, const io::AlignedBuffer& scratch) {
   const char* stored = run.file().read_past_cache(run.bytes(), scratch);
   for (const Piece& piece : run.pieces) {
     const at::ScalarType dtype = weight_type(*piece.stored.entry);
@@ -193,7 +193,7 @@ void load_weights(const ShardedModel& model, const io::ModelFolder& folder) {
   const at::NoGradGuard no_grad;
   const NamedLeaves leaves = without_adapters(named_parameters(*model.decoder));
   check_names_and_shapes(leaves, folder);
-  const std::vector<Run> runs = runs_of(leaves, folder);
+  const std::vector<PieceRun> runs = runs_of(leaves, folder);
   io::run_workers(runs.size(), kReaders, [&](io::WorkQueue& queue) {
     const at::NoGradGuard no_grad_here;
     const at::DisableRecordFunctionGuard not_a_touch;

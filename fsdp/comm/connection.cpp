@@ -32,7 +32,7 @@ constexpr std::chrono::milliseconds kStorePatience{1000};
 // For what ranks that fail together tell the store.
 constexpr std::chrono::milliseconds kPublishPause{500};
 constexpr std::chrono::milliseconds kLossPause{300};
-constexpr std::chrono::milliseconds kLeavePatience{1000};
+constexpr std::chrono::milliseconds kConnectionLeavePatience{1000};
 constexpr std::chrono::milliseconds kLeavePause{2};
 // For asking after many ranks at a failure.
 constexpr std::chrono::seconds kAskPatience{10};
@@ -67,9 +67,9 @@ Connection::~Connection() {
   if (!monitor_) return;
   monitor_.reset();  // tells the others that this rank leaves
   if (rank_ != 0 || options_.store_host != StoreHost::kRankZero || waits_->reason()) return;
-  const auto until = std::chrono::steady_clock::now() + kLeavePatience;
+  const auto until = std::chrono::steady_clock::now() + kConnectionLeavePatience;
   for (int rank = 1; rank < size_ && std::chrono::steady_clock::now() < until;) {
-    const auto note = bounded_store_->get(note_key(rank), kLeavePatience);
+    const auto note = bounded_store_->get(note_key(rank), kConnectionLeavePatience);
     if (!note) return;
     if (ProgressNote::decode(*note).has_left) {
       ++rank;

@@ -14,7 +14,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kPublishPeriod{200};
 constexpr milliseconds kPatience{1000};
-constexpr milliseconds kLeavePatience{500};
+constexpr milliseconds kMonitorLeavePatience{500};
 
 }  // namespace
 
@@ -38,7 +38,7 @@ ProgressMonitor::~ProgressMonitor() {
   }
   stop_changed_.notify_all();
   thread_.join();
-  write(true, kLeavePatience);
+  write(true, kMonitorLeavePatience);
 }
 
 void ProgressMonitor::run() {

@@ -17,27 +17,27 @@ constexpr std::array<std::pair<std::string_view, Format>, 6> kNames = {{{"plain"
                                                                         {"mistral", Format::kMistral},
                                                                         {"smollm3", Format::kSmolLM3}}};
 
-[[noreturn]] void refuse(const std::string& detail) { throw io::Error(io::ErrorKind::kData, "[chat] " + detail); }
+[[noreturn]] void refuse_chat(const std::string& detail) { throw io::Error(io::ErrorKind::kData, "[chat] " + detail); }
 
 // What every format needs.
 void check(const std::vector<Message>& messages, Purpose purpose) {
   if (messages.empty()) {
-    refuse("conversation: got no messages, expected at least one. Remove the chat.");
+    refuse_chat("conversation: got no messages, expected at least one. Remove the chat.");
   }
   size_t num_answers = 0;
   for (size_t i = 0; i < messages.size(); ++i) {
     const bool is_answer = messages[i].role == "assistant";
     num_answers += is_answer ? 1 : 0;
     if (is_answer && strip(messages[i].content).empty()) {
-      refuse("message " + std::to_string(i + 1) + ": got an empty answer, expected text. Remove the chat.");
+      refuse_chat("message " + std::to_string(i + 1) + ": got an empty answer, expected text. Remove the chat.");
     }
   }
   if (purpose == Purpose::kTraining && num_answers == 0) {
-    refuse("conversation: got " + std::to_string(messages.size()) +
-           " message(s) and none of the assistant, expected an answer to learn. Remove the chat.");
+    refuse_chat("conversation: got " + std::to_string(messages.size()) +
+                " message(s) and none of the assistant, expected an answer to learn. Remove the chat.");
   }
   if (purpose == Purpose::kPrompt && messages.back().role == "assistant") {
-    refuse("conversation: got an answer as the last message, expected a question to answer. Remove the answer.");
+    refuse_chat("conversation: got an answer as the last message, expected a question to answer. Remove the answer.");
   }
 }
 

@@ -13,7 +13,7 @@ void write_header(std::string_view role, Transcript& out) {
   out.text("\n\n");
 }
 
-void write_turn(std::string_view role, std::string_view content, Transcript& out) {
+void write_llama_turn(std::string_view role, std::string_view content, Transcript& out) {
   const Author author = role == "assistant" ? Author::kModel : Author::kOthers;
   write_header(role, out);
   out.text(content, author);
@@ -48,14 +48,14 @@ void write_llama3(const std::vector<Message>& messages, Purpose purpose, Transcr
   if (has_dates) {
     first = messages.front().role == "system" ? 1 : 0;
     const std::string_view system = first == 1 ? strip(messages.front().content) : "";
-    write_turn("system", "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n" + std::string(system),
-               out);
+    write_llama_turn("system",
+                     "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n" + std::string(system), out);
   }
   for (size_t i = first; i < messages.size(); ++i) {
     if (has_dates && messages[i].role == "tool") {
-      write_turn("ipython", io::json_string(messages[i].content), out);
+      write_llama_turn("ipython", io::json_string(messages[i].content), out);
     } else {
-      write_turn(messages[i].role, strip(messages[i].content), out);
+      write_llama_turn(messages[i].role, strip(messages[i].content), out);
     }
   }
   if (purpose == Purpose::kPrompt) {

@@ -7,12 +7,16 @@
 namespace fsdp::tokenizer {
 namespace {
 
-using Kind = DecoderStage::Kind;
+using StageKind = DecoderStage::Kind;
 
-bool joins(Kind kind) { return kind == Kind::kBytes || kind == Kind::kByteLevel || kind == Kind::kFuse; }
+bool joins(StageKind kind) {
+  return kind == StageKind::kBytes || kind == StageKind::kByteLevel || kind == StageKind::kFuse;
+}
 
 // Can the stage work on one long text part by part?
-bool takes_parts(Kind kind) { return kind == Kind::kFuse || kind == Kind::kStrip || kind == Kind::kMetaspace; }
+bool takes_parts(StageKind kind) {
+  return kind == StageKind::kFuse || kind == StageKind::kStrip || kind == StageKind::kMetaspace;
+}
 
 std::string replaced(std::string_view text, std::string_view pattern, std::string_view content) {
   std::string result;
@@ -75,32 +79,32 @@ void TextStream::run(size_t stage, std::string_view text, std::string& out) {
     return;
   }
   switch (what.kind) {
-    case Kind::kBytes: {
+    case StageKind::kBytes: {
       std::string ready;
       state.repair.push(text, ready);
       if (!ready.empty()) run(stage + 1, ready, out);
       break;
     }
-    case Kind::kByteLevel:
+    case StageKind::kByteLevel:
       run_byte_level(stage, text, out);
       break;
-    case Kind::kReplace:
+    case StageKind::kReplace:
       run(stage + 1, replaced(text, what.pattern, what.content), out);
       break;
-    case Kind::kByteFallback:
+    case StageKind::kByteFallback:
       run_byte_fallback(stage, text, out);
       break;
-    case Kind::kFuse:
+    case StageKind::kFuse:
       run(stage + 1, text, out);
       break;
-    case Kind::kStrip:
+    case StageKind::kStrip:
       if (state.is_fused) {
         strip_part(stage, text, out);
       } else {
         run(stage + 1, stripped(text, what), out);
       }
       break;
-    case Kind::kMetaspace: {
+    case StageKind::kMetaspace: {
       const bool drops = what.drop_first && (state.is_first || state.is_fused);
       state.is_first = false;
       run(stage + 1, replaced(text, what.pattern, drops ? "" : " "), out);
@@ -164,14 +168,14 @@ void TextStream::finish(std::string& out) {
 void TextStream::finish_stage(size_t stage, std::string& out) {
   const DecoderStage& what = decoder_->stages[stage];
   State& state = states_[stage];
-  if (what.kind == Kind::kStrip) return;  // what is held is exactly what is cut
+  if (what.kind == StageKind::kStrip) return;  // what is held is exactly what is cut
   if (state.is_fused && !takes_parts(what.kind)) {
     std::string whole;
     whole.swap(state.held);
     state.is_fused = false;
     run(stage, whole, out);
   }
-  if (what.kind == Kind::kByteFallback) release_bytes(stage, out);
+  if (what.kind == StageKind::kByteFallback) release_bytes(stage, out);
   std::string rest;
   state.repair.finish(rest);
   if (!rest.empty()) run(stage + 1, rest, out);

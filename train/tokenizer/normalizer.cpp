@@ -7,7 +7,7 @@
 namespace fsdp::tokenizer {
 namespace {
 
-using Kind = NormalizerStep::Kind;
+using StepKind = NormalizerStep::Kind;
 
 std::optional<Regex::Match> find_match(const NormalizerStep& step, std::string_view text, size_t from) {
   if (step.regex != nullptr) return step.regex->find(text, from);
@@ -29,17 +29,17 @@ void append_replaced(const NormalizerStep& step, std::string_view text, std::str
 
 std::string_view Normalizer::normalize(std::string_view text, std::string& storage) const {
   for (const NormalizerStep& step : steps_) {
-    if (text.empty() || (step.kind == Kind::kNfc && is_nfc(text))) continue;
+    if (text.empty() || (step.kind == StepKind::kNfc && is_nfc(text))) continue;
     std::string result;
     result.reserve(text.size() + text.size() / 2);
     switch (step.kind) {
-      case Kind::kNfc:
+      case StepKind::kNfc:
         append_nfc(text, result);
         break;
-      case Kind::kPrepend:
+      case StepKind::kPrepend:
         result.append(step.content).append(text);
         break;
-      case Kind::kReplace:
+      case StepKind::kReplace:
         append_replaced(step, text, result);
         break;
     }

@@ -7,7 +7,7 @@
 namespace fsdp::tokenizer {
 namespace {
 
-using Kind = SplitStep::Kind;
+using SplitKind = SplitStep::Kind;
 
 struct Part {
   size_t first;
@@ -27,12 +27,12 @@ std::optional<Regex::Match> find_class(std::string_view text, size_t from, uint8
 
 std::optional<Regex::Match> find_match(const SplitStep& step, std::string_view text, size_t from) {
   switch (step.kind) {
-    case Kind::kWordPattern:
+    case SplitKind::kWordPattern:
       if (from == text.size()) return std::nullopt;
       return Regex::Match{from, from + match_word(step.pattern, text.data() + from, text.data() + text.size())};
-    case Kind::kRegex:
+    case SplitKind::kRegex:
       return step.regex->find(text, from);
-    case Kind::kText: {
+    case SplitKind::kText: {
       const size_t at = text.find(step.text, from);
       if (at == std::string_view::npos) return std::nullopt;
       return Regex::Match{at, at + step.text.size()};
@@ -106,13 +106,13 @@ std::vector<Part> joined(std::vector<Part> parts, SplitBehavior behavior) {
 void PreTokenizer::run(size_t step, std::string_view text, bool is_start, WordSink& sink) const {
   if (step == steps_.size()) return sink.take(text);
   const SplitStep& what = steps_[step];
-  if (what.kind == Kind::kMetaspace) return run_metaspace(step, text, is_start, sink);
-  if (what.kind == Kind::kPrefixSpace) {
+  if (what.kind == SplitKind::kMetaspace) return run_metaspace(step, text, is_start, sink);
+  if (what.kind == SplitKind::kPrefixSpace) {
     if (text.starts_with(' ')) return run(step + 1, text, is_start, sink);
     return run(step + 1, " " + std::string(text), is_start, sink);
   }
   if (what.behavior != SplitBehavior::kIsolated) return run_general(step, text, is_start, sink);
-  if (what.kind == Kind::kWordPattern) return run_word_pattern(step, text, is_start, sink);
+  if (what.kind == SplitKind::kWordPattern) return run_word_pattern(step, text, is_start, sink);
   run_isolated(step, text, is_start, sink);
 }
 

@@ -19,7 +19,7 @@ void read_token(const JsonNode& node, std::string_view key, std::optional<std::s
 }
 
 // One template, or a list of named ones of which "default" counts.
-std::string read_template(const JsonNode& value) {
+std::string read_chat_template(const JsonNode& value) {
   if (!value.json().is_array()) return value.text();
   for (const JsonNode& entry : value.items()) {
     if (entry.at("name").text() == "default") return entry.at("template").text();
@@ -44,7 +44,7 @@ SpecialNames read_special_names(const std::filesystem::path& folder) {
     read_token(node, "eos_token", names.eos);
     read_token(node, "pad_token", names.pad);
     if (const auto value = node.find("chat_template"); value && names.chat_template.empty()) {
-      names.chat_template = read_template(*value);
+      names.chat_template = read_chat_template(*value);
     }
     hashes += name + io::hash_text(io::hash_bytes(text));
   }
