@@ -1,4 +1,6 @@
 // The `fsdp` binary: finds the verb, and turns every error into one line and an exit code.
+#include <ATen/Version.h>
+#include <torch/version.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -33,7 +35,8 @@ int run(const std::vector<std::string>& arguments) {
     return 0;
   }
   if (name == "--version") {
-    std::printf("fsdp " FSDP_VERSION " (%s)\n", fsdp::kernels::describe_cpu_isa().c_str());
+    std::printf("fsdp " FSDP_VERSION " (%s; LibTorch " TORCH_VERSION ": %s)\n",
+                fsdp::kernels::describe_cpu_isa().c_str(), at::get_cpu_capability().c_str());
     return 0;
   }
   const fsdp::app::Verb* verb = fsdp::app::find_verb(name);

@@ -27,7 +27,7 @@ def train(precision, steps, isa):
     """Milliseconds of the steps after the first ones."""
     output = os.path.join(FOLDER, "train")
     settings = {"data.path": os.path.join(FOLDER, "data"), "output.folder": output, "train.steps": WARMUP + steps,
-                "train.fit_minutes": 0, "train.max_minutes": 0, "train.log_every": 1, "shard.precision": precision}
+                "train.warmup_steps": 0, "train.fit_minutes": 0, "train.max_minutes": 0, "train.log_every": 1, "shard.precision": precision}
     subprocess.run([os.path.join(BIN, "fsdp"), "launch", "--nproc", "2", "--", "train", "configs/quickstart.toml",
                     *(f"--{key}={value}" for key, value in settings.items())],
                    cwd=ROOT, env=held_to(isa), check=True, stdout=subprocess.DEVNULL)

@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/mul.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -14,12 +13,13 @@
 #include <vector>
 
 #include "kernels/cpu_isa.h"
+#include "kernels/dense_product.h"
 #include "kernels/dispatch.h"
 #include "kernels/few_rows.h"
 #include "kernels/linear_parts.h"
 #include "kernels/many_rows.h"
 #include "kernels/pack.h"
-#include "kernels/raw/gemm.h"
+#include "kernels/raw/cpu_isa.h"
 #include "kernels/rowwise_scope.h"
 
 namespace fsdp::kernels {
@@ -29,9 +29,6 @@ namespace {
 // products of bf16 matrices, where there are some, are worth their operands' packing much earlier.
 constexpr int64_t kFewTokens = 128;
 constexpr int64_t kFewTokensBf16 = 32;
-// Columns of x that lie together for it: its rows, often a power of two apart, would share a few sets of the
-// first-level cache.
-constexpr int64_t kPanel = 64;
 // A piece of a gradient on its way into a slot stays in the second-level cache.
 constexpr int64_t kPieceNumel = int64_t{1} << 17;
 // A piece of a weight in bf16 that is widened for a product of fp32: 4 MiB, so that what widening costs and what it
@@ -52,31 +49,15 @@ const std::optional<c10::TypedOperatorHandle<OneDnnLinear>>& find_onednn() {
   return op;
 }
 
+// Its products for SSE4 take 2.5 times as long as MKL's, and it has none without vectors.
+bool has_fast_onednn() { return raw::cpu_isa() > raw::CpuIsa::kSse4; }
+
 int64_t few_tokens(at::ScalarType type) {
   return type == at::kBFloat16 && multiplies_bf16() ? kFewTokensBf16 : kFewTokens;
 }
 
-// inputs: a multiple of 16.
-void fill_from_few_tokens(const GradientSlot& slot, const at::Tensor& grad_TN, const at::Tensor& x_TK) {
-  const int64_t tokens = grad_TN.size(0), outputs = grad_TN.size(1), inputs = x_TK.size(1);
-  at::Tensor scaled_TN = grad_TN.to(at::kFloat);
-  if (slot.scale != 1) scaled_TN = scaled_TN * slot.scale;
-  const raw::LeftOperand left{scaled_TN.const_data_ptr<float>(), 1, outputs};
-  auto* target = slot.target.mutable_data_ptr<float>();
-  const int64_t panels = inputs / kPanel, paneled = panels * kPanel;
-  const at::Tensor x_PTK = at::empty({panels, tokens, kPanel}, scaled_TN.options());
-  x_PTK.copy_(x_TK.narrow(1, 0, paneled).unflatten(1, {panels, kPanel}).transpose(0, 1));
-  for (int64_t panel = 0; panel < panels; ++panel) {
-    raw::small_gemm(outputs, kPanel, tokens, left, x_PTK.const_data_ptr<float>() + panel * tokens * kPanel, kPanel,
-               target + panel * kPanel, inputs, slot.adds);
-  }
-  const int64_t rest = inputs - paneled;
-  const at::Tensor x_TR = x_TK.narrow(1, paneled, rest).to(at::kFloat).contiguous();
-  raw::small_gemm(outputs, rest, tokens, left, x_TR.const_data_ptr<float>(), rest, target + paneled, inputs, slot.adds);
-}
-
 at::Tensor product_fp32(const at::Tensor& a, const at::Tensor& b) {
-  if (!find_onednn()) return at::linear(a, b);
+  if (!find_onednn() || !has_fast_onednn()) return at::linear(a, b);
   return find_onednn()->call(a, b, std::nullopt, "none", c10::List<std::optional<at::Scalar>>(), std::nullopt);
 }
 
@@ -97,6 +78,9 @@ at::Tensor widened_product(const at::Tensor& a, const at::Tensor& b, at::ScalarT
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
   if (!a.is_cpu()) return at::linear(a, b);
+  const int64_t rows = a.numel() / std::max<int64_t>(1, a.size(-1));
+  if (prefers_dense_product(rows, a.scalar_type()) && fits_dense_product(a) && fits_dense_product(b))
+    return dense_product(a, b);
   if (a.scalar_type() == at::kFloat) return product_fp32(a, b);
   const bool widens = a.scalar_type() == at::kBFloat16 && !multiplies_bf16();
   return widens ? widened_product(a, b, at::kBFloat16) : at::linear(a, b);
@@ -108,11 +92,11 @@ void fill_weight_gradient(const GradientSlot& slot, const at::Tensor& grad_TN, c
           "fsdp::fill_weight_gradient");
   if (!grad_TN.is_cpu()) return on_device.call(slot.target, grad_TN, x_TK, slot.scale, slot.adds);
   const int64_t outputs = grad_TN.size(1), inputs = x_TK.size(1);
-  if (grad_TN.size(0) <= few_tokens(grad_TN.scalar_type()) && inputs % 16 == 0) {
-    fill_from_few_tokens(slot, grad_TN, x_TK);
-    return;
-  }
-  if (grad_TN.scalar_type() == at::kBFloat16 && !multiplies_bf16())  // once, not for each piece
+  const at::ScalarType type = grad_TN.scalar_type();
+  const bool prefers_dense = prefers_dense_gradient(type) || grad_TN.size(0) <= few_tokens(type);
+  if (prefers_dense && x_TK.scalar_type() == type && fits_dense_product(grad_TN) && fits_dense_product(x_TK))
+    return dense_gradient(grad_TN, x_TK, slot.scale, slot.target.mutable_data_ptr<float>(), slot.adds);
+  if (type == at::kBFloat16 && !multiplies_bf16())  // once, not for each piece
     return fill_weight_gradient(slot, grad_TN.to(at::kFloat), x_TK.to(at::kFloat));
   const at::Tensor x_KT = x_TK.t(), target = slot.target.view({-1});
   const int64_t rows = std::max<int64_t>(1, kPieceNumel / inputs);
@@ -127,6 +111,11 @@ namespace {
 
 at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& grad_TN, const at::Tensor& x_TK) {
   std::optional<GradientSlot> slot = find_gradient_slot(weight);
+  if (!slot && prefers_dense_gradient(grad_TN.scalar_type()) && weight.scalar_type() == at::kFloat) {
+    at::Tensor gradient = at::empty(weight.sizes(), weight.options().requires_grad(false));
+    fill_weight_gradient({gradient, false, 1, {}}, grad_TN, x_TK);
+    return gradient;
+  }
   if (!slot) return product(grad_TN.t(), x_TK.t());
   fill_weight_gradient(*slot, grad_TN, x_TK);
   return std::move(slot->stand_in);

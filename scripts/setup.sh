@@ -118,6 +118,28 @@ install_cuda_libraries() {
   touch "$site/.complete-cuda-$TORCH_VERSION"
 }
 
+# Ninja's "[N/M] what" as N of M and the minutes that are left at this pace: one line that changes on a terminal, else a
+# line for each tenth. Everything else, warnings and errors, stays as it is.
+show_progress() {
+  local line done all left last=-1
+  SECONDS=0
+  while IFS= read -r line; do
+    if [[ ! $line =~ ^\[([0-9]+)/([0-9]+)\] ]]; then
+      [[ $line == "ninja: no work to do." ]] || printf '%s\n' "$line"
+      continue
+    fi
+    done=${BASH_REMATCH[1]} all=${BASH_REMATCH[2]}
+    left=$(((SECONDS * (all - done) / done + 59) / 60))
+    if [ -t 1 ]; then
+      printf '\r== building: %d of %d, about %d min left ' "$done" "$all" "$left"
+      [ "$done" -lt "$all" ] || printf '\n'
+    elif [ $((10 * done / all)) -gt "$last" ]; then
+      last=$((10 * done / all))
+      say "building: $done of $all, about $left min left"
+    fi
+  done
+}
+
 main() {
   local parquet="" cuda=""
   for argument in "$@"; do
@@ -149,9 +171,8 @@ main() {
   say "configuring build/release with LibTorch in ${libtorch#"$PWD"/}"
   cmake --preset release "${options[@]}" >build-configure.log 2>&1 || { cat build-configure.log >&2; exit 1; }
   rm -f build-configure.log
-  say "building"
   # shellcheck disable=SC2086
-  cmake --build build/release --target ${FSDP_TARGETS:-fsdp_app} $parquet $cuda
+  cmake --build build/release --target ${FSDP_TARGETS:-fsdp_app} $parquet $cuda | show_progress
   mkdir -p bin
   ln -sfn ../build/release/bin/fsdp bin/fsdp
   say "ready: bin/fsdp"

@@ -4,6 +4,7 @@
 #include <hwy/targets.h>
 
 #include <array>
+#include <atomic>
 
 #include "kernels/raw/bf16_pairs.h"
 
@@ -28,6 +29,17 @@ constexpr std::array kEntries = {
 // Compiled, whatever the processor has. On Arm NEON is the baseline: there is no plainer set.
 constexpr int64_t kCompiled = HWY_TARGETS;
 
+// Asked once: each question is a trap to the host of a virtual machine, and makes Highway choose anew.
+int64_t processor_targets() {
+  static const int64_t targets = hwy::SupportedTargets();
+  return targets;
+}
+
+std::atomic<CpuIsa>& in_use() {
+  static std::atomic<CpuIsa> isa(available_cpu_isas().back());
+  return isa;
+}
+
 }  // namespace
 
 std::string_view name_of(CpuIsa isa) {
@@ -44,22 +56,15 @@ std::optional<CpuIsa> find_cpu_isa(std::string_view name) {
 
 std::vector<CpuIsa> available_cpu_isas() {
   static const std::vector<CpuIsa> available = [] {
-    const int64_t supported = hwy::SupportedTargets() & kCompiled;
     std::vector<CpuIsa> found;
     for (const Entry& entry : kEntries)
-      if ((supported & entry.target) != 0) found.push_back(entry.isa);
+      if ((processor_targets() & kCompiled & entry.target) != 0) found.push_back(entry.isa);
     return found;
   }();
   return available;
 }
 
-CpuIsa cpu_isa() {
-  const int64_t supported = hwy::SupportedTargets() & kCompiled;
-  const int64_t chosen = supported & -supported;  // lower bits are better sets
-  for (const Entry& entry : kEntries)
-    if ((chosen & entry.target) != 0) return entry.isa;
-  return CpuIsa::kScalar;
-}
+CpuIsa cpu_isa() { return in_use(); }
 
 bool has_bf16_pairs() {
 #if FSDP_HAS_BF16_PAIRS
@@ -72,13 +77,17 @@ bool has_bf16_pairs() {
 }
 
 void hold_cpu_isa(CpuIsa isa) {
-  available_cpu_isas();  // before any is ruled out
   int64_t better = 0;
   for (const Entry& entry : kEntries)
     if (entry.isa > isa) better |= entry.target;
-  hwy::DisableTargets(better);
+  // Not DisableTargets(): what that rules out is chosen again as soon as anyone asks for SupportedTargets().
+  hwy::SetSupportedTargetsForTest(processor_targets() & ~better);
+  in_use() = isa;
 }
 
-void release_cpu_isa() { hwy::DisableTargets(0); }
+void release_cpu_isa() {
+  hwy::SetSupportedTargetsForTest(0);
+  in_use() = available_cpu_isas().back();
+}
 
 }  // namespace fsdp::kernels::raw

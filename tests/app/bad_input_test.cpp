@@ -45,6 +45,8 @@ TEST_F(BadInput, Configuration) {
   expect_error(run_fsdp("train"), 2, "data.path is not set");
   expect_error(run_fsdp("trian"), 2, "unknown verb trian");
   expect_error(run_fsdp("prepare --out x y"), 2, "[fsdp prepare]");
+  expect_error(run_fsdp("--version", {"FSDP_CPU_ISA=avx9"}), 2,
+               "[FSDP_CPU_ISA] instruction set: got \"avx9\", expected one of native, scalar");
 }
 
 TEST_F(BadInput, DataThatIsMissingOrDamaged) {

@@ -5,7 +5,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "tests/app/command.h"
 #include "tests/io/temporary_folder.h"
@@ -37,5 +39,15 @@ class TrainingFixture : public testing::Test {
 };
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+using Lines = std::vector<nlohmann::json>;
+
+// Of a file with an object a line.
+inline Lines read_lines(const std::string& path) {
+  std::ifstream file(path);
+  Lines lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
+  return lines;
+}
 
 }  // namespace fsdp::app

@@ -13,18 +13,9 @@
 namespace fsdp::app {
 namespace {
 
-using Lines = std::vector<nlohmann::json>;
-
 std::string read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-Lines read_lines(const std::string& path) {
-  std::ifstream file(path);
-  Lines lines;
-  for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
-  return lines;
 }
 
 double number(const nlohmann::json& bits) {
@@ -279,6 +270,21 @@ TEST_F(Loop, MetricsTellUtilisationAndDataWaits) {
   const double flops = 6 * (4 * layer + 259 * 32) + 6 * 4 * 33 * 32;
   const auto line = read_lines(path("given") + "/metrics.jsonl").at(3);
   EXPECT_NEAR(line.at("mfu").get<double>(), line.at("tokens_per_s").get<double>() * flops / 1e12, 1e-9);
+}
+
+// Against a peak of a million operations a second, which every step passes: the fastest step so far is the peak.
+TEST_F(Loop, UtilisationIsNeverAboveOne) {
+  const CommandResult result = run_fsdp(run("passed", "--train.peak_tflops=1e-6"));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(contains(result.out, "above the 1e-06 that mfu was measured against")) << result.out;
+  double fastest = 0;
+  for (const auto& line : read_lines(path("passed") + "/metrics.jsonl")) {
+    if (!line.contains("loss")) continue;
+    const double speed = line.at("tokens_per_s").get<double>();
+    fastest = std::max(fastest, speed);
+    EXPECT_NEAR(line.at("mfu").get<double>(), speed / fastest, 1e-6);
+  }
+  EXPECT_GT(fastest, 0);
 }
 
 }  // namespace

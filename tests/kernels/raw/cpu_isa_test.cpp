@@ -1,5 +1,6 @@
 #include "kernels/raw/cpu_isa.h"
 
+#include "kernels/raw/gemm.h"
 #include "tests/kernels/raw/each_isa.h"
 
 namespace fsdp::kernels::raw {
@@ -20,6 +21,19 @@ TEST(CpuIsas, TheBestIsInUseUntilOneIsHeld) {
   EXPECT_EQ(available_cpu_isas(), available);
   release_cpu_isa();
   EXPECT_EQ(cpu_isa(), available.back());
+}
+
+// Without multiply-adds a product is rounded before it is added; with them 2^-24 of it survives.
+TEST(CpuIsas, AreWhatKernelsRunWith) {
+  const float a = 1 + 0x1p-12f, minus_square = -(1 + 0x1p-11f);
+  const std::vector<float> left = {1, a};
+  for_each_isa([&] {
+    if (cpu_isa() != CpuIsa::kSse4 && cpu_isa() != CpuIsa::kAvx2) return;
+    std::vector<float> b(2 * kLanes, minus_square), c(kLanes);
+    for (int64_t i = kLanes; i < 2 * kLanes; ++i) b[static_cast<size_t>(i)] = a;
+    small_gemm(1, kLanes, 2, {left.data(), 2, 1}, b.data(), kLanes, c.data(), kLanes, false);
+    EXPECT_EQ(c[0], cpu_isa() == CpuIsa::kSse4 ? 0.0f : 0x1p-24f);
+  });
 }
 
 #if defined(__x86_64__)

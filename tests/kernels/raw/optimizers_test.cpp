@@ -60,11 +60,12 @@ TEST(RawAdamW, EqualsTheFormulaInDoublePrecision) {
 constexpr double kMomentum = 0.9, kDampening = 0.3;
 
 SGDFactors sgd_factors(bool first) {
+  const auto momentum = static_cast<float>(kMomentum), keep = static_cast<float>(1 - kDampening);
   return {static_cast<float>(kLr),
-          first ? 0 : static_cast<float>(kMomentum),
-          first ? 1 : static_cast<float>(1 - kDampening),
+          first ? 0 : momentum,
+          first ? 1 : keep,
           static_cast<float>(kDecay),
-          static_cast<float>(kMomentum),
+          momentum,
           static_cast<float>(kGradientFactor)};
 }
 

@@ -69,7 +69,7 @@ void check_forward(Shape shape) {
     for (int64_t i = 0; i < shape.width; ++i) {
       const double expected = to_float(x.data()[i]) * rstd * to_float(of.weight.data()[i]);
       // What is normalised is rounded before the weight is applied, and after it.
-      ASSERT_NEAR(of.y[row * shape.width + i], expected, (kFine + 2 * kRounding<T>)*std::abs(expected));
+      ASSERT_NEAR(of.y[row * shape.width + i], expected, std::abs(expected) * (kFine + 2 * kRounding<T>));
     }
   }
   ASSERT_TRUE(of.sum.is_intact() && of.y.is_intact() && of.rstd.is_intact());

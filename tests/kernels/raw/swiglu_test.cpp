@@ -26,7 +26,7 @@ void check_forward(int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     const double g = to_float(gate.data()[i]), expected = g * sigmoid(g) * to_float(up.data()[i]);
     // silu is rounded, then the product. What is smaller than 1e-30 may be lost.
-    ASSERT_NEAR(y[i], expected, (kFine + 2 * kRounding<T>)*std::abs(expected) + 1e-30) << count << " at " << i;
+    ASSERT_NEAR(y[i], expected, 1e-30 + std::abs(expected) * (kFine + 2 * kRounding<T>)) << count << " at " << i;
   }
   ASSERT_TRUE(y.is_intact()) << count;
 }
@@ -66,7 +66,7 @@ void check_backward(int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     const double g = to_float(gate.data()[i]), gy = to_float(grad_y.data()[i]), s = sigmoid(g);
     const double for_up = gy * g * s;
-    ASSERT_NEAR(grad_up[i], for_up, (kFine + 2 * kRounding<T>)*std::abs(for_up) + 1e-30) << count << " at " << i;
+    ASSERT_NEAR(grad_up[i], for_up, 1e-30 + std::abs(for_up) * (kFine + 2 * kRounding<T>)) << count << " at " << i;
     // d silu / dg = s + g s (1 - s), whose terms cancel near g = -1.28.
     const double outer = gy * to_float(up.data()[i]), for_gate = outer * (s + g * s * (1 - s));
     const double size = std::abs(outer) * (s + std::abs(g) * s * (1 - s));

@@ -1,0 +1,22 @@
+// Large products of fp32 and bf16 by our own tiles (raw/dense_gemm.h), on all threads.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace fsdp::kernels {
+
+// Whether they are faster than the libraries' here: `rows` times a weight.
+bool prefers_dense_product(int64_t rows, at::ScalarType type);
+// Likewise for a weight's gradient.
+bool prefers_dense_gradient(at::ScalarType type);
+
+// Whether they read x [.., K]: along or across its rows its numbers lie together.
+bool fits_dense_product(const at::Tensor& x);
+
+// y [.., N] = a [.., K] b [N, K]^T of one dtype. On the CPU.
+at::Tensor dense_product(const at::Tensor& a, const at::Tensor& b);
+
+// c [N, K] = scale * a [T, N]^T b [T, K], added to c if `add`; a and b of one dtype, c fp32 and contiguous. On the CPU.
+void dense_gradient(const at::Tensor& a_TN, const at::Tensor& b_TK, double scale, float* c, bool add);
+
+}  // namespace fsdp::kernels
