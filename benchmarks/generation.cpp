@@ -15,7 +15,7 @@
 #include "benchmarks/measure.h"
 #include "io/safetensors.h"
 #include "kernels/parallel_for.h"
-#include "kernels/simd.h"
+#include "kernels/raw/sum_squares.h"
 #include "train/generation.h"
 #include "train/inference_model.h"
 
@@ -66,31 +66,25 @@ void write_model(const fs::path& folder, bool is_bf16) {
   std::ofstream(folder / "config.json") << config.dump(2) << "\n";
 }
 
-FSDP_SIMD_CLONES float sum_of(const float* from, int64_t count) {
-  kernels::simd::Float sums[4] = {};
-  for (int64_t i = 0; i + 64 <= count; i += 64)
-    for (int j = 0; j < 4; ++j) sums[j] += kernels::simd::load(from + i + 16 * j);
-  return kernels::simd::sum(sums[0] + sums[1] + sums[2] + sums[3]);
-}
-
 // Least milliseconds that all threads need to read what one forward reads.
 double read_ms(models::Decoder& model) {
   std::vector<at::Tensor> weights;
   for (const at::Tensor& parameter : model->parameters()) weights.push_back(parameter.view(-1).view(at::kFloat));
   double least = 1e30;
   for (int round = 0; round < 5; ++round) {
-    std::vector<float> sums(static_cast<size_t>(at::get_num_threads()) * 16);
+    std::vector<double> sums(static_cast<size_t>(at::get_num_threads()) * 16);
     Stopwatch watch;
     kernels::parallel_for(0, at::get_num_threads(), 1, [&](int64_t begin, int64_t end) {
       for (int64_t thread = begin; thread < end; ++thread)
         for (const at::Tensor& weight : weights) {
           const int64_t first = weight.numel() * thread / at::get_num_threads(),
                         last = weight.numel() * (thread + 1) / at::get_num_threads();
-          sums[static_cast<size_t>(thread) * 16] += sum_of(weight.const_data_ptr<float>() + first, last - first);
+          sums[static_cast<size_t>(thread) * 16] +=
+              kernels::raw::sum_squares(weight.const_data_ptr<float>() + first, last - first);
         }
     });
     least = std::min(least, watch.lap());
-    if (sums[0] == 1e30f) std::puts("");  // the sums are needed
+    if (sums[0] == 1e30) std::puts("");  // the sums are needed
   }
   return least;
 }

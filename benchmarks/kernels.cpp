@@ -1,5 +1,5 @@
-// Our CPU kernels against LibTorch's operators for the same, in turns, one thread: medians, quartiles, and what a copy of
-// the bytes that must move takes. FSDP_CPU_ISA holds both to an instruction set. The last line is JSON.
+// Our CPU kernels against LibTorch's operators for the same, in turns, one thread: medians, quartiles, and what a copy
+// of the bytes that must move takes. FSDP_CPU_ISA holds both to an instruction set. The last line is JSON.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/torch.h>
@@ -118,7 +118,10 @@ void add_flat(Comparison& comparison, at::ScalarType dtype, int64_t numel) {
       [=] { at::Tensor(to).add_(gradient, 0.5); }, (8 + size) * numel);
   if (dtype != at::kFloat) return;
   comparison.add(
-      "sum of chunks" + label, [=] { kernels::sum_chunks(to, {a, b}, false); },
+      "sum of chunks" + label,
+      [=] {
+        kernels::sum_chunks(to, {a, b}, false);
+      },
       [=] {
         at::Tensor out = to;
         at::add_out(out, a, b);
@@ -146,9 +149,11 @@ void add_adamw(Comparison& comparison, int64_t numel) {
     at::_fused_adamw_({weight}, {gradient}, {m}, {v}, {}, {step}, 1e-3, 0.9, 0.999, 0.1, 1e-8, false, false);
   };
   comparison.add(
-      "AdamW" + label_of(at::kFloat, numel, " numbers"), [=] { kernels::adamw_step(weight, gradient, m, v, {}, options); }, fused, 28 * numel);
+      "AdamW" + label_of(at::kFloat, numel, " numbers"),
+      [=] { kernels::adamw_step(weight, gradient, m, v, {}, options); }, fused, 28 * numel);
   comparison.add(
-      "AdamW, bf16 copy" + label_of(at::kFloat, numel, " numbers"), [=] { kernels::adamw_step(weight, gradient, m, v, copy, options); },
+      "AdamW, bf16 copy" + label_of(at::kFloat, numel, " numbers"),
+      [=] { kernels::adamw_step(weight, gradient, m, v, copy, options); },
       [=] {
         fused();
         at::Tensor(copy).copy_(weight);
@@ -223,15 +228,14 @@ void add_rope(Comparison& comparison, at::ScalarType dtype, int64_t tokens) {
     const auto halves = x.chunk(2, -1);
     return x * cos.unsqueeze(1) + at::cat({-halves[1], halves[0]}, -1) * sin.unsqueeze(1);
   };
-  comparison.add(
-      "rope" + label_of(dtype, tokens, " tokens"),
-      training(
-          [=] {
-            const auto [rotated_q, rotated_k] = kernels::apply_rope(q, k, cos, sin);
-            return rotated_q.sum() + rotated_k.sum();
-          },
-          {q, k}),
-      training([=] { return rotated(q).sum() + rotated(k).sum(); }, {q, k}), 0);
+  comparison.add("rope" + label_of(dtype, tokens, " tokens"),
+                 training(
+                     [=] {
+                       const auto [rotated_q, rotated_k] = kernels::apply_rope(q, k, cos, sin);
+                       return rotated_q.sum() + rotated_k.sum();
+                     },
+                     {q, k}),
+                 training([=] { return rotated(q).sum() + rotated(k).sum(); }, {q, k}), 0);
 }
 
 // What tokens of generation are made of: few rows against a weight, attention over a cache, weights of a softmax.
@@ -239,20 +243,20 @@ void add_generation(Comparison& comparison, at::ScalarType dtype, int64_t rows) 
   const std::string label = label_of(dtype, rows, " rows");
   const at::Tensor x = at::randn({rows, 1, kHidden}).to(dtype), weight = at::randn({kFfn, kHidden}).to(dtype);
   for (const auto kind : {kernels::Rowwise::kFewRows, kernels::Rowwise::kManyRows})
-    comparison.add(
-        (kind == kernels::Rowwise::kFewRows ? "few rows" : "many rows") + label,
-        [=] {
-          const at::NoGradGuard no_grad;
-          const kernels::RowwiseScope scope(kind);
-          kernels::linear(x, weight);
-        },
-        [=] {
-          const at::NoGradGuard no_grad;
-          at::linear(x, weight);
-        },
-        static_cast<int64_t>(weight.nbytes()));
+    comparison.add((kind == kernels::Rowwise::kFewRows ? "few rows" : "many rows") + label,
+                   [=] {
+                     const at::NoGradGuard no_grad;
+                     const kernels::RowwiseScope scope(kind);
+                     kernels::linear(x, weight);
+                   },
+                   [=] {
+                     const at::NoGradGuard no_grad;
+                     at::linear(x, weight);
+                   },
+                   static_cast<int64_t>(weight.nbytes()));
   constexpr int64_t kLength = 1000, kKeyHeads = 2, kHeads = 8, kDim = 64;
-  const at::Tensor q = at::randn({rows, 1, kHeads, kDim}).to(dtype), k = at::randn({rows, kKeyHeads, kLength, kDim}).to(dtype),
+  const at::Tensor q = at::randn({rows, 1, kHeads, kDim}).to(dtype),
+                   k = at::randn({rows, kKeyHeads, kLength, kDim}).to(dtype),
                    v = at::randn({rows, kKeyHeads, kLength, kDim}).to(dtype);
   std::vector<int64_t> rows_of, starts(static_cast<size_t>(rows), kLength - 1);
   for (int64_t row = 0; row < rows; ++row) rows_of.push_back(row);
@@ -325,9 +329,8 @@ int main(int argc, char** argv) try {
     for (const int64_t tokens : {256, 2048})
       for (const int64_t window : {0, 128}) add_attention(comparison, dtype, tokens, window);
   }
-  const nlohmann::json result{{"isa", fsdp::kernels::describe_cpu_isa()},
-                              {"aten", at::get_cpu_capability()},
-                              {"rows", comparison.result()}};
+  const nlohmann::json result{
+      {"isa", fsdp::kernels::describe_cpu_isa()}, {"aten", at::get_cpu_capability()}, {"rows", comparison.result()}};
   std::printf("%s\n", result.dump().c_str());
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());

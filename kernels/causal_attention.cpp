@@ -81,7 +81,8 @@ attention::TokenRows<Raw<T>> rows_of(const at::Tensor& x_BTHD) {
 }
 
 std::tuple<at::Tensor, at::Tensor> causal_attention_forward_cpu(const at::Tensor& q_BTHD, const at::Tensor& k_BTKD,
-                                               const at::Tensor& v_BTKD, at::IntArrayRef lengths, int64_t window) {
+                                                                const at::Tensor& v_BTKD, at::IntArrayRef lengths,
+                                                                int64_t window) {
   check_causal_attention(q_BTHD, k_BTKD, v_BTKD);
   check_documents(q_BTHD, lengths, window);
   const Tokens q(q_BTHD), k(k_BTKD), v(v_BTKD);
@@ -92,7 +93,7 @@ std::tuple<at::Tensor, at::Tensor> causal_attention_forward_cpu(const at::Tensor
   dispatch_dtype("causal_attention", q_BTHD, [&](auto zero) {
     using T = decltype(zero);
     const attention::ForwardTensors<Raw<T>> tensors = {q.rows<T>(), k.rows<T>(), v.rows<T>(), rows_of<T>(y),
-                                       log_sum_exp.mutable_data_ptr<float>()};
+                                                       log_sum_exp.mutable_data_ptr<float>()};
     if constexpr (std::is_same_v<T, at::BFloat16>) {
       if (raw::has_pair_gemm()) {
         return for_each(tasks, attention::paired_forward_bytes(sizes), [&](const Task& task, Scratch memory) {
@@ -106,10 +107,9 @@ std::tuple<at::Tensor, at::Tensor> causal_attention_forward_cpu(const at::Tensor
   return {y, log_sum_exp};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> causal_attention_backward_cpu(const at::Tensor& grad_y_BTHD, const at::Tensor& q_BTHD,
-                                                            const at::Tensor& k_BTKD, const at::Tensor& v_BTKD,
-                                                            const at::Tensor& y_BTHD, const at::Tensor& log_sum_exp,
-                                                            at::IntArrayRef lengths, int64_t window) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> causal_attention_backward_cpu(
+    const at::Tensor& grad_y_BTHD, const at::Tensor& q_BTHD, const at::Tensor& k_BTKD, const at::Tensor& v_BTKD,
+    const at::Tensor& y_BTHD, const at::Tensor& log_sum_exp, at::IntArrayRef lengths, int64_t window) {
   check_documents(q_BTHD, lengths, window);
   const Tokens grad(grad_y_BTHD), q(q_BTHD), k(k_BTKD), v(v_BTKD), y(y_BTHD);
   const auto tasks = make_tasks(q_BTHD, k_BTKD.size(2), lengths);
@@ -118,9 +118,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> causal_attention_backward_cpu(con
              grad_v = at::empty(v_BTKD.sizes(), v_BTKD.options());
   dispatch_dtype("causal_attention_backward", q_BTHD, [&](auto zero) {
     using T = decltype(zero);
-    const attention::BackwardTensors<Raw<T>> tensors = {grad.rows<T>(),     q.rows<T>(),        k.rows<T>(),
-                                        v.rows<T>(),        y.rows<T>(),        log_sum_exp.const_data_ptr<float>(),
-                                        rows_of<T>(grad_q), rows_of<T>(grad_k), rows_of<T>(grad_v)};
+    const attention::BackwardTensors<Raw<T>> tensors = {
+        grad.rows<T>(),     q.rows<T>(),        k.rows<T>(),
+        v.rows<T>(),        y.rows<T>(),        log_sum_exp.const_data_ptr<float>(),
+        rows_of<T>(grad_q), rows_of<T>(grad_k), rows_of<T>(grad_v)};
     if constexpr (std::is_same_v<T, at::BFloat16>) {
       if (raw::has_pair_gemm()) {
         return for_each(tasks, attention::paired_backward_bytes(sizes), [&](const Task& task, Scratch memory) {

@@ -50,8 +50,8 @@ double row_loss(const T* logits, float log_sum_exp, int64_t target, const LossTe
   return loss;
 }
 
-std::tuple<at::Tensor, at::Tensor> cross_entropy_forward_cpu(const at::Tensor& logits_NV, const at::Tensor& targets_N, bool mean,
-                                               double z_loss, double label_smoothing) {
+std::tuple<at::Tensor, at::Tensor> cross_entropy_forward_cpu(const at::Tensor& logits_NV, const at::Tensor& targets_N,
+                                                             bool mean, double z_loss, double label_smoothing) {
   const LossTerms terms{z_loss, label_smoothing};
   check_cross_entropy(logits_NV, targets_N, terms);
   const at::Tensor logits = logits_NV.contiguous(), targets = targets_N.contiguous();
@@ -79,8 +79,9 @@ std::tuple<at::Tensor, at::Tensor> cross_entropy_forward_cpu(const at::Tensor& l
   return {at::scalar_tensor(loss, logits.options().dtype(at::kFloat)), normaliser};
 }
 
-at::Tensor cross_entropy_backward_cpu(const at::Tensor& grad_loss, const at::Tensor& logits_NV, const at::Tensor& targets_N,
-                        const at::Tensor& normaliser, bool mean, double z_loss, double label_smoothing) {
+at::Tensor cross_entropy_backward_cpu(const at::Tensor& grad_loss, const at::Tensor& logits_NV,
+                                      const at::Tensor& targets_N, const at::Tensor& normaliser, bool mean,
+                                      double z_loss, double label_smoothing) {
   const LossTerms terms{z_loss, label_smoothing};
   const at::Tensor logits = logits_NV.contiguous(), targets = targets_N.contiguous();
   const int64_t count = logits.size(0), vocab = logits.size(1);

@@ -87,7 +87,9 @@ struct Embedding : torch::autograd::Function<Embedding> {
   }
 };
 
-at::Tensor differentiable_embedding(const at::Tensor& weight, const at::Tensor& ids) { return Embedding::apply(weight, ids); }
+at::Tensor differentiable_embedding(const at::Tensor& weight, const at::Tensor& ids) {
+  return Embedding::apply(weight, ids);
+}
 
 }  // namespace
 

@@ -51,7 +51,8 @@ void multiply_pairs(const at::Tensor& x, const at::Tensor& weight, at::Tensor& y
 void multiply_tiles(const at::Tensor& x, const at::Tensor& weight, at::Tensor& y) {
   const int64_t outputs = weight.size(0), k = weight.size(1), rows = x.numel() / k;
   const at::Tensor packed = at::empty({raw::amx::packed_size(rows, k)}, x.options().requires_grad(false));
-  raw::amx::pack(raw_data(x.const_data_ptr<at::BFloat16>()), rows, k, raw_data(packed.mutable_data_ptr<at::BFloat16>()));
+  raw::amx::pack(raw_data(x.const_data_ptr<at::BFloat16>()), rows, k,
+                 raw_data(packed.mutable_data_ptr<at::BFloat16>()));
   const auto* from = raw_data(packed.const_data_ptr<at::BFloat16>());
   const auto* w = raw_data(weight.const_data_ptr<at::BFloat16>());
   auto* to = raw_data(y.mutable_data_ptr<at::BFloat16>());

@@ -86,13 +86,15 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
   }
 };
 
-at::Tensor linear_cross_entropy_without_gradient(const at::Tensor& x_NE, const at::Tensor& weight_VE, const at::Tensor& targets_N, bool mean,
-                            double z_loss, double label_smoothing) {
+at::Tensor linear_cross_entropy_without_gradient(const at::Tensor& x_NE, const at::Tensor& weight_VE,
+                                                 const at::Tensor& targets_N, bool mean, double z_loss,
+                                                 double label_smoothing) {
   return forward_sums(x_NE, weight_VE, targets_N, mean, {z_loss, label_smoothing}).loss;
 }
 
-at::Tensor differentiable_linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor& weight_VE, const at::Tensor& targets_N, bool mean,
-                          double z_loss, double label_smoothing) {
+at::Tensor differentiable_linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor& weight_VE,
+                                               const at::Tensor& targets_N, bool mean, double z_loss,
+                                               double label_smoothing) {
   return LinearCrossEntropy::apply(x_NE, weight_VE, targets_N, mean, z_loss, label_smoothing);
 }
 
@@ -121,6 +123,8 @@ TORCH_LIBRARY_FRAGMENT(fsdp, library) {
       "-> Tensor");
 }
 TORCH_LIBRARY_IMPL(fsdp, CPU, library) { library.impl("linear_cross_entropy", linear_cross_entropy_without_gradient); }
-TORCH_LIBRARY_IMPL(fsdp, Autograd, library) { library.impl("linear_cross_entropy", differentiable_linear_cross_entropy); }
+TORCH_LIBRARY_IMPL(fsdp, Autograd, library) {
+  library.impl("linear_cross_entropy", differentiable_linear_cross_entropy);
+}
 
 }  // namespace fsdp::kernels

@@ -81,11 +81,12 @@ struct Widened {
   void begin(const WeightPart& part) {
     wide.resize(static_cast<size_t>(kOutputs * kDepth));
     for (int64_t output = 0; output < part.outputs; ++output)
-      raw::widen(weight + (part.first_output + output) * depth + part.first, wide.data() + output * part.depth, part.depth);
+      raw::widen(weight + (part.first_output + output) * depth + part.first, wide.data() + output * part.depth,
+                 part.depth);
   }
   void add(const WeightPart& part, const Word* panel, int64_t width, float* sums) const {
     raw::small_gemm(part.outputs, width, part.depth, {wide.data(), part.depth, 1}, panel, width, sums, width,
-               part.first > 0);
+                    part.first > 0);
   }
 };
 
@@ -96,8 +97,8 @@ struct InPairs {
   void begin(const WeightPart&) {}
   void add(const WeightPart& part, const Word* panel, int64_t width, float* sums) const {
     const Bf16Pair* from = weight + part.first_output * depth + part.first;
-    raw::pair_gemm(part.outputs, width, part.depth, {from, depth, 1}, reinterpret_cast<const Bf16Pair*>(panel), width, sums,
-              width, part.first > 0);
+    raw::pair_gemm(part.outputs, width, part.depth, {from, depth, 1}, reinterpret_cast<const Bf16Pair*>(panel), width,
+                   sums, width, part.first > 0);
   }
 };
 
@@ -115,8 +116,8 @@ void multiply_group(Product& product, const Panels& x, int64_t first_panel, int6
   }
   for (int64_t panel = first_panel; panel < last_panel; ++panel) {
     const int64_t row = panel * kPanelRows;
-    raw::unpack_panel(sums + (panel - first_panel) * kPanelSums, outputs, x.width(panel), std::min(kPanelRows, x.rows - row),
-           y + row * stride + first_output, stride);
+    raw::unpack_panel(sums + (panel - first_panel) * kPanelSums, outputs, x.width(panel),
+                      std::min(kPanelRows, x.rows - row), y + row * stride + first_output, stride);
   }
 }
 
@@ -161,7 +162,8 @@ bool fits_many_rows(const at::Tensor& x, const at::Tensor& weight) {
 
 at::Tensor many_rows_product(const at::Tensor& x, const at::Tensor& weight) {
   const bool is_bf16 = x.scalar_type() == at::kBFloat16;
-  if (is_bf16 && raw::amx::fits(weight.size(0), weight.size(1)) && raw::amx::is_available()) return few_rows_product(x, weight);
+  if (is_bf16 && raw::amx::fits(weight.size(0), weight.size(1)) && raw::amx::is_available())
+    return few_rows_product(x, weight);
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = weight.size(0);
   at::Tensor y = at::empty(shape, x.options().requires_grad(false));

@@ -94,20 +94,21 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_forward_cpu(const at::Tensor& x, con
   return {y, rstd};
 }
 
-std::tuple<at::Tensor, at::Tensor> rms_norm_backward_cpu(const at::Tensor& grad_y, const at::Tensor& x, const at::Tensor& weight,
-                                                const at::Tensor& rstd) {
+std::tuple<at::Tensor, at::Tensor> rms_norm_backward_cpu(const at::Tensor& grad_y, const at::Tensor& x,
+                                                         const at::Tensor& weight, const at::Tensor& rstd) {
   return run_backward(grad_y, {}, x, weight, rstd);
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> add_rms_norm_forward_cpu(const at::Tensor& x, const at::Tensor& residual,
-                                                               const at::Tensor& weight, double eps) {
+                                                                        const at::Tensor& weight, double eps) {
   check_residual(x, residual);
   return run_forward(x, residual, weight, eps);
 }
 
-std::tuple<at::Tensor, at::Tensor> add_rms_norm_backward_cpu(const at::Tensor& grad_y, const std::optional<at::Tensor>& grad_sum,
-                                                    const at::Tensor& sum, const at::Tensor& weight,
-                                                    const at::Tensor& rstd) {
+std::tuple<at::Tensor, at::Tensor> add_rms_norm_backward_cpu(const at::Tensor& grad_y,
+                                                             const std::optional<at::Tensor>& grad_sum,
+                                                             const at::Tensor& sum, const at::Tensor& weight,
+                                                             const at::Tensor& rstd) {
   return run_backward(grad_y, grad_sum.value_or(at::Tensor()), sum, weight, rstd);
 }
 
@@ -167,13 +168,13 @@ at::Tensor differentiable_rms_norm(const at::Tensor& x, const at::Tensor& weight
 }
 
 std::tuple<at::Tensor, at::Tensor> add_rms_norm_without_gradient(const at::Tensor& x, const at::Tensor& residual,
-                                                        const at::Tensor& weight, double eps) {
+                                                                 const at::Tensor& weight, double eps) {
   auto [sum, y, rstd] = add_rms_norm_forward_cpu(x, residual, weight, eps);
   return {sum, y};
 }
 
 std::tuple<at::Tensor, at::Tensor> differentiable_add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
-                                                      const at::Tensor& weight, double eps) {
+                                                               const at::Tensor& weight, double eps) {
   const auto results = AddRmsNorm::apply(x, residual, weight, eps);
   return {results[0], results[1]};
 }

@@ -52,7 +52,7 @@ at::Tensor swiglu_forward_cpu(const at::Tensor& gate, const at::Tensor& up) {
 }
 
 std::tuple<at::Tensor, at::Tensor> swiglu_backward_cpu(const at::Tensor& grad_y, const at::Tensor& gate,
-                                                const at::Tensor& up) {
+                                                       const at::Tensor& up) {
   check_swiglu(gate, up);
   const at::Tensor grad = grad_y.contiguous(), g = with_dense_rows(gate), u = with_dense_rows(up);
   auto [grad_gate, grad_up] = empty_beside_each_other(g, u);

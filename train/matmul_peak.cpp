@@ -33,14 +33,15 @@ struct Route {
 };
 
 // c = product(a, b) of square matrices.
-Route make_square_route(const at::TensorOptions& options, std::function<void(at::Tensor& c, const at::Tensor& a,
-                                                                             const at::Tensor& b)> product) {
+Route make_square_route(const at::TensorOptions& options,
+                        std::function<void(at::Tensor& c, const at::Tensor& a, const at::Tensor& b)> product) {
   struct Operands {
     at::Tensor a, b, c;
   };
   const auto multiply = [options, product = std::move(product), x = Operands{}](int64_t size) mutable {
     if (!x.a.defined() || x.a.size(0) != size)
-      x = {at::full({size, size}, 0.5, options), at::full({size, size}, 0.25, options), at::empty({size, size}, options)};
+      x = {at::full({size, size}, 0.5, options), at::full({size, size}, 0.25, options),
+           at::empty({size, size}, options)};
     product(x.c, x.a, x.b);
     await(x.c);
     return 2 * std::pow(static_cast<double>(size), 3);
@@ -74,8 +75,8 @@ Route make_tile_route(c10::ScalarType dtype) {
 
 std::vector<Route> make_routes(c10::ScalarType dtype, c10::Device device) {
   const at::TensorOptions options = at::device(device).dtype(dtype);
-  std::vector<Route> routes = {make_square_route(
-      options, [](at::Tensor& c, const at::Tensor& a, const at::Tensor& b) { at::mm_out(c, a, b); })};
+  std::vector<Route> routes = {
+      make_square_route(options, [](at::Tensor& c, const at::Tensor& a, const at::Tensor& b) { at::mm_out(c, a, b); })};
   if (!device.is_cpu()) return routes;
   routes.push_back(make_square_route(
       options, [](at::Tensor& c, const at::Tensor& a, const at::Tensor& b) { c = kernels::product(a, b); }));

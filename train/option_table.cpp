@@ -169,7 +169,8 @@ std::vector<Option> train_options() {
        "the same bits again on the same machine and number of threads, whatever operators and libraries would like to "
        "do"},
       {"train.peak_tflops", FSDP_SLOT(train.peak_tflops), at_least(0),
-       "of one rank, in 10^12 floating point operations per second: what mfu is measured against; 0: what the fastest matrix "
+       "of one rank, in 10^12 floating point operations per second: what mfu is measured against; 0: what the fastest "
+       "matrix "
        "multiplication reaches, tried for 0.3 s at the start"},
       {"train.z_loss", FSDP_SLOT(train.z_loss), at_least(0),
        "adds this x log(sum(exp(logits)))^2 to each target's loss, which keeps logits small; 0: none; usual: 1e-4"},

@@ -331,8 +331,8 @@ class Run {
                   std::to_string(model_.root.num_units()) + " units; " + std::to_string(world_.size) + " rank(s) (" +
                   launcher_name() + "); " + config_.shard.strategy + ", " + config_.shard.precision + ", " +
                   transport_text());
-    console_.line("train: " + describe(threads_) + describe(device_) +
-                  "; " + kernels::describe_cpu_isa() + format_text("; %.3g TFLOP/s each", 1e-12 * peak_flops_) +
+    console_.line("train: " + describe(threads_) + describe(device_) + "; " + kernels::describe_cpu_isa() +
+                  format_text("; %.3g TFLOP/s each", 1e-12 * peak_flops_) +
                   (config_.train.deterministic ? "; deterministic" : ""));
     console_.line("train: " + describe(trainer_.schedule()));
     console_.line("train: " + with_thousands(tokens_per_step(config_)) + " tokens per step of " +
@@ -361,8 +361,7 @@ class Run {
   double utilisation(double tokens_per_s) {
     const double reached = tokens_per_s * flops_per_token_ / world_.size;
     if (reached > peak_flops_) {
-      console_.line(format_text("train: a step reached %.3g TFLOP/s each, above the %.3g that mfu was measured against; "
-                                "from here on it is measured against the higher",
+      console_.line(format_text("train: a step reached %.3g TFLOP/s each, above the %.3g of products: mfu's new peak",
                                 1e-12 * reached, 1e-12 * peak_flops_));
       peak_flops_ = reached;
     }

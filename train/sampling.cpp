@@ -51,7 +51,7 @@ int64_t Sampler::draw(std::span<const float> all_logits) {
   weights_.resize(logits.size());
   const int64_t best =
       kernels::raw::softmax_weights(logits.data(), static_cast<int64_t>(logits.size()),
-                               is_greedy ? 1.0f : static_cast<float>(1 / options_.temperature), weights_.data());
+                                    is_greedy ? 1.0f : static_cast<float>(1 / options_.temperature), weights_.data());
   if (best < 0) {
     throw Error(ErrorCode::kNonFinite,
                 "[generate] logits: got none above minus infinity. The model's weights are "

@@ -44,8 +44,8 @@ std::string utc_now() {
 
 // A snapshot is read by the disk: training finds its own data in the cache after it.
 void copy_past_cache(void* to, const void* from, size_t bytes) {
-  kernels::raw::copy_bytes(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), static_cast<int64_t>(bytes),
-                      kernels::raw::Stores::kPastCache);
+  kernels::raw::copy_bytes(static_cast<std::byte*>(to), static_cast<const std::byte*>(from),
+                           static_cast<int64_t>(bytes), kernels::raw::Stores::kPastCache);
 }
 
 std::string random_token() {

@@ -91,9 +91,9 @@ HWY_INLINE void dot_rows(const float* a_PW, const float* b_PW, int64_t padded, i
 }
 
 struct ForwardBuffers {
-  float *k_WP, *v_PW;         // of the key head
-  float *rows_PW, *y_QW;      // of k, then of the query head
-  float* scores_QP;           // of the block
+  float *k_WP, *v_PW;     // of the key head
+  float *rows_PW, *y_QW;  // of k, then of the query head
+  float* scores_QP;       // of the block
 
   ForwardBuffers(Scratch& memory, int64_t padded, int64_t width) {
     k_WP = memory.take<float>(spread_stride(padded) * width);

@@ -48,7 +48,8 @@ void pair_columns(const Bf16* from_PW, int64_t padded, int64_t width, Bf16Pair* 
 // [P, W] -> [2P, W]: pairs along the tokens.
 void pair_rows(const Bf16* from_PW, int64_t padded, int64_t width, Bf16Pair* to_PW) {
   for (int64_t row = 0; row < padded; row += 2, from_PW += 2 * width, to_PW += width)
-    for (int64_t i = 0; i < width; ++i) to_PW[i] = from_PW[i].bits | static_cast<Bf16Pair>(from_PW[width + i].bits) << 16;
+    for (int64_t i = 0; i < width; ++i)
+      to_PW[i] = from_PW[i].bits | static_cast<Bf16Pair>(from_PW[width + i].bits) << 16;
 }
 
 PairedOperand rows_of(const Bf16* from, int64_t width) {
@@ -69,8 +70,7 @@ struct Running {
 
 // Scores of one query over a block of `keys` to weights e^(score * scale - top), 0 where it sees nothing. Returns what
 // sums with earlier weights have to be multiplied with.
-HWY_INLINE float weigh_row(float* scores, Visible seen, int64_t keys, float scale, Running* running,
-                                 Bf16* weights) {
+HWY_INLINE float weigh_row(float* scores, Visible seen, int64_t keys, float scale, Running* running, Bf16* weights) {
   if (seen.begin >= seen.end) {
     std::memset(weights, 0, static_cast<size_t>(keys) * sizeof(Bf16));
     return 1;
@@ -141,7 +141,7 @@ struct GradientRows {
   Visible seen[2];
   float log_sum_exp[2], delta[2];
   Bf16Pair *p, *grad_pairs;  // pairs of the two rows
-  Bf16* grad_rows;       // kKeyBlock to the second row
+  Bf16* grad_rows;           // kKeyBlock to the second row
 };
 
 HWY_INLINE void differentiate_rows(const GradientRows& rows, int64_t start, int64_t stop, float scale) {
@@ -190,7 +190,7 @@ void fill_gradient_rows(const GradientRows& rows, int64_t keys, float scale) {
 struct BackwardBuffers {
   Bf16Pair *k_2WP, *v_2WP, *k_2PW;  // of the key head
   float *grad_k_PW, *grad_v_PW;
-  Bf16 *rows_PW, *q_PW, *grad_y_PW;                // rows_PW: of k, v or y
+  Bf16 *rows_PW, *q_PW, *grad_y_PW;                    // rows_PW: of k, v or y
   Bf16Pair *q_2PW, *grad_y_2PW;                        // of the query head
   float *delta_P, *grad_q_QW, *scores_QN, *grad_p_QN;  // of the block
   Bf16Pair *p_2QN, *grad_2QN;
@@ -253,7 +253,7 @@ void backward_block(const BackwardBuffers& b, int64_t begin, const Sizes& sizes,
 HWY_INLINE void dot_rows(const Bf16* a_PW, const Bf16* b_PW, int64_t padded, int64_t width, float* to_P) {
   for (int64_t row = 0; row < padded; ++row, a_PW += width, b_PW += width) {
     Float total = simd::zero();
-    for (int64_t i = 0; i < width; i += kGroup) 
+    for (int64_t i = 0; i < width; i += kGroup)
       total = simd::mul_add(simd::load(a_PW + i), simd::load(b_PW + i), total);
     to_P[row] = simd::sum(total);
   }

@@ -12,8 +12,8 @@ namespace fsdp::kernels::raw::attention {
 
 inline constexpr int64_t kGroup = 16;
 inline constexpr int64_t kQueryBlock = 48;  // a multiple of 16, and of the rows of a tile
-// Where keys are taken in blocks: scores and weights of a block of queries stay in the second-level cache, and so do its
-// keys.
+// Where keys are taken in blocks: scores and weights of a block of queries stay in the second-level cache, and so do
+// its keys.
 inline constexpr int64_t kKeyBlock = 512;
 
 inline int64_t round_up(int64_t value) { return (value + kGroup - 1) / kGroup * kGroup; }

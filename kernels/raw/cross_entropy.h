@@ -1,4 +1,5 @@
-// Rows of logits: their normaliser, their mean, and the gradient of a loss over them. Single-threaded, allocate nothing.
+// Rows of logits: their normaliser, their mean, and the gradient of a loss over them. Single-threaded, allocate
+// nothing.
 #pragma once
 
 #include <cstdint>

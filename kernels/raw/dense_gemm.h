@@ -23,9 +23,9 @@ struct Operand {
 // Numbers of scratch memory, 64-byte aligned, for products of depth k and n columns.
 int64_t dense_gemm_scratch(int64_t n, int64_t k);
 
-// C [m, n] = scale * A [m, k] B [k, n], added to C if `add`; C is row-major with the given stride. bf16 is widened as it
-// is packed, a bf16 result is rounded once. Single-threaded, allocates nothing. After Goto and van de Geijn: B is packed
-// into panels as wide as a tile, which meet blocks of A that stay in the second-level cache.
+// C [m, n] = scale * A [m, k] B [k, n], added to C if `add`; C is row-major with the given stride. bf16 is widened as
+// it is packed, a bf16 result is rounded once. Single-threaded, allocates nothing. After Goto and van de Geijn: B is
+// packed into panels as wide as a tile, which meet blocks of A that stay in the second-level cache.
 void dense_gemm(int64_t m, int64_t n, int64_t k, const Operand& a, const Operand& b, float scale, float* c,
                 int64_t c_stride, bool add, float* scratch);
 void dense_gemm(int64_t m, int64_t n, int64_t k, const Operand& a, const Operand& b, float scale, Bf16* c,

@@ -20,8 +20,7 @@ HWY_INLINE void scale_of(float* HWY_RESTRICT to, const T* HWY_RESTRICT from, flo
 template <class T>
 HWY_INLINE void add_scaled_of(float* HWY_RESTRICT to, const T* HWY_RESTRICT from, float scale, int64_t count) {
   int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes)
-    simd::store(to + i, simd::load(to + i) + simd::load(from + i) * scale);
+  for (; i + kLanes <= count; i += kLanes) simd::store(to + i, simd::load(to + i) + simd::load(from + i) * scale);
   for (; i < count; ++i) to[i] += to_float(from[i]) * scale;
 }
 

@@ -45,8 +45,8 @@ HWY_INLINE void forward_row(const T* x, const T* weight, T* y, int64_t width, fl
     simd::store(y + i, simd::round_to<T>(simd::load(x + i) * scale) * simd::load(weight + i));
   if (i == width) return;
   const int64_t rest = width - i;
-  simd::store_first(y + i, simd::round_to<T>(simd::load_first(x + i, rest) * scale) * simd::load_first(weight + i, rest),
-                    rest);
+  simd::store_first(
+      y + i, simd::round_to<T>(simd::load_first(x + i, rest) * scale) * simd::load_first(weight + i, rest), rest);
 }
 
 template <class T>

@@ -32,12 +32,17 @@ constexpr int kNativeLanes = static_cast<int>(hn::MaxLanes(Tag()));
 // Architectural vector registers.
 constexpr int kRegisters = (HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64) ? 32 : 16;
 
+// Constructors are written out: those that the compiler makes are not compiled for the instruction set.
 struct One {
+  HWY_INLINE One() {}
+  HWY_INLINE One(Native value) : v(value) {}
   Native v;
 };
 
 template <class Half>
 struct Two {
+  HWY_INLINE Two() {}
+  HWY_INLINE Two(const Half& first, const Half& second) : low(first), high(second) {}
   Half low, high;
 };
 

@@ -80,7 +80,7 @@ using Quad = hn::CappedTag<float, 4>;
 
 // Halves added until four lanes are left.
 template <class VectorTag>
-HWY_INLINE hn::Vec<Quad> to_quad(VectorTag tag, hn::Vec<VectorTag> value) {
+HWY_INLINE hn::Vec<Quad> to_quad([[maybe_unused]] VectorTag tag, hn::Vec<VectorTag> value) {
   if constexpr (hn::MaxLanes(VectorTag()) == 4) {
     return value;
   } else {

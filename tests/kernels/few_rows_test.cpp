@@ -3,8 +3,8 @@
 #include <ATen/Parallel.h>
 
 #include "kernels/linear.h"
-#include "kernels/rowwise_scope.h"
 #include "kernels/raw/softmax_weights.h"
+#include "kernels/rowwise_scope.h"
 #include "tests/kernels/compare.h"
 
 namespace fsdp::kernels {
@@ -86,7 +86,8 @@ TEST(SoftmaxWeights, AreTheSoftmaxUpToAFactor) {
   for (const int64_t count : {1, 15, 16, 17, 1000}) {
     const at::Tensor x = values({count}, at::kFloat) * 5;
     at::Tensor weights = at::empty({count});
-    const int64_t best = raw::softmax_weights(x.const_data_ptr<float>(), count, 0.5f, weights.mutable_data_ptr<float>());
+    const int64_t best =
+        raw::softmax_weights(x.const_data_ptr<float>(), count, 0.5f, weights.mutable_data_ptr<float>());
     EXPECT_EQ(best, x.argmax().item<int64_t>());
     EXPECT_LE(relative_difference(weights / weights.sum(), at::softmax(x.to(at::kDouble) / 2, 0)), 1e-6);
   }

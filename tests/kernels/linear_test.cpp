@@ -9,8 +9,8 @@ namespace {
 TEST(Linear, EqualsAtLinear) {
   torch::manual_seed(1);
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    for (const auto& shape :
-         std::vector<std::vector<int64_t>>{{1, 1}, {7, 5}, {2, 3, 16}, {3, 40, 33}, {1, 1, 64}, {0, 8}, {2, 0, 8}}) {
+    for (const auto& shape : std::vector<std::vector<int64_t>>{
+             {1, 1}, {7, 5}, {2, 3, 16}, {3, 40, 33}, {1, 1, 64}, {0, 8}, {2, 0, 8}, {300, 33}, {2, 150, 48}}) {
       for (const int64_t out : {1, 16, 37})
         expect_same([](const Inputs& in) { return kernels::linear(in[0], in[1]); },
                     [](const Inputs& in) { return at::linear(in[0], in[1]); },
@@ -25,6 +25,14 @@ TEST(Linear, TakesNonContiguousInputs) {
   expect_same([](const Inputs& in) { return kernels::linear(in[0].transpose(0, 1), in[1].t()); },
               [](const Inputs& in) { return at::linear(in[0].transpose(0, 1), in[1].t()); },
               {values({6, 4, 10}, at::kFloat), values({10, 7}, at::kFloat)}, 4e-6, "transposed");
+  for (const auto dtype : {at::kFloat, at::kBFloat16})  // enough rows for tiles of our own, across and in columns
+    for (const bool across : {false, true}) {
+      const auto view = [=](const at::Tensor& x) { return across ? x.t() : x.narrow(1, 3, 40); };
+      expect_same([&](const Inputs& in) { return kernels::linear(view(in[0]), in[1]); },
+                  [&](const Inputs& in) { return at::linear(view(in[0]), in[1]); },
+                  {across ? values({40, 300}, dtype) : values({300, 50}, dtype), values({7, 40}, dtype)},
+                  tolerance_of(dtype), c10::str("many rows ", dtype, " ", across));
+    }
 }
 
 TEST(Linear, GivesOnlyTheGradientsAskedFor) {

@@ -60,9 +60,7 @@ TEST(PairGemm, EqualsTheProductInDoublePrecision) {
 }
 
 TEST(PairGemm, IsThereInTheBestSetAlone) {
-  for_each_isa([] {
-    EXPECT_TRUE(cpu_isa() == CpuIsa::kAvx512 || !has_pair_gemm());
-  });
+  for_each_isa([] { EXPECT_TRUE(cpu_isa() == CpuIsa::kAvx512 || !has_pair_gemm()); });
 }
 
 }  // namespace
