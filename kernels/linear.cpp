@@ -25,8 +25,8 @@
 namespace fsdp::kernels {
 namespace {
 
-// Up to so many rows of x the weight's gradient is bound by writing it, and needs no packed operands. Units for
-// products of bf16 matrices, where there are some, are worth their operands' packing much earlier.
+// Up to so many rows of x a weight's gradient is bound by writing it, which our tiles do where it goes. Units for
+// products of bf16 matrices, where there are some, gain more than that much earlier.
 constexpr int64_t kFewTokens = 128;
 constexpr int64_t kFewTokensBf16 = 32;
 // A piece of a gradient on its way into a slot stays in the second-level cache.
@@ -111,7 +111,7 @@ namespace {
 
 at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& grad_TN, const at::Tensor& x_TK) {
   std::optional<GradientSlot> slot = find_gradient_slot(weight);
-  if (!slot && prefers_dense_gradient(grad_TN.scalar_type()) && weight.scalar_type() == at::kFloat) {
+  if (!slot && weight.is_cpu() && weight.scalar_type() == at::kFloat && prefers_dense_gradient(at::kFloat)) {
     at::Tensor gradient = at::empty(weight.sizes(), weight.options().requires_grad(false));
     fill_weight_gradient({gradient, false, 1, {}}, grad_TN, x_TK);
     return gradient;
