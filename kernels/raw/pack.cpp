@@ -17,11 +17,17 @@ HWY_INLINE void scale_of(float* HWY_RESTRICT to, const T* HWY_RESTRICT from, flo
   for (; i < count; ++i) to[i] = to_float(from[i]) * scale;
 }
 
+// The tail goes through the same vectors: an element's bits do not depend on its place.
 template <class T>
 HWY_INLINE void add_scaled_of(float* HWY_RESTRICT to, const T* HWY_RESTRICT from, float scale, int64_t count) {
+  const simd::Float factor = simd::broadcast(scale);
   int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) simd::store(to + i, simd::load(to + i) + simd::load(from + i) * scale);
-  for (; i < count; ++i) to[i] += to_float(from[i]) * scale;
+  for (; i + kLanes <= count; i += kLanes)
+    simd::store(to + i, simd::mul_add(simd::load(from + i), factor, simd::load(to + i)));
+  if (i == count) return;
+  const simd::Float added =
+      simd::mul_add(simd::load_first(from + i, count - i), factor, simd::load_first(to + i, count - i));
+  simd::store_first(to + i, added, count - i);
 }
 
 void scale_f32(float* to, const float* from, float scale, int64_t count) { scale_of(to, from, scale, count); }

@@ -7,11 +7,11 @@
 
 namespace fsdp::kernels::raw {
 
-// to[i] = from[i] * scale. Products are rounded on their own: an element's result does not depend on its place.
+// to[i] = from[i] * scale. Neither result depends on an element's place.
 void scale_to(float* to, const float* from, float scale, int64_t count);
 void scale_to(float* to, const Bf16* from, float scale, int64_t count);
 
-// to[i] += from[i] * scale, likewise.
+// to[i] += from[i] * scale, rounded once where the instruction set has multiply-adds, as LibTorch's add_() does.
 void add_scaled(float* to, const float* from, float scale, int64_t count);
 void add_scaled(float* to, const Bf16* from, float scale, int64_t count);
 
