@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "kernels/raw/cpu_isa.h"
 #include "tests/app/training_fixture.h"
@@ -16,10 +17,17 @@ bool has(CpuIsa isa) {
   return std::find(available.begin(), available.end(), isa) != available.end();
 }
 
+// What a set that this test itself is held to leaves in the environment of its children.
+void forget_held_libraries() {
+  for (const char* name : {"ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS"}) unsetenv(name);
+}
+
 TEST(InstructionSets, TheVersionNamesThoseOfOursAndOfLibTorch) {
+  forget_held_libraries();
   const CommandResult native = run_fsdp("--version", {"FSDP_CPU_ISA="});
   EXPECT_EQ(native.exit_code, 0);
-  EXPECT_TRUE(contains(native.out, "(" + std::string(name_of(kernels::raw::cpu_isa())))) << native.out;
+  EXPECT_TRUE(contains(native.out, "(" + std::string(name_of(kernels::raw::available_cpu_isas().back()))))
+      << native.out;
   EXPECT_FALSE(contains(native.out, "held")) << native.out;
   if (!has(CpuIsa::kAvx2)) GTEST_SKIP() << "this processor has no AVX2";
   const CommandResult avx2 = run_fsdp("--version", {"FSDP_CPU_ISA=avx2"});
@@ -33,6 +41,7 @@ TEST(InstructionSets, TheVersionNamesThoseOfOursAndOfLibTorch) {
 using InstructionSetsOfTraining = TrainingFixture;
 
 TEST_F(InstructionSetsOfTraining, AreToldAndLearnTheSame) {
+  forget_held_libraries();
   const auto available = kernels::raw::available_cpu_isas();
   const std::string first(name_of(available.front()));
   for (const CpuIsa isa : available) {
