@@ -46,6 +46,7 @@ main() {
   install_tools
   install_libraries
   local libraries="$SYSROOT/usr/lib/aarch64-linux-gnu"
+  mkdir -p build
   cmake -S kernels/raw -B "$BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_SYSTEM_NAME=Linux \
     -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_PREFIX_PATH="$SYSROOT/usr" \
     -DCMAKE_LIBRARY_ARCHITECTURE=aarch64-linux-gnu -DCMAKE_EXE_LINKER_FLAGS="-Wl,-rpath-link,$libraries" \
