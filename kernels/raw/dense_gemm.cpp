@@ -165,7 +165,7 @@ template <class Y>
 HWY_INLINE void multiply_rows(int64_t rows, int64_t row, int64_t first, int64_t count, int64_t k, const Operand& a,
                               float scale, const float* packed, Y* c, int64_t c_stride, bool add, float* left,
                               float* sums) {
-  for (int64_t i = 0; i < k; i += kDepth) {
+  for (int64_t i = 0; i == 0 || i < k; i += kDepth) {  // once where k is 0: C is zero then
     const int64_t depth = std::min(kDepth, k - i);
     pack_left(a, row, i, rows, depth, scale, left);
     for (int64_t column = 0; column < count; column += kPanel) {

@@ -12,7 +12,7 @@ struct Shape {
 };
 
 // Remainders of tiles, panels and blocks, and more than one block of each.
-constexpr Shape kShapes[] = {{1, 1, 1},     {5, 7, 3},      {6, 16, 16},    {13, 17, 33},
+constexpr Shape kShapes[] = {{1, 1, 1},     {5, 7, 0},      {5, 7, 3},      {6, 16, 16},   {13, 17, 33},
                              {97, 65, 257}, {100, 259, 64}, {7, 130, 9000}, {200, 33, 300}};
 
 // Either way a matrix may lie, with room between its rows or columns.
