@@ -31,10 +31,15 @@ struct LossTerms {
 at::Tensor cross_entropy(const at::Tensor& logits_NV, const at::Tensor& targets_N,
                          Reduction reduction = Reduction::kMean, const LossTerms& terms = {});
 
-// cross_entropy(x W^T, targets) without the logits: x_NE [N, E], weight_VE [V, E], both fp32 or both bf16. A chunk of
-// rows at a time is multiplied, in the backward once more, so that no more than kLogitsAtATime logits and as many
-// gradients are ever in memory; the weight's gradient is summed over chunks in fp32, in its GradientSlot where there is
-// one. Saves x, the weight, targets and one number per row. Operator: fsdp::linear_cross_entropy.
+// cross_entropy(x W^T, targets) without the logits: x_NE [N, E], weight_VE [V, E], both fp32 or both bf16. Rows are
+// multiplied a chunk at a time, of kLogitBytesAtATime. What the forward keeps for the backward, beside the inputs and
+// one number per row, goes by size:
+//   - logits of at most kMostLogitBytesKept: all of them;
+//   - a weight of at most kMostGradientKept numbers, or a frozen one: the gradients of x and (fp32) of the weight in
+//     place of x, as Liger Kernel does; the backward scales them;
+//   - else nothing, and the backward makes the logits once more: a fourth product.
+// The weight's gradient is summed over chunks in fp32, in its GradientSlot where there is one.
+// Operator: fsdp::linear_cross_entropy.
 // On CUDA chunks are larger (at most 512 MiB of logits) and the forward makes the gradients of x and of the weight, in
 // their dtypes, at once, if they will be asked for: three products instead of four. They are what is saved, the
 // backward scales and gives them away, and a second backward through the same forward is an error. The sum over chunks
@@ -42,7 +47,9 @@ at::Tensor cross_entropy(const at::Tensor& logits_NV, const at::Tensor& targets_
 at::Tensor linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor& weight_VE, const at::Tensor& targets_N,
                                 Reduction reduction = Reduction::kMean, const LossTerms& terms = {});
 
-inline constexpr int64_t kLogitsAtATime = int64_t{1} << 22;
+inline constexpr int64_t kLogitBytesAtATime = int64_t{1} << 25;
+inline constexpr int64_t kMostLogitBytesKept = int64_t{1} << 26;
+inline constexpr int64_t kMostGradientKept = int64_t{1} << 26;  // 256 MiB
 
 // How many targets are not kIgnoreIndex: what the mean divides by. targets int64, any shape, on the CPU.
 int64_t count_valid_targets(const at::Tensor& targets);

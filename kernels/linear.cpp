@@ -107,12 +107,10 @@ void fill_weight_gradient(const GradientSlot& slot, const at::Tensor& grad_TN, c
   }
 }
 
-namespace {
-
-at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& grad_TN, const at::Tensor& x_TK) {
-  std::optional<GradientSlot> slot = find_gradient_slot(weight);
-  if (!slot && weight.is_cpu() && weight.scalar_type() == at::kFloat && prefers_dense_gradient(at::kFloat)) {
-    at::Tensor gradient = at::empty(weight.sizes(), weight.options().requires_grad(false));
+at::Tensor weight_gradient(const at::Tensor& weight_NK, const at::Tensor& grad_TN, const at::Tensor& x_TK) {
+  std::optional<GradientSlot> slot = find_gradient_slot(weight_NK);
+  if (!slot && weight_NK.is_cpu() && weight_NK.scalar_type() == at::kFloat && prefers_dense_gradient(at::kFloat)) {
+    at::Tensor gradient = at::empty(weight_NK.sizes(), weight_NK.options().requires_grad(false));
     fill_weight_gradient({gradient, false, 1, {}}, grad_TN, x_TK);
     return gradient;
   }
@@ -120,6 +118,8 @@ at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& grad_TN, 
   fill_weight_gradient(*slot, grad_TN, x_TK);
   return std::move(slot->stand_in);
 }
+
+namespace {
 
 struct Linear : torch::autograd::Function<Linear> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {

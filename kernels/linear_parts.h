@@ -19,4 +19,8 @@ std::vector<at::Tensor> fused_product(const at::Tensor& x, at::TensorList weight
 // CPU it is the operator fsdp::fill_weight_gradient.
 void fill_weight_gradient(const GradientSlot& slot, const at::Tensor& grad_TN, const at::Tensor& x_TK);
 
+// The same sum as a backward returns it: the stand-in of the weight's slot, which is filled, or where it has none a new
+// tensor of the weight's dtype.
+at::Tensor weight_gradient(const at::Tensor& weight_NK, const at::Tensor& grad_TN, const at::Tensor& x_TK);
+
 }  // namespace fsdp::kernels

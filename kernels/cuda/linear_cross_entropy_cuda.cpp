@@ -1,8 +1,8 @@
-// [Note: gradients in the forward] Three products are the least: logits, the gradient of x, that of the weight. The CPU
-// makes the logits a second time in the backward, a fourth product, because they are too large to keep. Here the
-// forward makes both gradients while a chunk's logits are at hand, as Liger Kernel does, and the backward multiplies
-// them with the gradient of the loss. What that costs: both gradients, which the backward would give anyway, are there
-// one operator earlier; beside them it takes one chunk of logits, which becomes their gradient in place.
+// [Note: gradients in the forward] Three products are the least: logits, the gradient of x, that of the weight. On the
+// CPU large weights cost a fourth, because neither their logits nor their gradient are to stay. Here the forward always
+// makes both gradients while a chunk's logits are at hand, as Liger Kernel does, and the backward multiplies them with
+// the gradient of the loss. What that costs: both gradients, which the backward would give anyway, are there one
+// operator earlier; beside them it takes one chunk of logits, which becomes their gradient in place.
 //   The weight's gradient is a sum over chunks. A product sums a chunk in fp32, but a bf16 sum is rounded after each of
 // them: with c chunks of like size the error is sqrt((1 + 4 + .. + c^2) / c^2) of one rounding's, 1.4 for 4 chunks, 2.4
 // for 16. Beyond kMostRoundings chunks the sum is fp32. In one fp32 sum for all cases, the largest vocabularies would

@@ -5,12 +5,15 @@
 namespace fsdp::kernels {
 namespace {
 
+// Too many logits to keep, in fp32 and in bf16: several chunks of rows, of which the last is not whole.
+constexpr std::pair<int64_t, int64_t> kGradientsKept{260, 131072};
+static_assert(260 * 131072 * 2 > kMostLogitBytesKept && 260 % (kLogitBytesAtATime / (131072 * 4)) != 0);
+
 TEST(LinearCrossEntropy, EqualsCrossEntropyOfTheLogits) {
   torch::manual_seed(1);
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     for (const Reduction reduction : {Reduction::kSum, Reduction::kMean}) {
-      // The last have several chunks of rows; one of them is not whole.
-      for (const auto& [rows, vocab] : std::vector<std::pair<int64_t, int64_t>>{{1, 2}, {5, 37}, {70, 131072}}) {
+      for (const auto& [rows, vocab] : std::vector<std::pair<int64_t, int64_t>>{{1, 2}, {5, 37}, kGradientsKept}) {
         at::Tensor targets = at::randint(0, vocab, {rows}, at::kLong);
         if (rows > 2) targets[1] = kIgnoreIndex;
         expect_same([&](const Inputs& in) { return linear_cross_entropy(in[0], in[1], targets, reduction); },
@@ -26,8 +29,7 @@ TEST(LinearCrossEntropy, TermsEqualThoseOfTheLogits) {
   torch::manual_seed(2);
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     for (const LossTerms& terms : {LossTerms{1e-2, 0}, LossTerms{0, 0.1}, LossTerms{1e-3, 0.2}}) {
-      // One chunk, and three of which the last is not whole.
-      for (const auto& [rows, vocab] : std::vector<std::pair<int64_t, int64_t>>{{5, 37}, {70, 131072}}) {
+      for (const auto& [rows, vocab] : std::vector<std::pair<int64_t, int64_t>>{{5, 37}, kGradientsKept}) {
         at::Tensor targets = at::randint(0, vocab, {rows}, at::kLong);
         targets[1] = kIgnoreIndex;
         expect_same(
@@ -37,6 +39,39 @@ TEST(LinearCrossEntropy, TermsEqualThoseOfTheLogits) {
             },
             {values({rows, 16}, dtype), values({vocab, 16}, dtype) * 0.3}, tolerance_of(dtype),
             c10::str(dtype, ", ", rows, " x ", vocab));
+      }
+    }
+  }
+}
+
+// Its gradient is too large to stay as well: logits are made twice.
+TEST(LinearCrossEntropy, ALargeWeightKeepsNothing) {
+  torch::manual_seed(3);
+  constexpr int64_t kRows = 18, kVocab = 1 << 20, kWidth = 65;
+  static_assert(kVocab * kWidth > kMostGradientKept && kRows * kVocab * 4 > kMostLogitBytesKept);
+  const at::Tensor targets = at::randint(0, kVocab, {kRows}, at::kLong);
+  expect_same([&](const Inputs& in) { return linear_cross_entropy(in[0], in[1], targets); },
+              [&](const Inputs& in) { return cross_entropy(kernels::linear(in[0], in[1]), targets); },
+              {values({kRows, kWidth}, at::kFloat), values({kVocab, kWidth}, at::kFloat) * 0.3},
+              tolerance_of(at::kFloat), "large weight");
+}
+
+// Whatever the forward keeps. A frozen weight gets no gradient.
+TEST(LinearCrossEntropy, ARetainedGraphGoesBackwardTwice) {
+  torch::manual_seed(4);
+  for (const auto& [rows, vocab] : std::vector<std::pair<int64_t, int64_t>>{{5, 37}, kGradientsKept}) {
+    const at::Tensor targets = at::randint(0, vocab, {rows}, at::kLong);
+    for (const bool trains : {true, false}) {
+      const at::Tensor x = values({rows, 16}, at::kFloat).requires_grad_();
+      const at::Tensor weight = values({vocab, 16}, at::kFloat).requires_grad_(trains);
+      const at::Tensor loss = linear_cross_entropy(x, weight, targets) * 3;
+      loss.backward({}, true);
+      const at::Tensor of_x = x.grad() * 2, of_weight = trains ? weight.grad() * 2 : at::Tensor();
+      loss.backward();
+      EXPECT_TRUE(at::equal(x.grad(), of_x)) << rows << " x " << vocab;
+      EXPECT_EQ(weight.grad().defined(), trains);
+      if (trains) {
+        EXPECT_TRUE(at::equal(weight.grad(), of_weight)) << rows << " x " << vocab;
       }
     }
   }
