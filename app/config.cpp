@@ -1,8 +1,8 @@
 #include <cstdio>
 
 #include "app/command_line.h"
-#include "train/config_file.h"
-#include "train/option_table.h"
+#include "train/config/config_file.h"
+#include "train/config/option_table.h"
 
 namespace fsdp::app {
 

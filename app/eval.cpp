@@ -7,17 +7,17 @@
 #include <nlohmann/json.hpp>
 
 #include "app/command_line.h"
-#include "io/documents/document_reader.h"
-#include "io/error.h"
-#include "io/token_shards.h"
-#include "train/agreement.h"
-#include "train/data_splits.h"
-#include "train/device.h"
-#include "train/format.h"
-#include "train/inference_model.h"
-#include "train/multiple_choice.h"
-#include "train/perplexity.h"
-#include "train/threads.h"
+#include "io/base/error.h"
+#include "io/tokens/token_shards.h"
+#include "text/documents/document_reader.h"
+#include "train/base/agreement.h"
+#include "train/base/device.h"
+#include "train/base/format.h"
+#include "train/base/threads.h"
+#include "train/data/data_splits.h"
+#include "train/evaluate/multiple_choice.h"
+#include "train/evaluate/perplexity.h"
+#include "train/model/inference_model.h"
 
 namespace fsdp::app {
 namespace {

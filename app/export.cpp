@@ -7,8 +7,8 @@
 #include "app/command_line.h"
 #include "app/weight_options.h"
 #include "fsdp/base/error.h"
-#include "io/merged_source.h"
-#include "io/weights_copy.h"
+#include "io/weights/merged_source.h"
+#include "io/weights/weights_copy.h"
 
 namespace fsdp::app {
 namespace {

@@ -11,17 +11,17 @@
 
 #include "app/command_line.h"
 #include "app/generate_prompts.h"
-#include "io/error.h"
-#include "io/generation_config.h"
-#include "train/agreement.h"
-#include "train/byte_tokenizer.h"
-#include "train/device.h"
-#include "train/format.h"
-#include "train/generated_text.h"
-#include "train/generation.h"
-#include "train/inference_model.h"
-#include "train/threads.h"
-#include "train/tokenizer/utf8.h"
+#include "io/base/error.h"
+#include "io/hub/generation_config.h"
+#include "text/tokenizer/byte_tokenizer.h"
+#include "text/unicode/utf8.h"
+#include "train/base/agreement.h"
+#include "train/base/device.h"
+#include "train/base/format.h"
+#include "train/base/threads.h"
+#include "train/generate/generated_text.h"
+#include "train/generate/generation.h"
+#include "train/model/inference_model.h"
 
 namespace fsdp::app {
 namespace {

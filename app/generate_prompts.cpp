@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "fsdp/base/error.h"
-#include "io/error.h"
-#include "io/json.h"
+#include "io/base/error.h"
+#include "io/base/json.h"
 
 namespace fsdp::app {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "train/chat/format.h"
-#include "train/tokenizer/tokenizer.h"
+#include "text/chat/format.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace fsdp::app {
 

@@ -5,14 +5,14 @@
 #include "app/tensor_table.h"
 #include "fsdp/base/error.h"
 #include "fsdp/base/units.h"
-#include "io/checkpoint_manifest.h"
-#include "io/model_folder.h"
-#include "io/token_shards.h"
-#include "io/weight_source.h"
+#include "io/checkpoint/checkpoint_manifest.h"
+#include "io/hub/model_folder.h"
+#include "io/tokens/token_shards.h"
+#include "io/weights/weight_source.h"
 #include "models/decoder.h"
 #include "models/load_weights.h"
-#include "train/format.h"
-#include "train/model_choice.h"
+#include "train/base/format.h"
+#include "train/model/model_choice.h"
 
 namespace fsdp::app {
 namespace {

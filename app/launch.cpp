@@ -8,8 +8,8 @@
 #include "app/command_line.h"
 #include "app/launch/launcher.h"
 #include "fsdp/base/error.h"
-#include "fsdp/comm/store.h"
-#include "train/threads.h"
+#include "fsdp/comm/rendezvous/store.h"
+#include "train/base/threads.h"
 
 namespace fsdp::app {
 namespace {

@@ -10,8 +10,8 @@
 
 #include "app/verbs.h"
 #include "fsdp/base/error.h"
-#include "kernels/cpu_isa.h"
-#include "train/failure.h"
+#include "kernels/base/cpu_isa.h"
+#include "train/base/failure.h"
 
 namespace {
 

@@ -1,15 +1,15 @@
-#include "train/parity.h"
+#include "train/parity/parity.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
 
 #include "app/command_line.h"
-#include "io/json.h"
-#include "train/agreement.h"
-#include "train/device.h"
-#include "train/threads.h"
-#include "train/tokenizer/golden_cases.h"
+#include "io/base/json.h"
+#include "text/tokenizer/golden_cases.h"
+#include "train/base/agreement.h"
+#include "train/base/device.h"
+#include "train/base/threads.h"
 
 namespace fsdp::app {
 namespace {

@@ -1,4 +1,4 @@
-#include "train/prepare.h"
+#include "train/prepare/prepare.h"
 
 #include <algorithm>
 #include <charconv>
@@ -7,7 +7,7 @@
 #include "app/command_line.h"
 #include "fsdp/base/error.h"
 #include "fsdp/base/fault_point.h"
-#include "train/format.h"
+#include "train/base/format.h"
 
 namespace fsdp::app {
 namespace {

@@ -8,8 +8,8 @@
 #include <tuple>
 
 #include "fsdp/base/units.h"
-#include "io/error.h"
-#include "train/format.h"
+#include "io/base/error.h"
+#include "train/base/format.h"
 
 namespace fsdp::app {
 namespace {

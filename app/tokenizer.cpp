@@ -1,4 +1,4 @@
-#include "train/tokenizer/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 #include <algorithm>
 #include <charconv>
@@ -11,10 +11,10 @@
 
 #include "app/command_line.h"
 #include "fsdp/base/error.h"
-#include "train/chat/format.h"
-#include "train/console.h"
-#include "train/format.h"
-#include "train/tokenizer_training/training.h"
+#include "text/chat/format.h"
+#include "text/tokenizer_training/training.h"
+#include "train/base/console.h"
+#include "train/base/format.h"
 
 namespace fsdp::app {
 namespace {

@@ -2,10 +2,10 @@
 
 #include "app/command_line.h"
 #include "fsdp/fsdp.h"
-#include "train/config_file.h"
-#include "train/option_table.h"
-#include "train/run.h"
-#include "train/stop_signal.h"
+#include "train/base/stop_signal.h"
+#include "train/config/config_file.h"
+#include "train/config/option_table.h"
+#include "train/loop/run.h"
 
 namespace fsdp::app {
 namespace {

@@ -7,9 +7,9 @@
 #include "fsdp/base/error.h"
 #include "fsdp/base/units.h"
 #include "fsdp/checkpoint/checkpoint.h"
-#include "io/checkpoint_folder.h"
-#include "io/checkpoint_manifest.h"
-#include "io/error.h"
+#include "io/base/error.h"
+#include "io/checkpoint/checkpoint_folder.h"
+#include "io/checkpoint/checkpoint_manifest.h"
 
 namespace fsdp::app {
 namespace {

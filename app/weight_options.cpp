@@ -8,7 +8,7 @@
 
 #include "fsdp/base/error.h"
 #include "fsdp/base/units.h"
-#include "io/json.h"
+#include "io/base/json.h"
 
 namespace fsdp::app {
 

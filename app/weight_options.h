@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "io/weights_copy.h"
+#include "io/weights/weights_copy.h"
 
 namespace fsdp::app {
 

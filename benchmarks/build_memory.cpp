@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "benchmarks/command_line.h"
-#include "benchmarks/measure.h"
+#include "benchmarks/support/command_line.h"
+#include "benchmarks/support/measure.h"
 #include "models/decoder.h"
 
 namespace fsdp::benchmarks {

@@ -24,11 +24,11 @@
 #include <thread>
 #include <vector>
 
-#include "benchmarks/command_line.h"
-#include "benchmarks/measure.h"
-#include "benchmarks/peer_inputs.h"
-#include "benchmarks/rank_clock.h"
-#include "benchmarks/raw_disk.h"
+#include "benchmarks/support/command_line.h"
+#include "benchmarks/support/measure.h"
+#include "benchmarks/support/peer_inputs.h"
+#include "benchmarks/support/rank_clock.h"
+#include "benchmarks/support/raw_disk.h"
 #include "fsdp/optim/flat_parameters.h"
 #include "models/decoder.h"
 

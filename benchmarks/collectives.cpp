@@ -22,13 +22,13 @@
 #include <string>
 #include <vector>
 
-#include "benchmarks/command_line.h"
-#include "benchmarks/measure.h"
+#include "benchmarks/support/command_line.h"
+#include "benchmarks/support/measure.h"
 #include "fsdp/base/units.h"
-#include "fsdp/comm/gloo_transport.h"
-#include "fsdp/comm/launch_environment.h"
-#include "fsdp/comm/shm_transport.h"
-#include "fsdp/comm/store.h"
+#include "fsdp/comm/host/shm_transport.h"
+#include "fsdp/comm/rendezvous/launch_environment.h"
+#include "fsdp/comm/rendezvous/store.h"
+#include "fsdp/comm/transport/gloo_transport.h"
 
 namespace fsdp::benchmarks {
 namespace {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "benchmarks/command_line.h"
-#include "io/documents/document_reader.h"
+#include "benchmarks/support/command_line.h"
+#include "text/documents/document_reader.h"
 
 namespace {
 

@@ -17,11 +17,11 @@
 #include <thread>
 #include <vector>
 
-#include "benchmarks/command_line.h"
-#include "benchmarks/measure.h"
-#include "benchmarks/peer_inputs.h"
+#include "benchmarks/support/command_line.h"
+#include "benchmarks/support/measure.h"
+#include "benchmarks/support/peer_inputs.h"
 #include "fsdp/functional/sharded_step.h"
-#include "kernels/cross_entropy.h"
+#include "kernels/operators/cross_entropy.h"
 #include "models/decoder.h"
 
 namespace fsdp::benchmarks {

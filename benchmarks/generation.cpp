@@ -11,13 +11,13 @@
 #include <string>
 #include <vector>
 
-#include "benchmarks/command_line.h"
-#include "benchmarks/measure.h"
-#include "io/safetensors.h"
-#include "kernels/parallel_for.h"
-#include "kernels/raw/sum_squares.h"
-#include "train/generation.h"
-#include "train/inference_model.h"
+#include "benchmarks/support/command_line.h"
+#include "benchmarks/support/measure.h"
+#include "io/safetensors/safetensors.h"
+#include "kernels/base/parallel_for.h"
+#include "kernels/raw/flat/sum_squares.h"
+#include "train/generate/generation.h"
+#include "train/model/inference_model.h"
 
 namespace fsdp::benchmarks {
 namespace {

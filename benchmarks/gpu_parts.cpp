@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "benchmarks/command_line.h"
-#include "benchmarks/device_clock.h"
+#include "benchmarks/support/command_line.h"
+#include "benchmarks/support/device_clock.h"
 #include "fsdp/base/device_memory.h"
-#include "kernels/adamw.h"
-#include "kernels/cross_entropy.h"
+#include "kernels/flat/adamw.h"
+#include "kernels/operators/cross_entropy.h"
 
 namespace fsdp::benchmarks {
 namespace {

@@ -11,15 +11,15 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "benchmarks/command_line.h"
-#include "benchmarks/device_clock.h"
-#include "benchmarks/peer_inputs.h"
+#include "benchmarks/support/command_line.h"
+#include "benchmarks/support/device_clock.h"
+#include "benchmarks/support/peer_inputs.h"
 #include "fsdp/base/device_memory.h"
 #include "fsdp/comm/connection.h"
-#include "models/presets.h"
-#include "train/graphed_blocks.h"
-#include "train/parallelize.h"
-#include "train/recomputation.h"
+#include "models/config/presets.h"
+#include "train/model/graphed_blocks.h"
+#include "train/model/parallelize.h"
+#include "train/model/recomputation.h"
 
 namespace fsdp::benchmarks {
 namespace {

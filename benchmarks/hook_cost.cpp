@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "benchmarks/command_line.h"
-#include "benchmarks/device_clock.h"
+#include "benchmarks/support/command_line.h"
+#include "benchmarks/support/device_clock.h"
 
 namespace fsdp::benchmarks {
 namespace {

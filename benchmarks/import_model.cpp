@@ -15,14 +15,14 @@
 #include <string>
 #include <vector>
 
-#include "benchmarks/command_line.h"
-#include "benchmarks/rank_clock.h"
-#include "benchmarks/raw_disk.h"
+#include "benchmarks/support/command_line.h"
+#include "benchmarks/support/rank_clock.h"
+#include "benchmarks/support/raw_disk.h"
 #include "fsdp/fsdp.h"
-#include "io/model_folder_writer.h"
-#include "models/presets.h"
-#include "train/parallelize.h"
-#include "train/weights.h"
+#include "io/hub/model_folder_writer.h"
+#include "models/config/presets.h"
+#include "train/model/parallelize.h"
+#include "train/model/weights.h"
 
 namespace fsdp::benchmarks {
 namespace {

@@ -1,6 +1,6 @@
 // How fast `fsdp prepare` turns JSON lines into tokens, beside what bounds it: the disk that is read, and the tokenizer
 // alone, on the same text and threads. Prints one line of JSON; rates in MB of text per second.
-#include "train/prepare.h"
+#include "train/prepare/prepare.h"
 
 #include <atomic>
 #include <cstdio>
@@ -9,11 +9,11 @@
 #include <thread>
 #include <vector>
 
-#include "benchmarks/command_line.h"
-#include "benchmarks/measure.h"
-#include "benchmarks/raw_disk.h"
-#include "train/document_stream.h"
-#include "train/tokenizer/tokenizer.h"
+#include "benchmarks/support/command_line.h"
+#include "benchmarks/support/measure.h"
+#include "benchmarks/support/raw_disk.h"
+#include "text/tokenizer/tokenizer.h"
+#include "train/prepare/document_stream.h"
 
 namespace {
 

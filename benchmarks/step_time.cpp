@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "benchmarks/command_line.h"
-#include "benchmarks/measure.h"
-#include "benchmarks/peer_inputs.h"
+#include "benchmarks/support/command_line.h"
+#include "benchmarks/support/measure.h"
+#include "benchmarks/support/peer_inputs.h"
 #include "fsdp/memory/host_cache.h"
 #include "models/decoder.h"
 

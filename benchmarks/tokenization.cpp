@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "train/tokenizer/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace {
 

@@ -2,8 +2,8 @@
 
 #include <ATen/ATen.h>
 
-#include "kernels/causal_attention.h"
-#include "kernels/rope.h"
+#include "kernels/operators/causal_attention.h"
+#include "kernels/operators/rope.h"
 
 namespace fsdp::models {
 

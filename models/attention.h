@@ -7,7 +7,7 @@
 
 #include <vector>
 
-#include "models/decoder_config.h"
+#include "models/config/decoder_config.h"
 #include "models/key_value_cache.h"
 #include "models/linear.h"
 #include "models/rms_norm.h"

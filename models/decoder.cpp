@@ -7,10 +7,10 @@
 #include <string>
 #include <utility>
 
-#include "kernels/cross_entropy.h"
-#include "kernels/embedding.h"
-#include "kernels/linear.h"
-#include "kernels/rowwise_scope.h"
+#include "kernels/operators/cross_entropy.h"
+#include "kernels/operators/embedding.h"
+#include "kernels/products/linear.h"
+#include "kernels/products/rowwise_scope.h"
 
 namespace fsdp::models {
 namespace {

@@ -10,8 +10,8 @@
 #include <functional>
 #include <vector>
 
-#include "kernels/cross_entropy.h"
-#include "models/decoder_config.h"
+#include "kernels/operators/cross_entropy.h"
+#include "models/config/decoder_config.h"
 #include "models/decoder_layer.h"
 #include "models/rotary_table.h"
 

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "kernels/swiglu.h"
+#include "kernels/operators/swiglu.h"
 
 namespace fsdp::models {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "models/attention.h"
-#include "models/decoder_config.h"
+#include "models/config/decoder_config.h"
 #include "models/linear.h"
 #include "models/rms_norm.h"
 

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "kernels/cached_attention.h"
-#include "kernels/causal_attention.h"
+#include "kernels/operators/cached_attention.h"
+#include "kernels/operators/causal_attention.h"
 
 namespace fsdp::models {
 namespace {

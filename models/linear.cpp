@@ -2,8 +2,8 @@
 
 #include <ATen/ATen.h>
 
-#include "kernels/fused_linear.h"
-#include "kernels/linear.h"
+#include "kernels/products/fused_linear.h"
+#include "kernels/products/linear.h"
 
 namespace fsdp::models {
 namespace {

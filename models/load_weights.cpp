@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "io/error.h"
-#include "models/text_table.h"
+#include "io/base/error.h"
+#include "models/config/text_table.h"
 
 namespace fsdp::models {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "io/model_folder.h"
+#include "io/hub/model_folder.h"
 
 namespace fsdp::models {
 

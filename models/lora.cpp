@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "io/adapter.h"
-#include "io/error.h"
+#include "io/base/error.h"
+#include "io/weights/adapter.h"
 
 namespace fsdp::models {
 namespace {

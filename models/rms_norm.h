@@ -6,7 +6,7 @@
 
 #include <utility>
 
-#include "kernels/rms_norm.h"
+#include "kernels/operators/rms_norm.h"
 
 namespace fsdp::models {
 

@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "models/decoder_config.h"
+#include "models/config/decoder_config.h"
 
 namespace fsdp::models {
 

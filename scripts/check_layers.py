@@ -9,7 +9,7 @@ import pathlib
 import re
 import sys
 
-ROOTS = ("fsdp", "io", "kernels", "models", "plan", "train", "app")
+ROOTS = ("fsdp", "io", "text", "kernels", "models", "plan", "train", "app")
 SUFFIXES = {".h", ".hpp", ".cpp", ".cc", ".cu", ".cuh"}
 
 BUFFER = {"layout", "strategy", "mesh", "memory", "comm", "precision", "kernels", "kernels/raw", "base"}
@@ -51,7 +51,7 @@ TORCH = ("torch/", "ATen/", "c10/", "caffe2/")
 
 # What is written for one kind of processor stands here alone: the vector layer and the matrix tiles.
 PROCESSOR_FILES = {"kernels/raw/simd-inl.h", "kernels/raw/transpose-inl.h", "kernels/raw/cpu_isa.cpp",
-                   "kernels/raw/bf16_pairs.h", "kernels/raw/few_rows_amx.cpp"}
+                   "kernels/raw/bf16_pairs.h", "kernels/raw/products/few_rows_amx.cpp"}
 PROCESSOR = re.compile(r"immintrin|arm_neon|arm_sve|target_clones|__builtin_cpu_|__attribute__\(\(target\b")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')

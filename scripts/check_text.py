@@ -11,10 +11,10 @@ import pathlib
 import re
 import sys
 
-SOURCE_ROOTS = ("fsdp", "io", "kernels", "models", "plan", "train", "app", "tests", "benchmarks", "examples", "scripts",
-                "cmake")
+SOURCE_ROOTS = ("fsdp", "io", "text", "kernels", "models", "plan", "train", "app", "tests", "benchmarks", "examples",
+                "scripts", "cmake")
 PATH_ROOTS = SOURCE_ROOTS + ("docs", ".ci")
-LIBRARY_ROOTS = ("fsdp", "io", "kernels", "models")
+LIBRARY_ROOTS = ("fsdp", "io", "text", "kernels", "models")
 CPP = {".h", ".hpp", ".cpp", ".cc", ".cu", ".cuh"}
 SOURCES = CPP | {".py", ".sh", ".cmake", ".txt"}
 TEXT = SOURCES | {".md", ".toml", ".json"}

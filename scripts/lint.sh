@@ -21,7 +21,7 @@ failed=0
 run() { "$@" || failed=1; }
 
 folders=()
-for folder in fsdp io kernels models plan train app tests benchmarks examples; do
+for folder in fsdp io text kernels models plan train app tests benchmarks examples; do
   [[ -d $folder ]] && folders+=("$folder")
 done
 mapfile -d '' sources < <(find "${folders[@]}" -type f \
@@ -51,7 +51,7 @@ if ((tidy)); then
   mapfile -t compiled < <(python3 -c '
 import json, os, sys
 root = os.getcwd() + os.sep
-folders = tuple(root + f + os.sep for f in ("fsdp", "io", "kernels", "models", "plan", "train", "app"))
+folders = tuple(root + f + os.sep for f in ("fsdp", "io", "text", "kernels", "models", "plan", "train", "app"))
 for file in sorted({os.path.normpath(os.path.join(e["directory"], e["file"])) for e in json.load(open(sys.argv[1]))}):
     if file.startswith(folders) and file.endswith(".cpp"):
         print(file)' "$database")

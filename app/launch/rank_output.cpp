@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
-#include "train/console.h"
+#include "train/base/console.h"
 
 namespace fsdp::app {
 namespace {

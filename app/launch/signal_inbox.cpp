@@ -11,7 +11,7 @@
 #include <string>
 
 #include "fsdp/base/error.h"
-#include "train/stop_signal.h"
+#include "train/base/stop_signal.h"
 
 namespace fsdp::app {
 

@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "fsdp/base/stream_point.h"
-#include "fsdp/comm/shared_arena.h"
+#include "fsdp/comm/host/shared_arena.h"
 
 namespace fsdp {
 

@@ -1,7 +1,7 @@
 #include "fsdp/checkpoint/checked_files.h"
 
 #include "fsdp/base/fault_point.h"
-#include "io/error.h"
+#include "io/base/error.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "io/file_ops.h"
+#include "io/base/file_ops.h"
 
 namespace fsdp::checkpoint {
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "fsdp/checkpoint/state.h"
+#include "fsdp/checkpoint/state/state.h"
 #include "fsdp/mesh/mesh.h"
 
 // Checkpoints of sharded training (docs/checkpoint_format.md): folders `step-<N>` that appear complete or not at all,

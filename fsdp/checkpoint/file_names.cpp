@@ -7,7 +7,7 @@
 #include <cstdio>
 
 #include "fsdp/base/check.h"
-#include "io/error.h"
+#include "io/base/error.h"
 
 namespace fsdp::checkpoint {
 

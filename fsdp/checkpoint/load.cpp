@@ -8,8 +8,8 @@
 #include "fsdp/checkpoint/loader.h"
 #include "fsdp/checkpoint/outcome.h"
 #include "fsdp/comm/collectives.h"
-#include "io/checkpoint_folder.h"
-#include "io/error.h"
+#include "io/base/error.h"
+#include "io/checkpoint/checkpoint_folder.h"
 
 namespace fsdp::checkpoint {
 namespace {

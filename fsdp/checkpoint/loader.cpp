@@ -8,7 +8,7 @@
 #include "fsdp/base/check.h"
 #include "fsdp/base/fault_point.h"
 #include "fsdp/checkpoint/collected_state.h"
-#include "io/error.h"
+#include "io/base/error.h"
 
 namespace fsdp::checkpoint {
 

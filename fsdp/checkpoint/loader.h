@@ -7,8 +7,8 @@
 
 #include "fsdp/checkpoint/checkpoint.h"
 #include "fsdp/checkpoint/sections.h"
-#include "io/checkpoint_file.h"
-#include "io/checkpoint_manifest.h"
+#include "io/checkpoint/checkpoint_file.h"
+#include "io/checkpoint/checkpoint_manifest.h"
 
 namespace fsdp::checkpoint {
 

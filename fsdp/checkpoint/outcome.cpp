@@ -8,7 +8,7 @@
 
 #include "fsdp/base/error.h"
 #include "fsdp/comm/collectives.h"
-#include "io/error.h"
+#include "io/base/error.h"
 
 namespace fsdp {
 namespace {

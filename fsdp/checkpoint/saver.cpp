@@ -17,9 +17,9 @@
 #include "fsdp/checkpoint/host_arena.h"
 #include "fsdp/checkpoint/outcome.h"
 #include "fsdp/comm/collectives.h"
-#include "io/checkpoint_folder.h"
-#include "io/error.h"
-#include "kernels/raw/stores.h"
+#include "io/base/error.h"
+#include "io/checkpoint/checkpoint_folder.h"
+#include "kernels/raw/flat/stores.h"
 
 namespace fsdp::checkpoint {
 namespace {

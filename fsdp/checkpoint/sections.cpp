@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "fsdp/base/check.h"
-#include "fsdp/checkpoint/module_state.h"
-#include "fsdp/checkpoint/optimizer_state.h"
-#include "fsdp/checkpoint/random_state.h"
+#include "fsdp/checkpoint/state/module_state.h"
+#include "fsdp/checkpoint/state/optimizer_state.h"
+#include "fsdp/checkpoint/state/random_state.h"
 #include "fsdp/group/group_owner.h"
 
 namespace fsdp::checkpoint {

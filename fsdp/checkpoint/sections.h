@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/checkpoint/module_tensors.h"
-#include "fsdp/checkpoint/state.h"
+#include "fsdp/checkpoint/state/module_tensors.h"
+#include "fsdp/checkpoint/state/state.h"
 
 namespace fsdp::checkpoint {
 

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "io/checkpoint_file.h"
-#include "io/checkpoint_manifest.h"
-#include "io/dtype.h"
+#include "io/base/dtype.h"
+#include "io/checkpoint/checkpoint_file.h"
+#include "io/checkpoint/checkpoint_manifest.h"
 
 namespace fsdp::checkpoint {
 

@@ -8,8 +8,8 @@
 #include "fsdp/base/check.h"
 #include "fsdp/base/fault_point.h"
 #include "fsdp/comm/connection.h"
-#include "fsdp/comm/wait_clock.h"
-#include "fsdp/comm/waits.h"
+#include "fsdp/comm/liveness/wait_clock.h"
+#include "fsdp/comm/transport/waits.h"
 
 namespace fsdp::comm {
 namespace {

@@ -12,8 +12,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "fsdp/comm/call_log.h"
-#include "fsdp/comm/transport.h"
+#include "fsdp/comm/liveness/call_log.h"
+#include "fsdp/comm/transport/transport.h"
 
 namespace fsdp::comm {
 

@@ -9,7 +9,7 @@
 
 #include "fsdp/base/backstage.h"
 #include "fsdp/base/error.h"
-#include "fsdp/comm/wait_clock.h"
+#include "fsdp/comm/liveness/wait_clock.h"
 
 namespace fsdp::comm {
 

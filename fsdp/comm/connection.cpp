@@ -10,14 +10,14 @@
 #include "fsdp/base/check.h"
 #include "fsdp/base/fault_point.h"
 #include "fsdp/base/lack_of_memory.h"
-#include "fsdp/comm/device_transports.h"
-#include "fsdp/comm/gloo_transport.h"
-#include "fsdp/comm/heartbeat.h"
-#include "fsdp/comm/progress_monitor.h"
-#include "fsdp/comm/shm_transport.h"
-#include "fsdp/comm/staged_transport.h"
-#include "fsdp/comm/two_level_transport.h"
-#include "fsdp/comm/waits.h"
+#include "fsdp/comm/host/shm_transport.h"
+#include "fsdp/comm/host/two_level_transport.h"
+#include "fsdp/comm/liveness/heartbeat.h"
+#include "fsdp/comm/liveness/progress_monitor.h"
+#include "fsdp/comm/transport/device_transports.h"
+#include "fsdp/comm/transport/gloo_transport.h"
+#include "fsdp/comm/transport/staged_transport.h"
+#include "fsdp/comm/transport/waits.h"
 
 namespace fsdp::comm {
 namespace {

@@ -9,16 +9,16 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/comm/bounded_store.h"
-#include "fsdp/comm/call_log.h"
 #include "fsdp/comm/comm.h"
-#include "fsdp/comm/delayed_transport.h"
-#include "fsdp/comm/fabric_transport.h"
-#include "fsdp/comm/hosts.h"
-#include "fsdp/comm/launch_environment.h"
-#include "fsdp/comm/roster.h"
-#include "fsdp/comm/transport.h"
-#include "fsdp/comm/transport_kind.h"
+#include "fsdp/comm/host/hosts.h"
+#include "fsdp/comm/liveness/call_log.h"
+#include "fsdp/comm/rendezvous/bounded_store.h"
+#include "fsdp/comm/rendezvous/launch_environment.h"
+#include "fsdp/comm/rendezvous/roster.h"
+#include "fsdp/comm/transport/delayed_transport.h"
+#include "fsdp/comm/transport/fabric_transport.h"
+#include "fsdp/comm/transport/transport.h"
+#include "fsdp/comm/transport/transport_kind.h"
 #include "fsdp/mesh/mesh.h"
 
 namespace fsdp::comm {

@@ -15,11 +15,11 @@
 #include "fsdp/base/fault_point.h"
 #include "fsdp/comm/collectives.h"
 #include "fsdp/comm/connection.h"
-#include "fsdp/comm/launch_environment.h"
-#include "fsdp/comm/nccl_settings.h"
-#include "fsdp/comm/store.h"
+#include "fsdp/comm/rendezvous/launch_environment.h"
+#include "fsdp/comm/rendezvous/nccl_settings.h"
+#include "fsdp/comm/rendezvous/store.h"
 #include "fsdp/memory/host_cache.h"
-#include "kernels/cpu_isa.h"
+#include "kernels/base/cpu_isa.h"
 
 namespace fsdp {
 namespace {

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "fsdp/comm/transport_kind.h"
+#include "fsdp/comm/transport/transport_kind.h"
 #include "fsdp/mesh/mesh.h"
 
 namespace fsdp {

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "fsdp/cuda/link_clock.h"
-#include "kernels/sum_chunks.h"
+#include "kernels/flat/sum_chunks.h"
 
 namespace fsdp::cuda {
 namespace {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "fsdp/base/check.h"
-#include "fsdp/comm/nccl_settings.h"
-#include "kernels/sum_chunks.h"
+#include "fsdp/comm/rendezvous/nccl_settings.h"
+#include "kernels/flat/sum_chunks.h"
 
 namespace fsdp::cuda {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "fsdp/comm/device_transports.h"
+#include "fsdp/comm/transport/device_transports.h"
 
 namespace fsdp::cuda {
 

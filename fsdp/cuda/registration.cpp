@@ -2,7 +2,7 @@
 #include "fsdp/base/device_memory.h"
 #include "fsdp/base/trace.h"
 #include "fsdp/base/work_recorder.h"
-#include "fsdp/comm/device_transports.h"
+#include "fsdp/comm/transport/device_transports.h"
 #include "fsdp/cuda/fabric_transport.h"
 #include "fsdp/cuda/graph_recorder.h"
 #include "fsdp/cuda/memory_report.h"

@@ -18,8 +18,8 @@
 #include "fsdp/comm/connection.h"
 #include "fsdp/functional/grouping.h"
 #include "fsdp/group/registry.h"
-#include "kernels/pack.h"
-#include "kernels/sum_squares.h"
+#include "kernels/flat/pack.h"
+#include "kernels/flat/sum_squares.h"
 
 namespace fsdp::functional {
 namespace {

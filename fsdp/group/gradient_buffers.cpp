@@ -8,7 +8,7 @@
 
 #include "fsdp/base/check.h"
 #include "fsdp/base/trace.h"
-#include "kernels/pack.h"
+#include "kernels/flat/pack.h"
 
 namespace fsdp {
 

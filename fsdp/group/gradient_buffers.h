@@ -13,7 +13,7 @@
 #include "fsdp/group/group_links.h"
 #include "fsdp/group/phase.h"
 #include "fsdp/strategy/strategy.h"
-#include "kernels/gradient_slot.h"
+#include "kernels/base/gradient_slot.h"
 
 namespace fsdp {
 

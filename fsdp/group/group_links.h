@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "fsdp/comm/comm.h"
-#include "fsdp/comm/host_links.h"
+#include "fsdp/comm/host/host_links.h"
 #include "fsdp/comm/lane.h"
 
 namespace fsdp {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "fsdp/comm/comm.h"
-#include "fsdp/comm/host_links.h"
+#include "fsdp/comm/host/host_links.h"
 
 namespace fsdp {
 

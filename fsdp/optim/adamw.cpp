@@ -6,7 +6,7 @@
 #include "fsdp/base/check.h"
 #include "fsdp/optim/flat_parameters.h"
 #include "fsdp/optim/gradient_factor.h"
-#include "kernels/adamw.h"
+#include "kernels/flat/adamw.h"
 
 namespace fsdp {
 namespace {

@@ -11,7 +11,7 @@
 #include "fsdp/group/leaves.h"
 #include "fsdp/group/parameter_group.h"
 #include "fsdp/group/registry.h"
-#include "kernels/sum_squares.h"
+#include "kernels/flat/sum_squares.h"
 
 namespace fsdp {
 namespace {

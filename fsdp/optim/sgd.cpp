@@ -5,7 +5,7 @@
 #include "fsdp/base/check.h"
 #include "fsdp/optim/flat_parameters.h"
 #include "fsdp/optim/gradient_factor.h"
-#include "kernels/sgd.h"
+#include "kernels/flat/sgd.h"
 
 namespace fsdp {
 namespace {

@@ -14,7 +14,7 @@
 #include "fsdp/base/check.h"
 #include "fsdp/base/recompute_region.h"
 #include "fsdp/comm/connection.h"
-#include "fsdp/comm/host_links.h"
+#include "fsdp/comm/host/host_links.h"
 #include "fsdp/unit/lanes.h"
 
 namespace fsdp {

@@ -7,7 +7,7 @@
 #include "fsdp/base/backstage.h"
 #include "fsdp/unit/context.h"
 #include "fsdp/unit/touch_table.h"
-#include "kernels/gradient_slot.h"
+#include "kernels/base/gradient_slot.h"
 
 namespace fsdp {
 namespace {

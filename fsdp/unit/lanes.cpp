@@ -2,7 +2,7 @@
 
 #include "fsdp/comm/comm_thread.h"
 #include "fsdp/comm/connection.h"
-#include "fsdp/comm/host_links.h"
+#include "fsdp/comm/host/host_links.h"
 #include "fsdp/comm/stream_lane.h"
 
 namespace fsdp {

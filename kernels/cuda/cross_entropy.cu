@@ -9,7 +9,7 @@
 namespace fsdp::kernels::cuda {
 namespace {
 
-constexpr int64_t kIgnored = -100;  // kIgnoreIndex of kernels/cross_entropy.h
+constexpr int64_t kIgnored = -100;  // kIgnoreIndex of kernels/operators/cross_entropy.h
 constexpr int64_t kMostThreads = 512;
 constexpr int kSumThreads = 1024;
 

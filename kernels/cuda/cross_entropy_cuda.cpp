@@ -3,9 +3,9 @@
 
 #include <tuple>
 
-#include "kernels/cross_entropy.h"
+#include "kernels/base/input_checks.h"
 #include "kernels/cuda/tensors.h"
-#include "kernels/input_checks.h"
+#include "kernels/operators/cross_entropy.h"
 
 namespace fsdp::kernels::cuda {
 namespace {

@@ -4,8 +4,8 @@
 #include <tuple>
 #include <vector>
 
+#include "kernels/base/input_checks.h"
 #include "kernels/cuda/tensors.h"
-#include "kernels/input_checks.h"
 
 namespace fsdp::kernels::cuda {
 namespace {

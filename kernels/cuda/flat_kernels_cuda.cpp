@@ -1,5 +1,5 @@
-// The kernels over flat memory of CUDA devices, put into kernels/flat_kernels.h when this library is loaded.
-#include "kernels/flat_kernels.h"
+// The kernels over flat memory of CUDA devices, put into kernels/flat/flat_kernels.h when this library is loaded.
+#include "kernels/flat/flat_kernels.h"
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAException.h>

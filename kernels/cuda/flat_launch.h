@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/launch.h"
-#include "kernels/raw/step_factors.h"
+#include "kernels/raw/flat/step_factors.h"
 
 namespace fsdp::kernels::cuda {
 

@@ -15,10 +15,10 @@
 #include <algorithm>
 #include <optional>
 
-#include "kernels/cross_entropy.h"
+#include "kernels/base/gradient_slot.h"
+#include "kernels/base/input_checks.h"
 #include "kernels/cuda/tensors.h"
-#include "kernels/gradient_slot.h"
-#include "kernels/input_checks.h"
+#include "kernels/operators/cross_entropy.h"
 
 namespace fsdp::kernels::cuda {
 namespace {

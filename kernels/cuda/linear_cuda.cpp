@@ -2,7 +2,7 @@
 #include <torch/library.h>
 
 #include "kernels/cuda/tensors.h"
-#include "kernels/linear_parts.h"
+#include "kernels/products/linear_parts.h"
 
 namespace fsdp::kernels::cuda {
 namespace {

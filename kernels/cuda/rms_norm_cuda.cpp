@@ -4,8 +4,8 @@
 #include <optional>
 #include <tuple>
 
+#include "kernels/base/input_checks.h"
 #include "kernels/cuda/tensors.h"
-#include "kernels/input_checks.h"
 
 namespace fsdp::kernels::cuda {
 namespace {

@@ -3,9 +3,9 @@
 
 #include <tuple>
 
+#include "kernels/base/input_checks.h"
 #include "kernels/cuda/tensors.h"
-#include "kernels/input_checks.h"
-#include "kernels/rope.h"
+#include "kernels/operators/rope.h"
 
 namespace fsdp::kernels::cuda {
 namespace {

@@ -3,9 +3,9 @@
 
 #include <tuple>
 
+#include "kernels/base/dense_rows.h"
+#include "kernels/base/input_checks.h"
 #include "kernels/cuda/tensors.h"
-#include "kernels/dense_rows.h"
-#include "kernels/input_checks.h"
 
 namespace fsdp::kernels::cuda {
 namespace {

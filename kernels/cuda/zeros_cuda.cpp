@@ -8,8 +8,8 @@
 #include <memory>
 #include <mutex>
 
+#include "kernels/base/gradient_slot.h"
 #include "kernels/cuda/tensors.h"
-#include "kernels/gradient_slot.h"
 
 namespace fsdp::kernels::cuda {
 namespace {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "io/json.h"
+#include "io/base/json.h"
 #include "tests/app/training_fixture.h"
 
 namespace fsdp::app {

@@ -4,9 +4,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "io/json.h"
+#include "io/base/json.h"
 #include "tests/app/training_fixture.h"
-#include "train/byte_tokenizer.h"
+#include "text/tokenizer/byte_tokenizer.h"
 
 namespace fsdp::app {
 namespace {

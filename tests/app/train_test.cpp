@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tests/app/training_fixture.h"
-#include "train/config_file.h"
+#include "train/config/config_file.h"
 
 namespace fsdp::app {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "tests/app/launch_script.h"
 #include "tests/app/training_fixture.h"
-#include "train/lr_schedule.h"
+#include "train/config/lr_schedule.h"
 
 namespace fsdp::app {
 namespace {

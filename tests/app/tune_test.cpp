@@ -4,9 +4,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "io/json.h"
-#include "io/model_folder.h"
-#include "io/safetensors.h"
+#include "io/base/json.h"
+#include "io/hub/model_folder.h"
+#include "io/safetensors/safetensors.h"
 #include "tests/app/training_fixture.h"
 
 namespace fsdp::app {

@@ -4,7 +4,7 @@
 #include <fstream>
 #include <optional>
 
-#include "fsdp/checkpoint/archive.h"
+#include "fsdp/checkpoint/archive/archive.h"
 #include "fsdp/fsdp.h"
 #include "tests/io/temporary_folder.h"
 #include "tests/support/ranks.h"

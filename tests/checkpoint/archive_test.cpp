@@ -6,7 +6,7 @@
 #include <cstring>
 #include <set>
 
-#include "fsdp/checkpoint/archive.h"
+#include "fsdp/checkpoint/archive/archive.h"
 #include "fsdp/fsdp.h"
 #include "tests/checkpoint/archive_models.h"
 #include "tests/io/temporary_folder.h"

@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "fsdp/fsdp.h"
-#include "io/checkpoint_manifest.h"
+#include "io/checkpoint/checkpoint_manifest.h"
 #include "tests/checkpoint/caught_error.h"
 #include "tests/checkpoint/training_run.h"
 #include "tests/io/temporary_folder.h"

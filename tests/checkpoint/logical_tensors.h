@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "io/checkpoint_manifest.h"
-#include "io/safetensors.h"
+#include "io/checkpoint/checkpoint_manifest.h"
+#include "io/safetensors/safetensors.h"
 
 namespace fsdp::testing {
 

@@ -9,10 +9,10 @@
 #include <sstream>
 
 #include "fsdp/fsdp.h"
-#include "io/checkpoint_manifest.h"
+#include "io/checkpoint/checkpoint_manifest.h"
 #include "tests/checkpoint/training_run.h"
 #include "tests/io/temporary_folder.h"
-#include "tests/promise/block_model.h"
+#include "tests/promise/models/block_model.h"
 #include "tests/support/rank_processes.h"
 #include "tests/support/ranks.h"
 

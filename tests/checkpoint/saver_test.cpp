@@ -10,7 +10,7 @@
 
 #include "fsdp/base/fault_point.h"
 #include "fsdp/fsdp.h"
-#include "io/checkpoint_folder.h"
+#include "io/checkpoint/checkpoint_folder.h"
 #include "tests/checkpoint/caught_error.h"
 #include "tests/checkpoint/logical_tensors.h"
 #include "tests/checkpoint/training_run.h"

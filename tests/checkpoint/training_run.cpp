@@ -7,7 +7,7 @@
 #include <set>
 #include <stdexcept>
 
-#include "tests/promise/block_model.h"
+#include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
 namespace fsdp::testing {

@@ -1,4 +1,4 @@
-#include "fsdp/comm/bounded_store.h"
+#include "fsdp/comm/rendezvous/bounded_store.h"
 
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>

@@ -1,4 +1,4 @@
-#include "fsdp/comm/call_log.h"
+#include "fsdp/comm/liveness/call_log.h"
 
 #include <gtest/gtest.h>
 

@@ -10,8 +10,8 @@
 #include "fsdp/base/error.h"
 #include "fsdp/comm/collectives.h"
 #include "fsdp/comm/connection.h"
-#include "fsdp/comm/launch_environment.h"
-#include "fsdp/comm/store.h"
+#include "fsdp/comm/rendezvous/launch_environment.h"
+#include "fsdp/comm/rendezvous/store.h"
 
 int main(int, char** arguments) {
   using Clock = std::chrono::steady_clock;

@@ -1,5 +1,5 @@
 // Rank 0 of a network that is not there.
-#include "fsdp/comm/fabric_transport.h"
+#include "fsdp/comm/transport/fabric_transport.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

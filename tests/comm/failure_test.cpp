@@ -13,7 +13,7 @@
 #include "fsdp/comm/collectives.h"
 #include "fsdp/comm/comm.h"
 #include "fsdp/comm/connection.h"
-#include "fsdp/comm/store.h"
+#include "fsdp/comm/rendezvous/store.h"
 #include "tests/io/temporary_folder.h"
 #include "tests/support/ranks.h"
 

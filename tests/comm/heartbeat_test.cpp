@@ -1,6 +1,6 @@
 // Ranks that are stopped, killed or slow, as processes, on every transport: who is lost is found in time and named by
 // all others, and who is not lost is let alone.
-#include "fsdp/comm/heartbeat.h"
+#include "fsdp/comm/liveness/heartbeat.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

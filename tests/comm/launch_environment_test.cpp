@@ -1,4 +1,4 @@
-#include "fsdp/comm/launch_environment.h"
+#include "fsdp/comm/rendezvous/launch_environment.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "fsdp/comm/nccl_settings.h"
+#include "fsdp/comm/rendezvous/nccl_settings.h"
 
 #include <gtest/gtest.h>
 

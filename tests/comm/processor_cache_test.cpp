@@ -1,4 +1,4 @@
-#include "fsdp/comm/processor_cache.h"
+#include "fsdp/comm/host/processor_cache.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "fsdp/comm/progress_note.h"
+#include "fsdp/comm/liveness/progress_note.h"
 
 #include <gtest/gtest.h>
 

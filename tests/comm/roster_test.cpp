@@ -1,5 +1,5 @@
 // The first meeting: who is missing, claims a rank twice, or runs something else.
-#include "fsdp/comm/roster.h"
+#include "fsdp/comm/rendezvous/roster.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "fsdp/base/error.h"
-#include "fsdp/comm/build_id.h"
+#include "fsdp/comm/rendezvous/build_id.h"
 
 namespace fsdp::comm {
 namespace {

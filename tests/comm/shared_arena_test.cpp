@@ -1,4 +1,4 @@
-#include "fsdp/comm/shared_arena.h"
+#include "fsdp/comm/host/shared_arena.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // The transport of ranks that share a host against Gloo's results for the same inputs, and what becomes of its waits
 // when peers die, stop, or change their mind.
-#include "fsdp/comm/shm_transport.h"
+#include "fsdp/comm/host/shm_transport.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,8 +18,8 @@
 #include <set>
 
 #include "fsdp/base/error.h"
-#include "fsdp/comm/gloo_transport.h"
-#include "fsdp/comm/processor_cache.h"
+#include "fsdp/comm/host/processor_cache.h"
+#include "fsdp/comm/transport/gloo_transport.h"
 #include "tests/io/temporary_folder.h"
 #include "tests/support/ranks.h"
 

@@ -1,4 +1,4 @@
-#include "fsdp/comm/straggler.h"
+#include "fsdp/comm/liveness/straggler.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,11 +1,11 @@
-#include "fsdp/comm/waits.h"
+#include "fsdp/comm/transport/waits.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <condition_variable>
 
-#include "fsdp/comm/wait_clock.h"
+#include "fsdp/comm/liveness/wait_clock.h"
 
 namespace fsdp::comm {
 namespace {

@@ -1,4 +1,4 @@
-#include "kernels/causal_attention.h"
+#include "kernels/operators/causal_attention.h"
 
 #include <ATen/record_function.h>
 #include <cuda_runtime_api.h>

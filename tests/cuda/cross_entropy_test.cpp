@@ -1,4 +1,4 @@
-#include "kernels/cross_entropy.h"
+#include "kernels/operators/cross_entropy.h"
 
 #include <vector>
 

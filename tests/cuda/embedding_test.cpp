@@ -1,4 +1,4 @@
-#include "kernels/embedding.h"
+#include "kernels/operators/embedding.h"
 
 #include "tests/cuda/as_on_cpu.h"
 

@@ -1,5 +1,5 @@
 // The kernels over flat memory of a GPU against their twins on the CPU and against ATen in fp64.
-#include "kernels/flat_kernels.h"
+#include "kernels/flat/flat_kernels.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -8,9 +8,9 @@
 #include <array>
 #include <vector>
 
-#include "kernels/pack.h"
-#include "kernels/sum_chunks.h"
-#include "kernels/sum_squares.h"
+#include "kernels/flat/pack.h"
+#include "kernels/flat/sum_chunks.h"
+#include "kernels/flat/sum_squares.h"
 
 namespace fsdp::kernels {
 namespace {

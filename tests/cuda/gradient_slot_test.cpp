@@ -1,10 +1,10 @@
-#include "kernels/gradient_slot.h"
+#include "kernels/base/gradient_slot.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
 
-#include "kernels/cross_entropy.h"
-#include "kernels/embedding.h"
-#include "kernels/linear.h"
+#include "kernels/operators/cross_entropy.h"
+#include "kernels/operators/embedding.h"
+#include "kernels/products/linear.h"
 #include "tests/cuda/as_on_cpu.h"
 #include "tests/kernels/slot_owner.h"
 

@@ -5,13 +5,13 @@
 #include <filesystem>
 
 #include "fsdp/comm/connection.h"
-#include "kernels/cached_attention.h"
+#include "kernels/operators/cached_attention.h"
 #include "tests/cuda/as_on_cpu.h"
 #include "tests/io/temporary_folder.h"
-#include "tests/train/model_files.h"
-#include "train/generation.h"
-#include "train/likelihood.h"
-#include "train/parity.h"
+#include "tests/train/model/model_files.h"
+#include "train/evaluate/likelihood.h"
+#include "train/generate/generation.h"
+#include "train/parity/parity.h"
 
 namespace fsdp::train {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <vector>
 
-#include "kernels/cross_entropy.h"
-#include "kernels/linear.h"
+#include "kernels/operators/cross_entropy.h"
+#include "kernels/products/linear.h"
 #include "tests/cuda/as_on_cpu.h"
 
 namespace fsdp::kernels {

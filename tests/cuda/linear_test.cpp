@@ -1,7 +1,7 @@
-#include "kernels/linear.h"
+#include "kernels/products/linear.h"
 
-#include "kernels/fused_linear.h"
-#include "kernels/linear_parts.h"
+#include "kernels/products/fused_linear.h"
+#include "kernels/products/linear_parts.h"
 #include "tests/cuda/as_on_cpu.h"
 
 namespace fsdp::kernels {

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/comm/device_transports.h"
+#include "fsdp/comm/transport/device_transports.h"
 #include "fsdp/fsdp.h"
 #include "tests/device/device_model.h"
 #include "tests/support/rank_processes.h"

@@ -1,4 +1,4 @@
-#include "kernels/rms_norm.h"
+#include "kernels/operators/rms_norm.h"
 
 #include "tests/cuda/as_on_cpu.h"
 

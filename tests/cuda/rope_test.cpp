@@ -1,6 +1,6 @@
-#include "kernels/rope.h"
+#include "kernels/operators/rope.h"
 
-#include "kernels/fused_linear.h"
+#include "kernels/products/fused_linear.h"
 #include "tests/cuda/as_on_cpu.h"
 
 namespace fsdp::kernels {

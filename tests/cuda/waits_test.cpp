@@ -1,11 +1,11 @@
 // That no operator of the model makes the host wait for the device, in the forward or in the backward.
-#include "kernels/causal_attention.h"
-#include "kernels/cross_entropy.h"
-#include "kernels/embedding.h"
-#include "kernels/linear.h"
-#include "kernels/rms_norm.h"
-#include "kernels/rope.h"
-#include "kernels/swiglu.h"
+#include "kernels/operators/causal_attention.h"
+#include "kernels/operators/cross_entropy.h"
+#include "kernels/operators/embedding.h"
+#include "kernels/operators/rms_norm.h"
+#include "kernels/operators/rope.h"
+#include "kernels/operators/swiglu.h"
+#include "kernels/products/linear.h"
 #include "tests/cuda/as_on_cpu.h"
 #include "tests/kernels/slot_owner.h"
 

@@ -3,10 +3,10 @@
 #include <torch/torch.h>
 
 #include "fsdp/base/stream_point.h"
-#include "kernels/flat_kernels.h"
-#include "kernels/pack.h"
-#include "kernels/sum_chunks.h"
-#include "kernels/sum_squares.h"
+#include "kernels/flat/flat_kernels.h"
+#include "kernels/flat/pack.h"
+#include "kernels/flat/sum_chunks.h"
+#include "kernels/flat/sum_squares.h"
 #include "tests/device/fake_device.h"
 
 namespace fsdp::testing {

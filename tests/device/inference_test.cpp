@@ -9,12 +9,12 @@
 #include "tests/device/fake_device.h"
 #include "tests/io/temporary_folder.h"
 #include "tests/support/ranks.h"
-#include "tests/train/model_files.h"
-#include "train/generation.h"
-#include "train/likelihood.h"
-#include "train/parity_checks.h"
-#include "train/samples.h"
-#include "train/weights.h"
+#include "tests/train/model/model_files.h"
+#include "train/evaluate/likelihood.h"
+#include "train/generate/generation.h"
+#include "train/generate/samples.h"
+#include "train/model/weights.h"
+#include "train/parity/parity_checks.h"
 
 namespace fsdp::train {
 namespace {

@@ -1,5 +1,5 @@
 // The trainer on a device: numbers of the CPU, every order among streams, and how often the host waits.
-#include "train/trainer.h"
+#include "train/loop/trainer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,14 +9,14 @@
 #include <cmath>
 
 #include "fsdp/comm/connection.h"
-#include "kernels/linear_parts.h"
+#include "kernels/products/linear_parts.h"
 #include "tests/device/fake_device.h"
 #include "tests/device/fake_flat_kernels.h"
 #include "tests/device/fake_recorder.h"
-#include "tests/train/answer_batches.h"
-#include "train/evaluation.h"
-#include "train/graphed_blocks.h"
-#include "train/recomputation.h"
+#include "tests/train/model/answer_batches.h"
+#include "train/evaluate/evaluation.h"
+#include "train/model/graphed_blocks.h"
+#include "train/model/recomputation.h"
 
 namespace fsdp::train {
 namespace {

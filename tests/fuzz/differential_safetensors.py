@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "seeds"))
 from packages import require
 
 safetensors = require("safetensors")

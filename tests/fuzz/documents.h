@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "io/documents/byte_stream.h"
-#include "io/documents/document_reader.h"
 #include "tests/fuzz/promises.h"
+#include "text/documents/byte_stream.h"
+#include "text/documents/document_reader.h"
 
 namespace fsdp::fuzz {
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "io/adapter.h"
-#include "io/merged_source.h"
+#include "io/weights/adapter.h"
+#include "io/weights/merged_source.h"
 #include "tests/fuzz/bundle.h"
 #include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "io/checkpoint_file.h"
-#include "io/checkpoint_manifest.h"
+#include "io/checkpoint/checkpoint_file.h"
+#include "io/checkpoint/checkpoint_manifest.h"
 #include "tests/fuzz/bundle.h"
 #include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"

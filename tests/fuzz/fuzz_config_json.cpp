@@ -2,7 +2,7 @@
 #include <cmath>
 #include <string>
 
-#include "models/decoder_config.h"
+#include "models/config/decoder_config.h"
 #include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"
 #include "tests/fuzz/scratch.h"

@@ -3,10 +3,10 @@
 #include <array>
 #include <string>
 
-#include "io/json.h"
+#include "io/base/json.h"
 #include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"
-#include "train/chat/message.h"
+#include "text/chat/message.h"
 
 namespace fsdp::fuzz {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "io/dcp_chunks.h"
-#include "io/dcp_metadata.h"
+#include "io/dcp/dcp_chunks.h"
+#include "io/dcp/dcp_metadata.h"
 #include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"
 

@@ -3,7 +3,7 @@
 #include <optional>
 #include <string>
 
-#include "io/saved_tensor.h"
+#include "io/torch_archive/saved_tensor.h"
 #include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"
 #include "tests/fuzz/scratch.h"

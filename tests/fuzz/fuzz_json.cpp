@@ -3,7 +3,7 @@
 #include <array>
 #include <string>
 
-#include "io/json.h"
+#include "io/base/json.h"
 #include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"
 

@@ -3,9 +3,9 @@
 #include <optional>
 #include <string>
 
-#include "io/documents/line_documents.h"
 #include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/documents.h"
+#include "text/documents/line_documents.h"
 
 namespace fsdp::fuzz {
 namespace {

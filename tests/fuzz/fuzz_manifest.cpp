@@ -1,7 +1,7 @@
 // manifest.json of a checkpoint. Accepted means: every rule of the header holds, and written again it reads the same.
 #include <string>
 
-#include "io/checkpoint_manifest.h"
+#include "io/checkpoint/checkpoint_manifest.h"
 #include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"
 

@@ -3,11 +3,11 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "io/documents/parquet_library.h"
-#include "io/documents/parquet_reader.h"
 #include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/documents.h"
 #include "tests/fuzz/scratch.h"
+#include "text/documents/parquet_library.h"
+#include "text/documents/parquet_reader.h"
 
 namespace fsdp::fuzz {
 namespace {

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "io/model_folder.h"
+#include "io/hub/model_folder.h"
 #include "tests/fuzz/bundle.h"
 #include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "io/safetensors.h"
+#include "io/safetensors/safetensors.h"
 #include "tests/fuzz/byte_source.h"
 #include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"

@@ -2,10 +2,10 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "io/documents/line_documents.h"
-#include "io/documents/utf8.h"
 #include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/documents.h"
+#include "text/documents/line_documents.h"
+#include "text/documents/utf8.h"
 
 namespace fsdp::fuzz {
 namespace {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "io/token_shard_header.h"
-#include "io/token_shards.h"
+#include "io/tokens/token_shard_header.h"
+#include "io/tokens/token_shards.h"
 #include "tests/fuzz/bundle.h"
 #include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"

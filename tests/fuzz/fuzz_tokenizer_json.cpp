@@ -8,9 +8,9 @@
 #include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"
 #include "tests/fuzz/scratch.h"
-#include "train/tokenizer/tokenizer.h"
-#include "train/tokenizer/unicode.h"
-#include "train/tokenizer/utf8.h"
+#include "text/tokenizer/tokenizer.h"
+#include "text/unicode/unicode.h"
+#include "text/unicode/utf8.h"
 
 namespace fsdp::fuzz {
 namespace {

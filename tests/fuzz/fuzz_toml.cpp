@@ -8,7 +8,7 @@
 #include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"
 #include "tests/fuzz/scratch.h"
-#include "train/config_file.h"
+#include "train/config/config_file.h"
 
 namespace fsdp::fuzz {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "io/error.h"
+#include "io/base/error.h"
 
 // What every reader of foreign bytes promises, whatever the bytes: it returns or throws the documented error. A broken
 // promise ends the process, which is how libFuzzer and the replay notice.

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "io/safetensors.h"
+#include "io/safetensors/safetensors.h"
 
 namespace fsdp::fuzz {
 namespace {

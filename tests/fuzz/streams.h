@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string>
 
-#include "io/documents/byte_stream.h"
 #include "tests/fuzz/promises.h"
+#include "text/documents/byte_stream.h"
 
 namespace fsdp::fuzz {
 

@@ -21,11 +21,11 @@ set(FUZZ_TARGETS
   adapter)
 
 # Sources of LibTorch-free parts that live in folders that link LibTorch; relative to the checkout.
-set(FUZZ_SOURCES_config_json models/config_keys.cpp models/config_reader.cpp models/decoder_config.cpp
-    models/decoder_config_parser.cpp models/family.cpp models/text_table.cpp)
-set(FUZZ_SOURCES_toml train/config_file.cpp train/edit_distance.cpp train/format.cpp train/lr_schedule.cpp
-    train/option_table.cpp train/toml_text.cpp fsdp/strategy/strategy.cpp)
-set(FUZZ_SOURCES_conversation train/chat/message.cpp)
+set(FUZZ_SOURCES_config_json models/config/config_keys.cpp models/config/config_reader.cpp models/config/decoder_config.cpp
+    models/config/decoder_config_parser.cpp models/config/family.cpp models/config/text_table.cpp)
+set(FUZZ_SOURCES_toml train/config/config_file.cpp train/base/edit_distance.cpp train/base/format.cpp train/config/lr_schedule.cpp
+    train/config/option_table.cpp train/config/toml_text.cpp fsdp/strategy/strategy.cpp)
+set(FUZZ_SOURCES_conversation text/chat/message.cpp)
 
 # Libraries beside fsdp_io.
 set(FUZZ_LIBRARIES_json_lines fsdp_documents)

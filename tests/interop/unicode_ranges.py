@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes train/tokenizer/unicode_ranges.cpp: the character classes as the `tokenizers` package sees them.
+"""Writes text/unicode/unicode_ranges.cpp: the character classes as the `tokenizers` package sees them.
 
 Asks the package itself about every code point, since it has three Unicode versions inside: that of its regex engine for
 patterns, that of Rust for the pre-tokenizer Digits, and an old one for NFC. Needs the Python package `tokenizers`, and
@@ -12,7 +12,7 @@ import unicodedata
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-TARGET = pathlib.Path(__file__).resolve().parents[2] / "train/tokenizer/unicode_ranges.cpp"
+TARGET = pathlib.Path(__file__).resolve().parents[2] / "text/unicode/unicode_ranges.cpp"
 PROPERTIES = ("L", "Lu", "Ll", "Lm", "Lo", "M", "Mn", "Mc", "N", "Nd", "Nl", "No", "P", "Pd", "Po", "S", "Sm", "Sc", "Sk",
               "So", "Han", "Hiragana", "Katakana", "Latin", "Cyrillic", "Arabic")
 SCALARS = [code for code in range(0x110000) if not 0xD800 <= code < 0xE000]
@@ -97,7 +97,7 @@ def main():
     names = ["letters", "numbers", "marks", "spaces", "digits", "unnormalized"]
     functions = [f"std::span<const CodePointRange> {name}() {{ return k{name.capitalize()}; }}" for name in names]
     TARGET.write_text("\n".join([
-        "// Written by tests/interop/unicode_ranges.py.", '#include "train/tokenizer/unicode_ranges.h"', "",
+        "// Written by tests/interop/unicode_ranges.py.", '#include "text/unicode/unicode_ranges.h"', "",
         "namespace fsdp::tokenizer::unicode_ranges {", "namespace {", "", "// clang-format off", *tables, *new_members(), "// clang-format on",
         "", "}  // namespace", "", *functions, "", "std::span<const NewMembers> new_members() { return kNewMembers; }", "", "}  // namespace fsdp::tokenizer::unicode_ranges", ""]))
     return 0

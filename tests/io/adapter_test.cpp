@@ -1,4 +1,4 @@
-#include "io/adapter.h"
+#include "io/weights/adapter.h"
 
 #include <gtest/gtest.h>
 
@@ -6,11 +6,11 @@
 #include <cstring>
 #include <random>
 
-#include "io/element_cast.h"
-#include "io/json.h"
-#include "io/merged_source.h"
-#include "io/model_folder.h"
-#include "io/weights_copy.h"
+#include "io/base/element_cast.h"
+#include "io/base/json.h"
+#include "io/hub/model_folder.h"
+#include "io/weights/merged_source.h"
+#include "io/weights/weights_copy.h"
 #include "tests/io/temporary_folder.h"
 
 namespace fsdp::io {

@@ -1,4 +1,4 @@
-#include "io/atomic_file.h"
+#include "io/base/atomic_file.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

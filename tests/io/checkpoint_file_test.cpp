@@ -1,4 +1,4 @@
-#include "io/checkpoint_file.h"
+#include "io/checkpoint/checkpoint_file.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -12,8 +12,8 @@
 #include <set>
 #include <thread>
 
-#include "io/aligned_buffer.h"
-#include "io/safetensors.h"
+#include "io/base/aligned_buffer.h"
+#include "io/safetensors/safetensors.h"
 #include "tests/io/checkpoint_sample.h"
 #include "tests/io/temporary_folder.h"
 

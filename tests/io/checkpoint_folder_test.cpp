@@ -1,4 +1,4 @@
-#include "io/checkpoint_folder.h"
+#include "io/checkpoint/checkpoint_folder.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

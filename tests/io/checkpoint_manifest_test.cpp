@@ -1,4 +1,4 @@
-#include "io/checkpoint_manifest.h"
+#include "io/checkpoint/checkpoint_manifest.h"
 
 #include <gtest/gtest.h>
 

@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "io/checkpoint_file.h"
-#include "io/checkpoint_folder.h"
-#include "io/checkpoint_manifest.h"
-#include "io/file_ops.h"
+#include "io/base/file_ops.h"
+#include "io/checkpoint/checkpoint_file.h"
+#include "io/checkpoint/checkpoint_folder.h"
+#include "io/checkpoint/checkpoint_manifest.h"
 
 namespace fsdp::io {
 

@@ -1,4 +1,4 @@
-#include "io/dcp_chunks.h"
+#include "io/dcp/dcp_chunks.h"
 
 #include <gtest/gtest.h>
 

@@ -6,10 +6,10 @@
 #include <numeric>
 #include <utility>
 
-#include "io/dcp_metadata.h"
-#include "io/dcp_writer.h"
-#include "io/saved_tensor.h"
-#include "io/weight_source.h"
+#include "io/dcp/dcp_metadata.h"
+#include "io/dcp/dcp_writer.h"
+#include "io/torch_archive/saved_tensor.h"
+#include "io/weights/weight_source.h"
 #include "tests/io/temporary_folder.h"
 
 namespace fsdp::io {

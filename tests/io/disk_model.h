@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "io/file_ops.h"
+#include "io/base/file_ops.h"
 
 namespace fsdp::io {
 

@@ -1,4 +1,4 @@
-#include "io/element_cast.h"
+#include "io/base/element_cast.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "io/crc32.h"
+#include "io/base/crc32.h"
 
 namespace fsdp::io {
 namespace {

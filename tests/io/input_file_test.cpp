@@ -1,4 +1,4 @@
-#include "io/input_file.h"
+#include "io/base/input_file.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

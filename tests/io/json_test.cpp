@@ -1,4 +1,4 @@
-#include "io/json.h"
+#include "io/base/json.h"
 
 #include <gtest/gtest.h>
 

@@ -1,8 +1,8 @@
-#include "io/model_folder.h"
+#include "io/hub/model_folder.h"
 
 #include <gtest/gtest.h>
 
-#include "io/json.h"
+#include "io/base/json.h"
 #include "tests/io/temporary_folder.h"
 
 namespace fsdp::io {

@@ -1,9 +1,9 @@
-#include "io/pickle_reader.h"
+#include "io/torch_archive/pickle_reader.h"
 
 #include <gtest/gtest.h>
 
-#include "io/pickle_opcodes.h"
-#include "io/pickle_writer.h"
+#include "io/torch_archive/pickle_opcodes.h"
+#include "io/torch_archive/pickle_writer.h"
 #include "tests/io/temporary_folder.h"
 
 namespace fsdp::io {

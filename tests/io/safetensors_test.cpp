@@ -1,4 +1,4 @@
-#include "io/safetensors.h"
+#include "io/safetensors/safetensors.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

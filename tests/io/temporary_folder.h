@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "io/error.h"
+#include "io/base/error.h"
 
 namespace fsdp::io {
 

@@ -5,9 +5,9 @@
 #include <fstream>
 #include <random>
 
-#include "io/pooled_file.h"
-#include "io/token_shard_header.h"
-#include "io/token_shards.h"
+#include "io/base/pooled_file.h"
+#include "io/tokens/token_shard_header.h"
+#include "io/tokens/token_shards.h"
 #include "tests/io/temporary_folder.h"
 
 namespace fsdp::io {

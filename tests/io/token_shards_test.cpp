@@ -1,4 +1,4 @@
-#include "io/token_shards.h"
+#include "io/tokens/token_shards.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-#include "io/hash.h"
+#include "io/base/hash.h"
 #include "tests/io/temporary_folder.h"
 
 namespace fsdp::io {

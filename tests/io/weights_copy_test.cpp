@@ -1,10 +1,10 @@
-#include "io/weights_copy.h"
+#include "io/weights/weights_copy.h"
 
 #include <gtest/gtest.h>
 
-#include "io/json.h"
-#include "io/model_folder.h"
-#include "io/staged_folder.h"
+#include "io/base/json.h"
+#include "io/base/staged_folder.h"
+#include "io/hub/model_folder.h"
 #include "tests/io/checkpoint_sample.h"
 #include "tests/io/temporary_folder.h"
 

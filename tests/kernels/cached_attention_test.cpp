@@ -1,8 +1,8 @@
-#include "kernels/cached_attention.h"
+#include "kernels/operators/cached_attention.h"
 
 #include <ATen/Parallel.h>
 
-#include "kernels/cached_attention_device.h"
+#include "kernels/operators/cached_attention_device.h"
 #include "tests/kernels/compare.h"
 
 namespace fsdp::kernels {

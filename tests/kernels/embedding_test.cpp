@@ -1,6 +1,6 @@
-#include "kernels/embedding.h"
+#include "kernels/operators/embedding.h"
 
-#include "kernels/linear.h"
+#include "kernels/products/linear.h"
 #include "tests/kernels/compare.h"
 #include "tests/kernels/slot_owner.h"
 

@@ -1,10 +1,10 @@
-#include "kernels/few_rows.h"
+#include "kernels/products/few_rows.h"
 
 #include <ATen/Parallel.h>
 
-#include "kernels/linear.h"
-#include "kernels/raw/softmax_weights.h"
-#include "kernels/rowwise_scope.h"
+#include "kernels/products/linear.h"
+#include "kernels/products/rowwise_scope.h"
+#include "kernels/raw/attention/softmax_weights.h"
 #include "tests/kernels/compare.h"
 
 namespace fsdp::kernels {

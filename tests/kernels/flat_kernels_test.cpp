@@ -1,4 +1,4 @@
-#include "kernels/flat_kernels.h"
+#include "kernels/flat/flat_kernels.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/pack.h"
-#include "kernels/sum_chunks.h"
-#include "kernels/sum_squares.h"
+#include "kernels/flat/pack.h"
+#include "kernels/flat/sum_chunks.h"
+#include "kernels/flat/sum_squares.h"
 
 namespace fsdp::kernels {
 namespace {

@@ -1,9 +1,9 @@
-#include "kernels/fused_linear.h"
+#include "kernels/products/fused_linear.h"
 
 #include <c10/core/InferenceMode.h>
 
-#include "kernels/linear.h"
-#include "kernels/rowwise_scope.h"
+#include "kernels/products/linear.h"
+#include "kernels/products/rowwise_scope.h"
 #include "tests/kernels/calls_of.h"
 #include "tests/kernels/compare.h"
 #include "tests/kernels/slot_owner.h"

@@ -1,5 +1,5 @@
-#include "kernels/cross_entropy.h"
-#include "kernels/linear.h"
+#include "kernels/operators/cross_entropy.h"
+#include "kernels/products/linear.h"
 #include "tests/kernels/compare.h"
 
 namespace fsdp::kernels {

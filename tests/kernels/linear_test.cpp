@@ -1,6 +1,6 @@
-#include "kernels/linear.h"
+#include "kernels/products/linear.h"
 
-#include "kernels/linear_parts.h"
+#include "kernels/products/linear_parts.h"
 #include "tests/kernels/compare.h"
 
 namespace fsdp::kernels {

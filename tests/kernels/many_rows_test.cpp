@@ -1,9 +1,9 @@
-#include "kernels/many_rows.h"
+#include "kernels/products/many_rows.h"
 
 #include <ATen/Parallel.h>
 
-#include "kernels/linear.h"
-#include "kernels/rowwise_scope.h"
+#include "kernels/products/linear.h"
+#include "kernels/products/rowwise_scope.h"
 #include "tests/kernels/compare.h"
 
 namespace fsdp::kernels {

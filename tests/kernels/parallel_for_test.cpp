@@ -1,4 +1,4 @@
-#include "kernels/parallel_for.h"
+#include "kernels/base/parallel_for.h"
 
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
@@ -9,11 +9,11 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/causal_attention.h"
-#include "kernels/cross_entropy.h"
-#include "kernels/rms_norm.h"
-#include "kernels/rope.h"
-#include "kernels/swiglu.h"
+#include "kernels/operators/causal_attention.h"
+#include "kernels/operators/cross_entropy.h"
+#include "kernels/operators/rms_norm.h"
+#include "kernels/operators/rope.h"
+#include "kernels/operators/swiglu.h"
 #include "tests/kernels/compare.h"
 
 namespace fsdp::kernels {

@@ -1,4 +1,4 @@
-#include "kernels/rope.h"
+#include "kernels/operators/rope.h"
 
 #include "tests/kernels/compare.h"
 

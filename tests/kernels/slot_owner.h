@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/gradient_slot.h"
+#include "kernels/base/gradient_slot.h"
 
 namespace fsdp::kernels {
 

@@ -1,4 +1,4 @@
-#include "kernels/swiglu.h"
+#include "kernels/operators/swiglu.h"
 
 #include "tests/kernels/compare.h"
 

@@ -1,8 +1,8 @@
-#include "models/decoder_config.h"
+#include "models/config/decoder_config.h"
 
 #include <gtest/gtest.h>
 
-#include "io/error.h"
+#include "io/base/error.h"
 
 namespace fsdp::models {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cctype>
 
-#include "io/safetensors.h"
+#include "io/safetensors/safetensors.h"
 #include "models/load_weights.h"
 
 namespace fsdp::models {

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <numbers>
 
-#include "io/json.h"
-#include "kernels/cross_entropy.h"
+#include "io/base/json.h"
+#include "kernels/operators/cross_entropy.h"
 #include "tests/models/golden.h"
 
 namespace fsdp::models {

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "kernels/cross_entropy.h"
+#include "kernels/operators/cross_entropy.h"
 #include "tests/models/golden.h"
 
 namespace fsdp::models {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "io/safetensors.h"
+#include "io/safetensors/safetensors.h"
 #include "models/decoder.h"
 
 namespace fsdp::models {

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "io/error.h"
+#include "io/base/error.h"
 #include "tests/models/golden.h"
 
 namespace fsdp::models {

@@ -1,5 +1,5 @@
 // Presets against the numbers that are published with the models.
-#include "models/presets.h"
+#include "models/config/presets.h"
 
 #include <gtest/gtest.h>
 

@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "fsdp/fsdp.h"
-#include "kernels/embedding.h"
-#include "kernels/linear.h"
-#include "tests/promise/block_model.h"
+#include "kernels/operators/embedding.h"
+#include "kernels/products/linear.h"
+#include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
 namespace fsdp {

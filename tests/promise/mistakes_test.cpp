@@ -6,7 +6,7 @@
 #include <future>
 
 #include "fsdp/fsdp.h"
-#include "tests/promise/block_model.h"
+#include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
 namespace fsdp {

@@ -5,7 +5,7 @@
 #include <tuple>
 
 #include "fsdp/fsdp.h"
-#include "tests/promise/parity_models.h"
+#include "tests/promise/models/parity_models.h"
 #include "tests/support/ranks.h"
 
 namespace fsdp {

@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "fsdp/fsdp.h"
-#include "tests/promise/block_model.h"
+#include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
 namespace fsdp {

@@ -10,7 +10,7 @@
 
 #include "fsdp/fsdp.h"
 #include "tests/io/temporary_folder.h"
-#include "tests/promise/block_model.h"
+#include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
 namespace fsdp {

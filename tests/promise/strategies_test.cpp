@@ -6,7 +6,7 @@
 #include <random>
 
 #include "fsdp/fsdp.h"
-#include "tests/promise/random_tree.h"
+#include "tests/promise/zoo/random_tree.h"
 #include "tests/support/ranks.h"
 
 namespace fsdp {

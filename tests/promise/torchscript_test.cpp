@@ -8,7 +8,7 @@
 #include <sstream>
 
 #include "fsdp/fsdp.h"
-#include "tests/promise/block_model.h"
+#include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
 namespace fsdp {

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "fsdp/fsdp.h"
-#include "tests/promise/block_model.h"
-#include "tests/promise/zoo.h"
+#include "tests/promise/models/block_model.h"
+#include "tests/promise/zoo/zoo.h"
 #include "tests/support/ranks.h"
 
 namespace fsdp {

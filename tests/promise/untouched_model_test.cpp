@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "fsdp/fsdp.h"
-#include "tests/promise/block_model.h"
+#include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
 namespace fsdp {

@@ -14,8 +14,8 @@
 #include <stdexcept>
 #include <thread>
 
-#include "fsdp/comm/launch_environment.h"
-#include "fsdp/comm/store.h"
+#include "fsdp/comm/rendezvous/launch_environment.h"
+#include "fsdp/comm/rendezvous/store.h"
 
 namespace fsdp::testing {
 namespace {

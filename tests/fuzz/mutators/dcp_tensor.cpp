@@ -1,8 +1,8 @@
 #include <array>
 #include <vector>
 
-#include "io/crc32.h"
-#include "io/zip_format.h"
+#include "io/base/crc32.h"
+#include "io/torch_archive/zip_format.h"
 #include "tests/fuzz/mutators/pickle_code.h"
 
 namespace fsdp::fuzz {

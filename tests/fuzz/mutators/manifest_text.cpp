@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "io/checkpoint_manifest.h"
+#include "io/checkpoint/checkpoint_manifest.h"
 
 namespace fsdp::fuzz {
 namespace {

@@ -1,6 +1,6 @@
 #include <nlohmann/json.hpp>
 
-#include "io/token_shard_header.h"
+#include "io/tokens/token_shard_header.h"
 #include "tests/fuzz/mutators/engine.h"
 
 namespace fsdp::fuzz {

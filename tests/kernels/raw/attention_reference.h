@@ -1,7 +1,7 @@
 // Causal attention of several documents and its gradients, in double precision as the formulas say.
 #pragma once
 
-#include "kernels/raw/causal_attention.h"
+#include "kernels/raw/attention/causal_attention.h"
 #include "tests/kernels/raw/numbers.h"
 
 namespace fsdp::kernels::raw::attention {

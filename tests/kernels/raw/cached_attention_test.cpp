@@ -1,4 +1,4 @@
-#include "kernels/raw/cached_attention.h"
+#include "kernels/raw/attention/cached_attention.h"
 
 #include "tests/kernels/raw/numbers.h"
 

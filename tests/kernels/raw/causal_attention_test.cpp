@@ -1,6 +1,6 @@
-#include "kernels/raw/causal_attention.h"
+#include "kernels/raw/attention/causal_attention.h"
 
-#include "kernels/raw/pair_gemm.h"
+#include "kernels/raw/products/pair_gemm.h"
 #include "tests/kernels/raw/attention_runs.h"
 
 namespace fsdp::kernels::raw::attention {

@@ -1,6 +1,6 @@
 #include "kernels/raw/cpu_isa.h"
 
-#include "kernels/raw/gemm.h"
+#include "kernels/raw/products/gemm.h"
 #include "tests/kernels/raw/each_isa.h"
 
 namespace fsdp::kernels::raw {

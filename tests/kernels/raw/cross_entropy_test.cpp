@@ -1,4 +1,4 @@
-#include "kernels/raw/cross_entropy.h"
+#include "kernels/raw/rows/cross_entropy.h"
 
 #include <limits>
 

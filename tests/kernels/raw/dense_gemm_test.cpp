@@ -1,4 +1,4 @@
-#include "kernels/raw/dense_gemm.h"
+#include "kernels/raw/products/dense_gemm.h"
 
 #include <cmath>
 

@@ -1,9 +1,9 @@
-#include "kernels/raw/few_rows.h"
+#include "kernels/raw/products/few_rows.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/raw/pair_gemm.h"
+#include "kernels/raw/products/pair_gemm.h"
 #include "tests/kernels/raw/each_isa.h"
 
 namespace fsdp::kernels::raw {

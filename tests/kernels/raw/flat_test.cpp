@@ -2,10 +2,10 @@
 #include <array>
 #include <cmath>
 
-#include "kernels/raw/pack.h"
-#include "kernels/raw/stores.h"
-#include "kernels/raw/sum_chunks.h"
-#include "kernels/raw/sum_squares.h"
+#include "kernels/raw/flat/pack.h"
+#include "kernels/raw/flat/stores.h"
+#include "kernels/raw/flat/sum_chunks.h"
+#include "kernels/raw/flat/sum_squares.h"
 #include "tests/kernels/raw/numbers.h"
 
 namespace fsdp::kernels::raw {

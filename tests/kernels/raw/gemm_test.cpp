@@ -1,4 +1,4 @@
-#include "kernels/raw/gemm.h"
+#include "kernels/raw/products/gemm.h"
 
 #include "tests/kernels/raw/each_isa.h"
 

@@ -1,5 +1,5 @@
-#include "kernels/raw/adamw.h"
-#include "kernels/raw/sgd.h"
+#include "kernels/raw/flat/adamw.h"
+#include "kernels/raw/flat/sgd.h"
 #include "tests/kernels/raw/numbers.h"
 
 namespace fsdp::kernels::raw {

@@ -1,4 +1,4 @@
-#include "kernels/raw/pair_gemm.h"
+#include "kernels/raw/products/pair_gemm.h"
 
 #include "tests/kernels/raw/each_isa.h"
 

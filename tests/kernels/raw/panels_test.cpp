@@ -1,4 +1,4 @@
-#include "kernels/raw/panels.h"
+#include "kernels/raw/products/panels.h"
 
 #include <cmath>
 #include <limits>

@@ -1,4 +1,4 @@
-#include "kernels/raw/rms_norm.h"
+#include "kernels/raw/rows/rms_norm.h"
 
 #include "tests/kernels/raw/numbers.h"
 

@@ -1,4 +1,4 @@
-#include "kernels/raw/rope.h"
+#include "kernels/raw/rows/rope.h"
 
 #include "tests/kernels/raw/numbers.h"
 

@@ -1,4 +1,4 @@
-#include "kernels/raw/softmax_weights.h"
+#include "kernels/raw/attention/softmax_weights.h"
 
 #include <limits>
 

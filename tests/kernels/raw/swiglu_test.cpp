@@ -1,4 +1,4 @@
-#include "kernels/raw/swiglu.h"
+#include "kernels/raw/rows/swiglu.h"
 
 #include "tests/kernels/raw/numbers.h"
 

@@ -1,0 +1,222 @@
+#include "fsdp/checkpoint/state/optimizer_adapter.h"
+
+#include <ATen/ATen.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <algorithm>
+#include <set>
+#include <type_traits>
+#include <unordered_map>
+
+#include "fsdp/base/check.h"
+#include "fsdp/optim/adamw.h"
+#include "fsdp/optim/flat_parameters.h"
+#include "fsdp/optim/sgd.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+// AdamW and SGD of this library.
+template <class Optimizer>
+class FlatAdapter : public OptimizerAdapter {
+ public:
+  FlatAdapter(Optimizer& optimizer, std::vector<std::string> names)
+      : optimizer_(optimizer), flat_(optimizer.flat_parameters()), names_(std::move(names)) {}
+
+  std::vector<at::Tensor> leaves() const override { return flat_.leaves(); }
+
+  LeafState get(const at::Tensor& leaf) override {
+    const int64_t steps = flat_.steps_of(leaf);
+    return steps == 0 ? LeafState{} : LeafState{steps, named(flat_.states_of(leaf))};
+  }
+
+  LeafState make(const at::Tensor& leaf) override { return {0, named(flat_.states_of(leaf))}; }
+
+  void install() override {
+    if constexpr (requires { optimizer_.set_num_steps(0); }) optimizer_.set_num_steps(0);
+  }
+
+  void set_steps(const at::Tensor& leaf, int64_t steps) override {
+    flat_.set_steps_of(leaf, steps);
+    if constexpr (requires { optimizer_.set_num_steps(steps); }) {
+      optimizer_.set_num_steps(std::max(optimizer_.num_steps(), steps));
+    }
+  }
+
+  void forget(const at::Tensor& leaf) override {
+    if (flat_.steps_of(leaf) == 0) return;
+    for (const at::Tensor& state : flat_.states_of(leaf)) state.zero_();
+    flat_.set_steps_of(leaf, 0);
+  }
+
+  std::vector<double> learning_rates() const override {
+    std::vector<double> rates;
+    for (size_t group = 0; group < optimizer_.num_groups(); ++group) rates.push_back(optimizer_.options(group).lr);
+    return rates;
+  }
+
+  void set_learning_rates(const std::vector<double>& rates) override {
+    for (size_t group = 0; group < rates.size(); ++group) optimizer_.options(group).lr = rates[group];
+  }
+
+ private:
+  // SGD without momentum has no tensors.
+  std::vector<std::pair<std::string, at::Tensor>> named(const std::vector<at::Tensor>& states) const {
+    std::vector<std::pair<std::string, at::Tensor>> result;
+    for (size_t i = 0; i < states.size(); ++i) result.emplace_back(names_.at(i), states[i]);
+    return result;
+  }
+
+  Optimizer& optimizer_;
+  FlatParameters& flat_;
+  std::vector<std::string> names_;
+};
+
+using Fields = std::vector<std::pair<std::string, at::Tensor*>>;
+
+Fields fields(torch::optim::AdamParamState& state) {
+  return {
+      {"exp_avg", &state.exp_avg()}, {"exp_avg_sq", &state.exp_avg_sq()}, {"max_exp_avg_sq", &state.max_exp_avg_sq()}};
+}
+Fields fields(torch::optim::AdamWParamState& state) {
+  return {
+      {"exp_avg", &state.exp_avg()}, {"exp_avg_sq", &state.exp_avg_sq()}, {"max_exp_avg_sq", &state.max_exp_avg_sq()}};
+}
+Fields fields(torch::optim::SGDParamState& state) { return {{"momentum_buffer", &state.momentum_buffer()}}; }
+Fields fields(torch::optim::RMSpropParamState& state) {
+  return {{"square_avg", &state.square_avg()},
+          {"momentum_buffer", &state.momentum_buffer()},
+          {"grad_avg", &state.grad_avg()}};
+}
+Fields fields(torch::optim::AdagradParamState& state) { return {{"sum", &state.sum()}}; }
+
+// Which of them an optimizer with these options has.
+template <class AdamOptions>
+std::set<std::string> adam_tensors(const AdamOptions& options) {
+  std::set<std::string> names{"exp_avg", "exp_avg_sq"};
+  if (options.amsgrad()) names.insert("max_exp_avg_sq");
+  return names;
+}
+std::set<std::string> tensors_for(const torch::optim::AdamOptions& options) { return adam_tensors(options); }
+std::set<std::string> tensors_for(const torch::optim::AdamWOptions& options) { return adam_tensors(options); }
+std::set<std::string> tensors_for(const torch::optim::SGDOptions& options) {
+  return options.momentum() != 0 ? std::set<std::string>{"momentum_buffer"} : std::set<std::string>{};
+}
+std::set<std::string> tensors_for(const torch::optim::RMSpropOptions& options) {
+  std::set<std::string> names{"square_avg"};
+  if (options.momentum() > 0) names.insert("momentum_buffer");
+  if (options.centered()) names.insert("grad_avg");
+  return names;
+}
+std::set<std::string> tensors_for(const torch::optim::AdagradOptions&) { return {"sum"}; }
+
+// One of LibTorch's.
+template <class ParamState, class Options>
+class TorchAdapter : public OptimizerAdapter {
+ public:
+  explicit TorchAdapter(torch::optim::Optimizer& optimizer) : optimizer_(optimizer) {}
+
+  std::vector<at::Tensor> leaves() const override {
+    std::vector<at::Tensor> all;
+    for (const auto& group : optimizer_.param_groups()) {
+      all.insert(all.end(), group.params().begin(), group.params().end());
+    }
+    return all;
+  }
+
+  LeafState get(const at::Tensor& leaf) override {
+    const auto found = optimizer_.state().find(leaf.unsafeGetTensorImpl());
+    return found == optimizer_.state().end() ? LeafState{} : view(static_cast<ParamState&>(*found->second));
+  }
+
+  LeafState make(const at::Tensor& leaf) override {
+    auto state = std::make_unique<ParamState>();
+    const std::set<std::string> wanted = tensors_for(static_cast<const Options&>(options_of(leaf)));
+    for (const auto& [name, tensor] : fields(*state)) {
+      if (wanted.count(name) > 0) *tensor = at::zeros_like(leaf.detach());
+    }
+    const LeafState result = view(*state);
+    made_[leaf.unsafeGetTensorImpl()] = std::move(state);
+    return result;
+  }
+
+  void install() override {
+    for (auto& [leaf, state] : made_) optimizer_.state()[leaf] = std::move(state);
+    made_.clear();
+  }
+
+  void set_steps(const at::Tensor& leaf, int64_t steps) override {
+    if constexpr (requires(ParamState state) { state.step(); }) {
+      static_cast<ParamState&>(*optimizer_.state().at(leaf.unsafeGetTensorImpl())).step(steps);
+    }
+  }
+
+  void forget(const at::Tensor& leaf) override { optimizer_.state().erase(leaf.unsafeGetTensorImpl()); }
+  bool has_state_from_start() const override { return std::is_same_v<Options, torch::optim::AdagradOptions>; }
+
+  std::vector<double> learning_rates() const override {
+    std::vector<double> rates;
+    for (const auto& group : optimizer_.param_groups()) rates.push_back(group.options().get_lr());
+    return rates;
+  }
+
+  void set_learning_rates(const std::vector<double>& rates) override {
+    for (size_t group = 0; group < rates.size(); ++group) {
+      optimizer_.param_groups()[group].options().set_lr(rates[group]);
+    }
+  }
+
+ private:
+  const torch::optim::OptimizerOptions& options_of(const at::Tensor& leaf) const {
+    for (const auto& group : optimizer_.param_groups()) {
+      for (const at::Tensor& each : group.params()) {
+        if (each.is_same(leaf)) return group.options();
+      }
+    }
+    FSDP_ASSERT(false, "a leaf of another optimizer");
+  }
+
+  static LeafState view(ParamState& state) {
+    LeafState result;
+    if constexpr (requires { state.step(); }) result.steps = state.step();
+    for (const auto& [name, tensor] : fields(state)) {
+      if (tensor->defined()) result.tensors.emplace_back(name, *tensor);
+    }
+    return result;
+  }
+
+  torch::optim::Optimizer& optimizer_;
+  std::unordered_map<void*, std::unique_ptr<ParamState>> made_;
+};
+
+}  // namespace
+
+std::unique_ptr<OptimizerAdapter> adapt(const OptimizerRef& optimizer) {
+  using namespace torch::optim;  // NOLINT(google-build-using-namespace)
+  if (optimizer.adamw != nullptr) {
+    return std::make_unique<FlatAdapter<fsdp::AdamW>>(*optimizer.adamw,
+                                                      std::vector<std::string>{"exp_avg", "exp_avg_sq"});
+  }
+  if (optimizer.sgd != nullptr) {
+    return std::make_unique<FlatAdapter<fsdp::SGD>>(*optimizer.sgd, std::vector<std::string>{"momentum_buffer"});
+  }
+  torch::optim::Optimizer* torch = optimizer.torch;
+  if (dynamic_cast<torch::optim::AdamW*>(torch) != nullptr)
+    return std::make_unique<TorchAdapter<AdamWParamState, torch::optim::AdamWOptions>>(*torch);
+  if (dynamic_cast<Adam*>(torch) != nullptr)
+    return std::make_unique<TorchAdapter<AdamParamState, torch::optim::AdamOptions>>(*torch);
+  if (dynamic_cast<torch::optim::SGD*>(torch) != nullptr)
+    return std::make_unique<TorchAdapter<SGDParamState, torch::optim::SGDOptions>>(*torch);
+  if (dynamic_cast<RMSprop*>(torch) != nullptr)
+    return std::make_unique<TorchAdapter<RMSpropParamState, torch::optim::RMSpropOptions>>(*torch);
+  if (dynamic_cast<Adagrad*>(torch) != nullptr)
+    return std::make_unique<TorchAdapter<AdagradParamState, torch::optim::AdagradOptions>>(*torch);
+  FSDP_THROW(kUsage, "[checkpoint] state.optimizer: got one of a type that is not known, expected Adam, AdamW, SGD, ",
+             "RMSprop or Adagrad. Write a checkpoint::Stateful for it and put it into state.others.");
+}
+
+}  // namespace fsdp::checkpoint

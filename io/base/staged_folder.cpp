@@ -1,0 +1,96 @@
+#include "io/base/staged_folder.h"
+
+#include <unistd.h>
+
+#include <system_error>
+#include <utility>
+
+#include "io/base/atomic_file.h"
+#include "io/base/error.h"
+
+namespace fsdp::io {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+Error output_error(const fs::path& path, const std::string& detail) {
+  return Error(ErrorKind::kUsage, "[output] " + in_quotes(path.native()) + ": " + detail);
+}
+
+bool holds_weights_only(const fs::path& folder) {
+  bool has_weights = false;
+  bool is_empty = true;
+  for (const auto& item : fs::directory_iterator(folder)) {
+    const std::string name = item.path().filename().native();
+    is_empty = false;
+    if (item.is_directory()) return false;
+    has_weights =
+        has_weights || name == "model.safetensors" || name == "model.safetensors.index.json" || name == ".metadata";
+  }
+  return has_weights || is_empty;
+}
+
+}  // namespace
+
+StagedFolder::StagedFolder(fs::path target, bool overwrite, uint64_t num_bytes)
+    : target_(fs::absolute(target).lexically_normal()) {
+  if (!target_.has_filename()) target_ = target_.parent_path();  // a slash at the end
+  if (!target_.has_filename()) throw output_error(target, "got no name of a folder, expected one.");
+  check_target(overwrite);
+  const fs::path parent = target_.parent_path();
+  const std::string suffix = std::to_string(::getpid());
+  staging_ = parent / ("." + target_.filename().native() + ".tmp-" + suffix);
+  retired_ = parent / ("." + target_.filename().native() + ".old-" + suffix);
+  std::error_code error;
+  fs::create_directories(parent, error);
+  if (error) throw system_error("create", parent, error.value(), "a folder to write to");
+  const fs::space_info space = fs::space(parent, error);
+  if (!error && space.available < num_bytes) {
+    throw Error(ErrorKind::kFileSystem, "[output] " + in_quotes(target_.native()) + ": got " +
+                                            std::to_string(space.available) + " free bytes, expected at least " +
+                                            std::to_string(num_bytes) + ". Free some space or choose another disk.");
+  }
+  fs::remove_all(staging_, error);  // of a process that had the same id and was killed
+  if (!fs::create_directory(staging_, error)) throw system_error("create", staging_, error.value(), "a new folder");
+}
+
+void StagedFolder::check_target(bool overwrite) const {
+  std::error_code error;
+  const fs::file_status status = fs::symlink_status(target_, error);
+  if (!fs::exists(status)) return;
+  if (!overwrite) {
+    throw output_error(target_, "exists already, expected a new folder. Pass --overwrite to replace it.");
+  }
+  if (!fs::is_directory(status) || !holds_weights_only(target_)) {
+    throw output_error(target_,
+                       "got something else than a folder of weights, expected one to replace. Remove it yourself, "
+                       "or choose another folder.");
+  }
+}
+
+StagedFolder::~StagedFolder() {
+  std::error_code ignored;
+  if (!staging_.empty()) fs::remove_all(staging_, ignored);
+}
+
+void StagedFolder::publish() {
+  std::error_code error;
+  sync_folder(staging_);
+  const bool replaces = fs::exists(fs::symlink_status(target_, error));
+  if (replaces) {
+    fs::rename(target_, retired_, error);
+    if (error) throw system_error("rename", target_, error.value(), "the older folder to make room");
+  }
+  fs::rename(staging_, target_, error);
+  if (error) {
+    std::error_code ignored;
+    if (replaces) fs::rename(retired_, target_, ignored);
+    throw system_error("rename", target_, error.value(), "the finished folder to take its name");
+  }
+  staging_.clear();
+  sync_folder(target_.parent_path());
+  if (replaces) fs::remove_all(retired_, error);
+}
+
+}  // namespace fsdp::io

@@ -1,0 +1,139 @@
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "io/base/error.h"
+#include "io/base/json.h"
+#include "io/checkpoint/checkpoint_file.h"
+#include "io/checkpoint/checkpoint_manifest.h"
+#include "io/weights/weight_source.h"
+
+namespace fsdp::io {
+
+namespace {
+
+constexpr std::string_view kModelPrefix = "model/";
+constexpr const char* kTokenizerFile = "fsdp_tokenizer.json";
+constexpr const char* kTokenizerFolder = "tokenizer_folder";  // of the data set, where it was
+constexpr const char* kAdapterConfig = "adapter_config";
+constexpr uint64_t kMinBatchBytes = uint64_t{64} << 20;
+constexpr uint64_t kMaxBatchBytes = uint64_t{512} << 20;
+constexpr unsigned kMaxThreads = 8;
+
+// Elements of a tensor that are read in one batch with others.
+struct Piece {
+  size_t tensor;
+  int64_t first;
+  int64_t count;
+  size_t place;  // byte of the batch
+};
+
+class CheckpointSource final : public WeightSource {
+ public:
+  explicit CheckpointSource(const std::filesystem::path& folder)
+      : WeightSource(folder), manifest_(read_manifest(folder)) {
+    for (const CheckpointTensor& tensor : manifest_.tensors) {
+      if (!tensor.name.starts_with(kModelPrefix)) {
+        left_out_.push_back(tensor.name);
+        continue;
+      }
+      tensors_.push_back(
+          {tensor.name.substr(kModelPrefix.size()), tensor.shape, tensor.dtype, std::string(io::name(tensor.dtype))});
+      stored_.push_back(&tensor);
+    }
+    if (tensors_.empty()) {
+      throw Error(ErrorKind::kModel,
+                  "[source] " + in_quotes(folder.native()) +
+                      ": got a checkpoint without model weights, expected tensors below \"model/\".");
+    }
+    description_ = "checkpoint of step " + std::to_string(manifest_.step) + ", written by " +
+                   std::to_string(manifest_.world_size) + " rank(s)";
+    if (const auto config = run_value("model_config")) {
+      config_ = parse_json(*config, (folder / kManifestName).native(), {.kind = ErrorKind::kModel});
+    }
+    if (const auto adapter = run_value(kAdapterConfig)) {
+      adapter_config_ = parse_json(*adapter, (folder / kManifestName).native(), {.kind = ErrorKind::kModel});
+    }
+    if (const auto tokenizer = run_value(kTokenizerFile)) companion_texts_[kTokenizerFile] = *tokenizer;
+    if (const auto files = run_value(kTokenizerFolder)) companions_ = companion_files(*files);
+  }
+
+  // A chunk of a file is hashed whole even if little of it is wanted: batches as large as memory allows, of tensors
+  // that lie near each other.
+  void read(const std::vector<size_t>& wanted, const PieceSink& sink) const override {
+    const uint64_t limit = std::clamp(kChunkBytes * manifest_.files.size(), kMinBatchBytes, kMaxBatchBytes);
+    std::vector<Piece> batch;
+    uint64_t batch_bytes = 0;
+    for (const size_t index : in_file_order(wanted)) {
+      const uint64_t item = item_size(stored_[index]->dtype);
+      const int64_t numel = stored_[index]->numel();
+      for (int64_t first = 0; first < numel;) {
+        const int64_t room = std::max<int64_t>(static_cast<int64_t>((limit - batch_bytes) / item), 1);
+        const int64_t count = std::min(room, numel - first);
+        batch.push_back({index, first, count, batch_bytes});
+        batch_bytes += (static_cast<uint64_t>(count) * item + 7) / 8 * 8;  // keeps elements aligned
+        first += count;
+        if (batch_bytes >= limit) flush(batch, batch_bytes, sink);
+      }
+    }
+    flush(batch, batch_bytes, sink);
+  }
+
+ private:
+  // What `fsdp train` stored under that name.
+  std::optional<std::string> run_value(const char* name) const {
+    const auto run = manifest_.values.find("run");
+    if (run == manifest_.values.end() || !run->is_object()) return std::nullopt;
+    const auto value = run->find(name);
+    return value == run->end() || !value->is_string() ? std::nullopt : std::optional(value->get<std::string>());
+  }
+
+  std::vector<size_t> in_file_order(std::vector<size_t> wanted) const {
+    const auto place = [&](size_t index) {
+      const auto& parts = stored_[index]->parts;
+      return parts.empty() ? uint64_t{0} : parts.front().offset;
+    };
+    std::stable_sort(wanted.begin(), wanted.end(), [&](size_t a, size_t b) { return place(a) < place(b); });
+    return wanted;
+  }
+
+  void flush(std::vector<Piece>& batch, uint64_t& batch_bytes, const PieceSink& sink) const {
+    if (batch.empty()) return;
+    std::vector<char> bytes(batch_bytes);
+    std::vector<ReadRange> ranges;
+    for (const Piece& piece : batch) add_ranges(piece, bytes.data() + piece.place, ranges);
+    const unsigned num_threads = std::clamp(std::thread::hardware_concurrency(), 1u, kMaxThreads);
+    read_ranges(path_, manifest_, std::move(ranges), static_cast<int>(num_threads));
+    for (const Piece& piece : batch) sink(piece.tensor, piece.first, piece.count, bytes.data() + piece.place);
+    batch.clear();
+    batch_bytes = 0;
+  }
+
+  void add_ranges(const Piece& piece, char* out, std::vector<ReadRange>& ranges) const {
+    const CheckpointTensor& tensor = *stored_[piece.tensor];
+    const uint64_t item = item_size(tensor.dtype);
+    for (const CheckpointPart& part : tensor.parts) {
+      const int64_t begin = std::max(part.begin, piece.first);
+      const int64_t end = std::min(part.end, piece.first + piece.count);
+      if (begin >= end) continue;
+      ranges.push_back({.file = part.file,
+                        .offset = part.offset + static_cast<uint64_t>(begin - part.begin) * item,
+                        .bytes = static_cast<uint64_t>(end - begin) * item,
+                        .out = out + static_cast<uint64_t>(begin - piece.first) * item});
+    }
+  }
+
+  const CheckpointManifest manifest_;
+  std::vector<const CheckpointTensor*> stored_;  // of tensors_
+};
+
+}  // namespace
+
+std::unique_ptr<WeightSource> open_checkpoint_source(const std::filesystem::path& folder) {
+  return std::make_unique<CheckpointSource>(folder);
+}
+
+}  // namespace fsdp::io

@@ -1,0 +1,57 @@
+#include "kernels/flat/adamw.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/base/parallel_for.h"
+#include "kernels/base/raw_pointer.h"
+#include "kernels/flat/flat_kernels.h"
+#include "kernels/raw/flat/adamw.h"
+#include "kernels/raw/products/panels.h"
+
+namespace fsdp::kernels {
+
+AdamWFactors make_factors(const AdamWStep& step) {
+  const double correction1 = 1 - std::pow(step.beta1, static_cast<double>(step.step));
+  const double correction2 = 1 - std::pow(step.beta2, static_cast<double>(step.step));
+  return {static_cast<float>(1 - step.lr * step.weight_decay),
+          static_cast<float>(step.beta1),
+          static_cast<float>(1 - step.beta1),
+          static_cast<float>(step.beta2),
+          static_cast<float>(1 - step.beta2),
+          static_cast<float>(step.lr / correction1),
+          static_cast<float>(1 / std::sqrt(correction2)),
+          static_cast<float>(step.eps),
+          static_cast<float>(step.gradient_factor)};
+}
+
+void adamw_step(const at::Tensor& weight, const at::Tensor& gradient, const at::Tensor& m, const at::Tensor& v,
+                const at::Tensor& copy, const AdamWStep& step) {
+  if (!weight.is_cpu()) {
+    return need_flat_kernels("adamw_step", weight).adamw_step(weight, gradient, m, v, copy, step);
+  }
+  AdamWFactors factors = make_factors(step);
+  if (step.gradient_scale.defined()) factors.gradient *= step.gradient_scale.item<float>();
+  float* w = weight.mutable_data_ptr<float>();
+  const float* g = gradient.const_data_ptr<float>();
+  float* first = m.mutable_data_ptr<float>();
+  float* second = v.mutable_data_ptr<float>();
+  const bool same_dtype = copy.defined() && copy.scalar_type() == at::kFloat;
+  float* copied = same_dtype ? copy.mutable_data_ptr<float>() : nullptr;
+  raw::Bf16* rounded = copy.defined() && !same_dtype ? raw_data(copy.mutable_data_ptr<c10::BFloat16>()) : nullptr;
+  // In blocks, so that the copy reads weights that are still in the cache.
+  constexpr int64_t kBlock = 4096, kGrain = 16;
+  const int64_t numel = weight.numel();
+  parallel_for(0, (numel + kBlock - 1) / kBlock, kGrain, [&](int64_t first_block, int64_t last_block) {
+    for (int64_t begin = first_block * kBlock; begin < std::min(numel, last_block * kBlock); begin += kBlock) {
+      const int64_t n = std::min(kBlock, numel - begin);
+      raw::adamw(w + begin, g + begin, first + begin, second + begin, n, factors);
+      if (rounded != nullptr) raw::narrow(w + begin, rounded + begin, n);
+      if (copied != nullptr) std::copy_n(w + begin, n, copied + begin);
+    }
+  });
+}
+
+}  // namespace fsdp::kernels

@@ -1,0 +1,101 @@
+#include "kernels/products/dense_product.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/base/dense_rows.h"
+#include "kernels/base/dispatch.h"
+#include "kernels/base/parallel_for.h"
+#include "kernels/base/raw_pointer.h"
+#include "kernels/raw/cpu_isa.h"
+#include "kernels/raw/products/dense_gemm.h"
+#include "kernels/raw/products/pair_gemm.h"
+
+namespace fsdp::kernels {
+namespace {
+
+using raw::CpuIsa;
+using raw::Operand;
+
+// Rows below which packing the weight costs more than oneDNN's worse tiles.
+constexpr int64_t kLeastRows = 256;
+// Rows of a result that a thread computes, at least.
+constexpr int64_t kGrain = 96;
+
+// x [rows, columns], along or across whose rows numbers lie together.
+template <class T>
+Operand operand_of(const at::Tensor& x, int64_t row_stride, int64_t column_stride) {
+  return {raw_data(x.const_data_ptr<T>()), row_stride, column_stride};
+}
+
+// C [m, n] = scale * A B by rows of A.
+template <class Multiply>
+void by_rows(int64_t m, int64_t n, int64_t k, const Multiply& multiply) {
+  const auto bytes = static_cast<size_t>(raw::dense_gemm_scratch(n, k)) * sizeof(float);
+  parallel_for(0, m, kGrain, [&](int64_t begin, int64_t end) {
+    const c10::DataPtr scratch = c10::GetCPUAllocator()->allocate(bytes);
+    multiply(begin, end - begin, static_cast<float*>(scratch.get()));
+  });
+}
+
+Operand from_row(Operand x, int64_t row) {
+  const int64_t bytes = row * x.row_stride * static_cast<int64_t>(x.is_bf16 ? sizeof(raw::Bf16) : sizeof(float));
+  x.data = static_cast<const char*>(x.data) + bytes;
+  return x;
+}
+
+}  // namespace
+
+bool prefers_dense_product(int64_t rows, at::ScalarType type) {
+  return raw::cpu_isa() == CpuIsa::kAvx2 && rows >= kLeastRows && (type == at::kFloat || type == at::kBFloat16);
+}
+
+bool prefers_dense_gradient(at::ScalarType type) {
+  const CpuIsa isa = raw::cpu_isa();
+  return (isa == CpuIsa::kAvx2 || isa == CpuIsa::kAvx512) &&
+         (type == at::kFloat || (type == at::kBFloat16 && !raw::has_pair_gemm()));
+}
+
+bool fits_dense_product(const at::Tensor& x) {
+  return x.dim() >= 2 && ((x.dim() == 2 && x.stride(0) == 1) || is_in_dense_rows(x));
+}
+
+at::Tensor dense_product(const at::Tensor& a, const at::Tensor& b) {
+  const int64_t n = b.size(0), k = b.size(1), m = a.numel() / k;
+  std::vector<int64_t> shape = a.sizes().vec();
+  shape.back() = n;
+  at::Tensor y = at::empty(shape, a.options().requires_grad(false));
+  dispatch_dtype("linear", a, [&](auto zero) {
+    using T = decltype(zero);
+    const bool across = a.stride(-1) != 1;
+    const Operand left = operand_of<T>(a, across ? 1 : row_stride(a, {m, k}), across ? a.stride(-1) : 1);
+    const Operand right = operand_of<T>(b, b.stride(1), b.stride(0));
+    auto* to = raw_data(y.mutable_data_ptr<T>());
+    by_rows(m, n, k, [&](int64_t row, int64_t rows, float* scratch) {
+      if constexpr (std::is_same_v<T, float>)
+        raw::dense_gemm(rows, n, k, from_row(left, row), right, 1, to + row * n, n, false, scratch);
+      else
+        raw::dense_gemm(rows, n, k, from_row(left, row), right, 1, to + row * n, n, scratch);
+    });
+  });
+  return y;
+}
+
+void dense_gradient(const at::Tensor& a_TN, const at::Tensor& b_TK, double scale, float* c, bool add) {
+  const int64_t depth = a_TN.size(0), m = a_TN.size(1), n = b_TK.size(1);
+  dispatch_dtype("linear", a_TN, [&](auto zero) {
+    using T = decltype(zero);
+    const Operand left = operand_of<T>(a_TN, a_TN.stride(1), a_TN.stride(0));
+    const Operand right = operand_of<T>(b_TK, b_TK.stride(0), b_TK.stride(1));
+    by_rows(m, n, depth, [&](int64_t row, int64_t rows, float* scratch) {
+      raw::dense_gemm(rows, n, depth, from_row(left, row), right, static_cast<float>(scale), c + row * n, n, add,
+                      scratch);
+    });
+  });
+}
+
+}  // namespace fsdp::kernels

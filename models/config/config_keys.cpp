@@ -1,0 +1,112 @@
+#include "models/config/config_keys.h"
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+
+namespace fsdp::models {
+namespace {
+
+using nlohmann::json;
+
+// Read or checked below.
+constexpr std::string_view kKnownKeys[] = {"architectures",
+                                           "attention_bias",
+                                           "attention_dropout",
+                                           "bos_token_id",
+                                           "eos_token_id",
+                                           "head_dim",
+                                           "hidden_act",
+                                           "hidden_size",
+                                           "initializer_range",
+                                           "intermediate_size",
+                                           "layer_types",
+                                           "max_position_embeddings",
+                                           "max_window_layers",
+                                           "mlp_bias",
+                                           "model_type",
+                                           "no_rope_layers",
+                                           "no_rope_layer_interval",
+                                           "num_attention_heads",
+                                           "num_hidden_layers",
+                                           "num_key_value_heads",
+                                           "pad_token_id",
+                                           "rms_norm_eps",
+                                           "rope_parameters",
+                                           "rope_scaling",
+                                           "rope_theta",
+                                           "sliding_window",
+                                           "tie_word_embeddings",
+                                           "use_sliding_window",
+                                           "vocab_size"};
+
+// Of no effect on what the model computes.
+constexpr std::string_view kHarmlessKeys[] = {"_attn_implementation",
+                                              "_attn_implementation_autoset",
+                                              "_name_or_path",
+                                              "chunk_size_feed_forward",
+                                              "dtype",
+                                              "id2label",
+                                              "is_decoder",
+                                              "is_llama_config",
+                                              "label2id",
+                                              "name_or_path",
+                                              "output_attentions",
+                                              "output_hidden_states",
+                                              "pretraining_tp",
+                                              "problem_type",
+                                              "return_dict",
+                                              "sep_token_id",
+                                              "task_specific_params",
+                                              "torch_dtype",
+                                              "torchscript",
+                                              "transformers.js_config",
+                                              "transformers_version",
+                                              "unsloth_fixed",
+                                              "unsloth_version",
+                                              "use_cache"};
+
+}  // namespace
+
+const std::vector<NeutralKey>& neutral_keys() {
+  static const std::vector<NeutralKey> keys = {{"mlp_bias", false},
+                                               {"attention_dropout", 0},
+                                               {"hidden_dropout", 0},
+                                               {"resid_pdrop", 0},
+                                               {"embd_pdrop", 0},
+                                               {"add_cross_attention", false},
+                                               {"is_encoder_decoder", false},
+                                               {"use_qk_norm", false},
+                                               {"use_mrope", false},
+                                               {"qk_norm", false},
+                                               {"rope_interleaved", false},
+                                               {"partial_rotary_factor", 1},
+                                               {"attention_multiplier", 1},
+                                               {"embedding_multiplier", 1},
+                                               {"residual_multiplier", 1},
+                                               {"logits_scaling", 1},
+                                               {"logit_scale", 1},
+                                               {"attn_logit_softcapping", nullptr},
+                                               {"final_logit_softcapping", nullptr},
+                                               {"clip_qkv", nullptr},
+                                               {"num_experts", nullptr},
+                                               {"num_local_experts", nullptr},
+                                               {"quantization_config", nullptr},
+                                               {"attention_chunk_size", nullptr}};
+  return keys;
+}
+
+std::vector<std::string> find_unknown_keys(const json& object) {
+  const auto contains = [](const auto& keys, const std::string& key) {
+    return std::find(std::begin(keys), std::end(keys), key) != std::end(keys);
+  };
+  std::vector<std::string> unknown;
+  for (const auto& [key, value] : object.items()) {
+    const bool neutral = std::any_of(neutral_keys().begin(), neutral_keys().end(),
+                                     [&name = key](const NeutralKey& entry) { return entry.key == name; });
+    if (!neutral && !contains(kKnownKeys, key) && !contains(kHarmlessKeys, key)) unknown.push_back(key);
+  }
+  return unknown;
+}
+
+}  // namespace fsdp::models

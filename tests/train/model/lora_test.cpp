@@ -1,0 +1,204 @@
+// Training of adapters: against explicit arithmetic on merged weights, over any number of ranks, and what it holds.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "io/weights/adapter.h"
+#include "tests/train/model/tuning_run.h"
+
+namespace fsdp {
+namespace {
+
+using testing::AnswerBatches;
+using testing::base_choice;
+using testing::expect_slices;
+using testing::kTuningSeed;
+using testing::kTuningSteps;
+using testing::load_base;
+using testing::run_ranks;
+using testing::TuningPlan;
+using testing::TuningRun;
+
+TuningPlan lora_plan(const std::string& targets = "all-linear") {
+  TuningPlan plan;
+  plan.tune.method = "lora";
+  plan.tune.lora_rank = 3;
+  plan.tune.lora_alpha = 7.5;
+  plan.tune.lora_targets = targets;
+  return plan;
+}
+
+struct Factors {
+  at::Tensor base, a, b;
+};
+
+// The decoder has no adapter: its weights are W + alpha / r B A, and the chain rule gives dB and dA from dW.
+class MergedTraining {
+ public:
+  explicit MergedTraining(const TuningPlan& plan) : scale_(plan.tune.lora_alpha / double(plan.tune.lora_rank)) {
+    models::Decoder adapted(base_choice().config);
+    models::add_lora(adapted, *train::choose_tuning(plan.tune, base_choice()).lora, kTuningSeed);
+    for (const auto& item : adapted->named_parameters()) {
+      if (!io::is_adapter_name(item.key())) continue;
+      const std::string module = item.key().substr(0, item.key().size() - std::string(".lora_A.weight").size());
+      Factors& factors = factors_[module];
+      factors.base = model_->named_parameters()[module + ".weight"].detach().clone();
+      (item.key().ends_with("lora_A.weight") ? factors.a : factors.b) = item.value().detach().clone();
+    }
+  }
+
+  std::vector<double> train() {
+    std::vector<at::Tensor> trained;
+    for (auto& [module, factors] : factors_) {
+      trained.push_back(factors.a.requires_grad_());
+      trained.push_back(factors.b.requires_grad_());
+    }
+    return testing::train_plainly(
+        model_, trained, [this] { merge(); }, [this] { differentiate(); });
+  }
+
+  std::map<std::string, at::Tensor> expected() const {
+    std::map<std::string, at::Tensor> parameters;
+    for (const auto& [module, factors] : factors_) {
+      parameters[module + ".lora_A.weight"] = factors.a;
+      parameters[module + ".lora_B.weight"] = factors.b;
+    }
+    return parameters;
+  }
+
+ private:
+  void merge() {
+    const at::NoGradGuard no_grad;
+    for (auto& [module, factors] : factors_) weight(module).copy_(factors.base + scale_ * factors.b.mm(factors.a));
+  }
+
+  void differentiate() {
+    const at::NoGradGuard no_grad;
+    for (auto& [module, factors] : factors_) {
+      const at::Tensor gradient = scale_ * weight(module).grad();
+      factors.a.mutable_grad() = factors.b.t().mm(gradient);
+      factors.b.mutable_grad() = gradient.mm(factors.a.t());
+    }
+  }
+
+  at::Tensor weight(const std::string& module) { return model_->named_parameters()[module + ".weight"]; }
+
+  double scale_;
+  models::Decoder model_ = load_base();
+  std::map<std::string, Factors> factors_;
+};
+
+std::map<std::string, at::Tensor> base_weights() {
+  std::map<std::string, at::Tensor> weights;
+  for (const auto& item : load_base()->named_parameters()) weights[item.key()] = item.value();
+  return weights;
+}
+
+void expect_trains_like_merged(const TuningPlan& plan, const std::vector<int>& worlds) {
+  MergedTraining reference(plan);
+  const std::vector<double> losses = reference.train();
+  for (const int ranks : worlds) {
+    run_ranks(ranks, [&](const World& world) {
+      SCOPED_TRACE(c10::str("rank ", world.rank, " of ", ranks, ", ", plan.shard.strategy));
+      TuningRun run(world, plan);
+      for (const double expected : losses) EXPECT_NEAR(run.step(), expected, 3e-6 * expected);
+      expect_slices(run.model(), reference.expected(), 1e-4);
+      expect_slices(run.model(), base_weights(), 0);
+    });
+  }
+}
+
+// The base's weights lie side by side, frozen; adapters add to each result.
+TEST(Lora, TrainsOnFusedProjections) {
+  TuningPlan plan = lora_plan();
+  plan.projections = "fused";
+  expect_trains_like_merged(plan, {1, 2});
+}
+
+TEST(Lora, TrainsLikeMergedWeightsOnAnyNumberOfRanks) { expect_trains_like_merged(lora_plan(), {1, 2, 4}); }
+
+TEST(Lora, SomeTargetsAndRecompute) {
+  TuningPlan plan = lora_plan("q_proj, v_proj");
+  plan.micro_rows = 1;
+  plan.recomputation.what = train::Recompute::kBlock;
+  expect_trains_like_merged(plan, {1, 2});
+}
+
+TEST(Lora, EveryStrategy) {
+  for (const char* strategy : {"no_shard", "optim", "optim_grads", "hybrid"}) {
+    TuningPlan plan = lora_plan("down_proj,o_proj");
+    plan.shard.strategy = strategy;
+    plan.shard.replicas = plan.shard.strategy == "hybrid" ? 2 : 1;
+    expect_trains_like_merged(plan, {plan.shard.strategy == "hybrid" ? 4 : 2});
+  }
+}
+
+// Groups of frozen and of trained parameters are gathered alike; only the latter are reduced.
+TEST(Lora, GathersTheBaseAndReducesAdaptersOnly) {
+  if (testing::one_copy_of_weights()) GTEST_SKIP() << "nothing is gathered";
+  run_ranks(2, [&](const World& world) {
+    TuningRun run(world, lora_plan());
+    run.step();
+    run.model().root.reset_counters();
+    run.step();
+    const int64_t layers = base_choice().config.num_hidden_layers, micros = AnswerBatches::kRows / 2 / 2;
+    const int64_t groups = 2 * layers + 1;  // the root is frozen whole
+    const int64_t kept = 3;                 // of the last block and the root, from the forward to the backward
+    EXPECT_EQ(run.model().root.counters().gathers, micros * (2 * groups - kept));
+    EXPECT_EQ(run.model().root.counters().reduces, micros * layers);
+  });
+}
+
+TEST(Lora, HoldsGradientsAndMomentsOfAdaptersOnly) {
+  for (const char* precision : {"fp32", "bf16"}) {
+    run_ranks(2, [&](const World& world) {
+      TuningPlan plan = lora_plan();
+      plan.shard.precision = precision;
+      TuningRun run(world, plan);
+      run.step();
+      const int64_t adapters = train::trainable_size(run.model()).local_bytes;
+      const RestingBytes resting = run.model().root.resting_bytes();
+      EXPECT_GE(resting.main_grad, adapters);
+      EXPECT_LE(resting.main_grad, adapters + world.size * resting.padding);
+      EXPECT_EQ(run.trainer().optimizer_bytes(), 2 * resting.main_grad);
+      EXPECT_LT(adapters, resting.main_weight / 2);
+      for (const auto& [name, leaf] : named_parameters(*run.model().decoder)) {
+        if (io::is_adapter_name(name)) continue;
+        EXPECT_FALSE(leaf.requires_grad()) << name;
+        EXPECT_FALSE(leaf.grad().defined()) << name;
+        EXPECT_EQ(leaf.scalar_type(), plan.shard.precision == "bf16" ? at::kBFloat16 : at::kFloat) << name;
+      }
+    });
+  }
+}
+
+TEST(Lora, BaseInBf16TrainsNearFp32) {
+  run_ranks(2, [&](const World& world) {
+    TuningPlan plan = lora_plan();
+    TuningRun exact(world, plan);
+    plan.shard.precision = "bf16";
+    TuningRun rounded(world, plan);
+    for (int step = 0; step < kTuningSteps; ++step) EXPECT_NEAR(rounded.step(), exact.step(), 3e-2);
+  });
+}
+
+TEST(Lora, RefusesWhatCannotBe) {
+  const auto message = [](const TuningPlan& plan, const train::ModelChoice& choice) {
+    try {
+      train::choose_tuning(plan.tune, choice);
+    } catch (const std::exception& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_NE(message(lora_plan("q_prj"), base_choice()).find("'q_prj', expected all-linear, or some of q_proj, k_proj"),
+            std::string::npos);
+  EXPECT_NE(message(lora_plan(","), base_choice()).find("got none"), std::string::npos);
+  EXPECT_NE(message(lora_plan(), {base_choice().config, {}}).find("random weights"), std::string::npos);
+  TuningPlan both = lora_plan();
+  both.tune.frozen = "model.norm.*";
+  EXPECT_NE(message(both, base_choice()).find("Leave them out"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,89 @@
+#include "train/model/model_choice.h"
+
+#include <gtest/gtest.h>
+
+#include "fsdp/base/error.h"
+
+namespace fsdp::train {
+namespace {
+
+std::string error_of(const ModelConfig& config) {
+  try {
+    choose_model(config, /*data_vocab_size=*/259, /*data_eos_id=*/257);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUsage);
+    EXPECT_EQ(std::string(error.what()).find("\n "), std::string(error.what()).find('\n')) << error.what();
+    return error.what();
+  }
+  return "no error";
+}
+
+void expect_says(const std::string& message, const std::string& part) {
+  EXPECT_NE(message.find(part), std::string::npos) << message;
+}
+
+TEST(ModelChoice, PresetsNeedNoFile) {
+  ModelConfig config;
+  config.preset = "qwen3-0.6b";
+  const ModelChoice choice = choose_model(config, 259, 257);
+  EXPECT_FALSE(choice.weights.has_value());
+  EXPECT_EQ(models::num_parameters(choice.config), 596049920);
+  EXPECT_EQ(size_text(choice.config), "596.0M parameters, 1.11 GiB in bf16, 2.22 GiB in fp32");
+}
+
+TEST(ModelChoice, UnknownPresetsNameTheNearest) {
+  ModelConfig config;
+  for (const auto& [given, nearest] :
+       {std::pair("smollm3", "smollm3-3b"), std::pair("llama-3.1-7b", "llama-3.1-8b"),
+        std::pair("Qwen3-0.6B", "qwen3-0.6b"), std::pair("mistral-7b", "mistral-7b-v0.1")}) {
+    config.preset = given;
+    expect_says(error_of(config), std::string("did you mean ") + nearest + "?");
+  }
+}
+
+TEST(ModelChoice, APresetStandsAlone) {
+  ModelConfig config;
+  config.preset = "smollm2-135m";
+  config.layers = 4;
+  expect_says(error_of(config), "model.layers: got 4 with model.preset");
+  config = {};
+  config.preset = "smollm2-135m";
+  config.path = "somewhere";
+  expect_says(error_of(config), "got both model.path and model.preset");
+  config.path = "";
+  config.weights = "load";
+  expect_says(error_of(config), "got load with model.preset, expected random or auto");
+}
+
+TEST(ModelChoice, MakesEveryFamily) {
+  for (const std::string& family : models::model_types()) {
+    ModelConfig config;
+    config.family = family;
+    config.head_dim = 20;
+    config.sliding_window = family == "llama" ? 0 : 64;
+    const models::DecoderConfig made = choose_model(config, 259, 257).config;
+    EXPECT_EQ(made.model_type, family);
+    EXPECT_EQ(made.head_dim, 20);
+    EXPECT_EQ(made.window(0), config.sliding_window);
+    EXPECT_EQ(made.vocab_size, 259);
+    EXPECT_EQ(made.eos_token_ids, std::vector<int64_t>{257});
+    EXPECT_EQ(made.has_qk_norm, family == "qwen3");
+    EXPECT_EQ(made.attention_bias == models::AttentionBias::kInputs, family == "qwen2");
+  }
+}
+
+TEST(ModelChoice, RefusesSizesThatMakeNoModel) {
+  ModelConfig config;
+  config.kv_heads = 3;
+  expect_says(error_of(config), "num_key_value_heads");
+  config = {};
+  config.head_dim = 7;
+  expect_says(error_of(config), "head_dim");
+  config = {};
+  config.family = "llama";
+  config.sliding_window = 8;
+  expect_says(error_of(config), "Choose mistral");
+}
+
+}  // namespace
+}  // namespace fsdp::train

@@ -1,0 +1,413 @@
+#include "train/config/option_table.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <sstream>
+#include <stdexcept>
+
+#include "fsdp/strategy/strategy.h"
+#include "train/base/edit_distance.h"
+
+namespace fsdp::train {
+namespace {
+
+Rule any() { return {}; }
+Rule at_least(double least) { return {.least = least, .most = {}, .choices = {}, .accepts = {}}; }
+Rule between(double least, double most) { return {.least = least, .most = most, .choices = {}, .accepts = {}}; }
+Rule one_of(std::vector<std::string> choices, std::function<bool(const std::string&)> accepts = {}) {
+  return {.least = {}, .most = {}, .choices = std::move(choices), .accepts = std::move(accepts)};
+}
+
+bool is_strategy(const std::string& text) {
+  try {
+    parse_strategy(text);
+    return true;
+  } catch (const std::invalid_argument&) {
+    return false;
+  }
+}
+
+// The shortest text that reads back as the same number.
+std::string shortest(double value) {
+  char text[64];
+  const auto end = std::to_chars(text, text + sizeof(text), value).ptr;
+  return std::string(text, end);
+}
+
+// As `shortest`, but always a TOML float ("1.0", not "1").
+std::string toml_number(double value) {
+  std::string text = shortest(value);
+  return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
+}
+
+std::string toml_text(const std::string& value) {
+  std::string quoted = "\"";
+  for (const char c : value) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      quoted += '\\';
+      quoted += c;
+    } else if (byte < 0x20 || byte == 0x7f) {
+      char escape[8];
+      std::snprintf(escape, sizeof(escape), "\\u%04X", byte);
+      quoted += escape;
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + '"';
+}
+
+#define FSDP_SLOT(member) [](Config& config) -> Slot { return &config.member; }
+
+std::vector<Option> model_options() {
+  return {
+      {"model.path", FSDP_SLOT(model.path), any(),
+       "Hugging Face folder, or a config.json; empty: the model is model.preset or made from the keys below"},
+      {"model.weights", FSDP_SLOT(model.weights), one_of({"auto", "load", "random"}),
+       "load: from model.path; random: drawn from train.seed; auto: load where model.path has weights"},
+      {"model.family", FSDP_SLOT(model.family), one_of({"smollm3", "llama", "mistral", "qwen2", "qwen3"}),
+       "architecture of a model made here"},
+      {"model.vocab_size", FSDP_SLOT(model.vocab_size), at_least(0), "0: what the data set needs"},
+      {"model.hidden_size", FSDP_SLOT(model.hidden_size), at_least(2), "width of the residual stream"},
+      {"model.layers", FSDP_SLOT(model.layers), at_least(1), "decoder blocks"},
+      {"model.heads", FSDP_SLOT(model.heads), at_least(1), "attention heads"},
+      {"model.kv_heads", FSDP_SLOT(model.kv_heads), at_least(1), "heads of keys and values; divides heads"},
+      {"model.ffn_size", FSDP_SLOT(model.ffn_size), at_least(1), "inner width of the gated MLP"},
+      {"model.tie_embeddings", FSDP_SLOT(model.tie_embeddings), any(), "one matrix for input and output embedding"},
+      {"model.nope_interval", FSDP_SLOT(model.nope_interval), at_least(0),
+       "smollm3: every n-th layer has no rotary embedding; 0: all have it"},
+      {"model.rope_theta", FSDP_SLOT(model.rope_theta), at_least(1), "base of the rotary frequencies"},
+      {"model.norm_eps", FSDP_SLOT(model.norm_eps), at_least(0), "epsilon of the RMS norms"},
+      {"model.init_std", FSDP_SLOT(model.init_std), at_least(0), "standard deviation of random initial matrices"},
+      {"model.preset", FSDP_SLOT(model.preset), any(),
+       "a published model by name, such as smollm3-3b, with random weights; `fsdp inspect --presets` lists them"},
+      {"model.head_dim", FSDP_SLOT(model.head_dim), at_least(0),
+       "width of an attention head, even; 0: hidden_size / heads"},
+      {"model.sliding_window", FSDP_SLOT(model.sliding_window), at_least(0),
+       "so many tokens a token sees, itself included; 0: all before it; not for llama"},
+  };
+}
+
+std::vector<Option> data_options() {
+  return {
+      {"data.path", FSDP_SLOT(data.path), any(),
+       "data set folder, made by `fsdp prepare`; or a mixture of several with weights: `web:0.7,books:0.3`, as text or "
+       "as a list"},
+      {"data.sequence_length", FSDP_SLOT(data.sequence_length), at_least(2),
+       "tokens per sequence; documents are packed into sequences, attention stays inside a document"},
+      {"data.train_split", FSDP_SLOT(data.train_split), any(), "split that is trained on"},
+      {"data.heldout_split", FSDP_SLOT(data.heldout_split), any(), "split that is evaluated on; empty: none"},
+  };
+}
+
+std::vector<Option> train_options() {
+  return {
+      {"train.steps", FSDP_SLOT(train.steps), at_least(0),
+       "optimizer steps; the learning rate is laid out over all of them; 0: as many as train.max_tokens needs"},
+      {"train.fit_minutes", FSDP_SLOT(train.fit_minutes), at_least(0),
+       "once, at the end of the warm-up, lower train.steps so that training takes this long; 0: never. The steps "
+       "chosen "
+       "are printed and stored, and repeat the run when given as train.steps"},
+      {"train.max_minutes", FSDP_SLOT(train.max_minutes), at_least(0),
+       "stop after the step in which this is reached, wherever the learning rate is then; 0: no limit"},
+      {"train.batch_sequences", FSDP_SLOT(train.batch_sequences), at_least(1),
+       "sequences per step, over all ranks; a multiple of ranks x microbatch_sequences"},
+      {"train.microbatch_sequences", FSDP_SLOT(train.microbatch_sequences), at_least(0),
+       "sequences per forward and backward of one rank; 0: all that a rank has in a step"},
+      {"train.recompute", FSDP_SLOT(train.recompute), one_of({"none", "elementwise", "gate_up", "block"}),
+       "what blocks compute again in the backward rather than keep: nothing; the norms' outputs and the activated "
+       "product; gate and up as well; everything but the block's input"},
+      {"train.recompute_every", FSDP_SLOT(train.recompute_every), at_least(1),
+       "only the first of every n blocks does what train.recompute says"},
+      {"train.projections", FSDP_SLOT(train.projections), one_of({"separate", "fused"}),
+       "q, k and v, and gate and up: a matrix product each, or one for those of one input, over weights that stay "
+       "separate in checkpoints; q, k and v with biases take a product each"},
+      {"train.cuda_graphs", FSDP_SLOT(train.cuda_graphs), any(),
+       "on GPUs: record the forward and the backward of each block and replay them, for models so small that launching "
+       "takes longer than computing; equal bits, more memory; not for packed documents, which run as without"},
+      {"train.seed", FSDP_SLOT(train.seed), at_least(0), "of random initial weights and of the order of the data"},
+      {"train.lr", FSDP_SLOT(train.lr), at_least(0), "learning rate at the end of the warm-up"},
+      {"train.min_lr_ratio", FSDP_SLOT(train.min_lr_ratio), between(0, 1), "the last step's learning rate / lr"},
+      {"train.warmup_steps", FSDP_SLOT(train.warmup_steps), at_least(0), "steps of linear warm-up"},
+      {"train.clip", FSDP_SLOT(train.clip), at_least(0), "largest 2-norm of all gradients; 0: no clipping"},
+      {"train.beta1", FSDP_SLOT(train.beta1), between(0, 1), "AdamW: decay of the first moment"},
+      {"train.beta2", FSDP_SLOT(train.beta2), between(0, 1), "AdamW: decay of the second moment"},
+      {"train.eps", FSDP_SLOT(train.eps), at_least(0), "AdamW: epsilon"},
+      {"train.weight_decay", FSDP_SLOT(train.weight_decay), at_least(0),
+       "AdamW: decoupled, on parameters with at least 2 dims"},
+      {"train.on_nonfinite", FSDP_SLOT(train.on_nonfinite), one_of({"stop", "skip", "rollback"}),
+       "when a loss or gradient is not finite, computed twice: stop with exit code 6; skip the update of this step; or "
+       "go "
+       "back to the last checkpoint and on with the data after this step"},
+      {"train.log_every", FSDP_SLOT(train.log_every), at_least(1), "steps between two lines of log and metrics.jsonl"},
+      {"train.eval_every", FSDP_SLOT(train.eval_every), at_least(0),
+       "steps between two evaluations on the held-out split; 0: only at the end"},
+      {"train.eval_batches", FSDP_SLOT(train.eval_batches), at_least(0),
+       "batches of batch_sequences per evaluation during training; 0: the whole split"},
+      {"train.final_eval_batches", FSDP_SLOT(train.final_eval_batches), at_least(0),
+       "the same for the evaluation at the end; 0: the whole split"},
+      {"train.schedule", FSDP_SLOT(train.schedule), one_of({"cosine", "wsd", "linear", "constant"}),
+       "learning rate after the warm-up: half a cosine or a line down to min_lr_ratio in the last step; wsd: constant, "
+       "then down in the last decay_steps; or constant"},
+      {"train.decay", FSDP_SLOT(train.decay), one_of({"1-sqrt", "linear"}), "way down of the schedule wsd"},
+      {"train.decay_steps", FSDP_SLOT(train.decay_steps), at_least(0), "of the schedule wsd; 0: a tenth of all steps"},
+      {"train.warmup_tokens", FSDP_SLOT(train.warmup_tokens), at_least(0),
+       "the warm-up in tokens, rounded up to whole steps; 0: train.warmup_steps counts"},
+      {"train.max_tokens", FSDP_SLOT(train.max_tokens), at_least(0),
+       "tokens to read, rounded up to whole steps; the lower of this and train.steps is the end; 0: no limit"},
+      {"train.on_spike", FSDP_SLOT(train.on_spike), one_of({"off", "warn", "skip", "rollback"}),
+       "when loss or gradient norm is far above those of the last steps: nothing; say so; skip the update of this "
+       "step; or "
+       "go back to the last checkpoint and on with the data after this step"},
+      {"train.spike_window", FSDP_SLOT(train.spike_window), between(4, 1000),
+       "so many last steps are compared with; none is a spike before there are as many"},
+      {"train.spike_threshold", FSDP_SLOT(train.spike_threshold), at_least(1),
+       "far above: more than the median of the window plus this many median absolute deviations"},
+      {"train.deterministic", FSDP_SLOT(train.deterministic), any(),
+       "the same bits again on the same machine and number of threads, whatever operators and libraries would like to "
+       "do"},
+      {"train.peak_tflops", FSDP_SLOT(train.peak_tflops), at_least(0),
+       "of one rank, in 10^12 floating point operations per second: what mfu is measured against; 0: what the fastest "
+       "matrix "
+       "multiplication reaches, tried for 0.3 s at the start"},
+      {"train.z_loss", FSDP_SLOT(train.z_loss), at_least(0),
+       "adds this x log(sum(exp(logits)))^2 to each target's loss, which keeps logits small; 0: none; usual: 1e-4"},
+      {"train.label_smoothing", FSDP_SLOT(train.label_smoothing), between(0, 1),
+       "part of a target's weight that is spread evenly over the vocabulary; evaluations never smooth"},
+  };
+}
+
+std::vector<Option> shard_options() {
+  return {
+      {"shard.strategy", FSDP_SLOT(shard.strategy),
+       one_of({"no_shard", "optim", "optim_grads", "optim_grads_params", "hybrid", "hybrid_zero2", "hybrid_optim"},
+              is_strategy),
+       "what is cut over the ranks: nothing, optimizer state, also gradients, also weights; hybrid ones with replicas, "
+       "see "
+       "docs/engine.md; ZeRO-0 .. ZeRO-3, DDP, SHARD_GRAD_OP, FULL_SHARD, HSDP and HFSDP are understood too"},
+      {"shard.replicas", FSDP_SLOT(shard.replicas), at_least(1),
+       "groups of ranks that hold the same shards; divides the number of ranks"},
+      {"shard.precision", FSDP_SLOT(shard.precision), one_of({"fp32", "bf16"}),
+       "bf16: compute and gather in bf16; main weights and gradient sums in fp32"},
+      {"shard.reshard_after_forward", FSDP_SLOT(shard.reshard_after_forward), one_of({"auto", "true", "false"}),
+       "free gathered weights between forward and backward; auto: as the strategy says"},
+      {"shard.prefetch_depth", FSDP_SLOT(shard.prefetch_depth), between(0, 16),
+       "units gathered ahead of the one that computes"},
+      {"shard.device", FSDP_SLOT(shard.device), one_of({"cpu", "cuda"}),
+       "where weights live and are computed with; cuda: one GPU a rank, by its number among the ranks of its host"},
+      {"shard.whole_weights", FSDP_SLOT(shard.whole_weights), one_of({"in_place", "copied"}),
+       "where one rank has every shard, as alone: compute with the weights where they are, or gather and free copies "
+       "as if there were other ranks, to see what sharding costs"},
+  };
+}
+
+std::vector<Option> checkpoint_options() {
+  return {
+      {"checkpoint.resume", FSDP_SLOT(checkpoint.resume), any(),
+       "never; auto: go on from the newest checkpoint of output.folder that is whole, or start if there is none; or "
+       "the "
+       "folder of one checkpoint (`.../step-<N>`). Also written --resume"},
+      {"checkpoint.every_steps", FSDP_SLOT(checkpoint.every_steps), at_least(0),
+       "steps between two checkpoints; the last step has one too; 0: only when asked to stop by a signal"},
+      {"checkpoint.every_minutes", FSDP_SLOT(checkpoint.every_minutes), at_least(0),
+       "the same by rank 0's clock; 0: never"},
+      {"checkpoint.keep_last", FSDP_SLOT(checkpoint.keep_last), at_least(0), "newest checkpoints that stay; 0: all"},
+      {"checkpoint.keep_every", FSDP_SLOT(checkpoint.keep_every), at_least(0),
+       "and those whose step is a multiple of this; 0: none"},
+      {"checkpoint.async", FSDP_SLOT(checkpoint.async), any(),
+       "copy the state and write it while training goes on; false: wait"},
+      {"checkpoint.threads", FSDP_SLOT(checkpoint.threads), between(0, 64), "that write, on each rank; 0: as needed"},
+  };
+}
+
+std::vector<Option> check_options() {
+  return {
+      {"check.data", FSDP_SLOT(check.data), one_of({"auto", "always", "never"}),
+       "compare the data set with its hashes before the start; auto: where that takes seconds (1 GB)"},
+      {"check.compute_twice_every", FSDP_SLOT(check.compute_twice_every), at_least(0),
+       "steps after which one is computed twice, and the bits compared: finds machines that compute wrongly; 0: never"},
+      {"check.compare_replicas_every", FSDP_SLOT(check.compare_replicas_every), at_least(0),
+       "steps after which ranks that hold the same weights compare their hashes; 0: never"},
+      {"check.stragglers_every", FSDP_SLOT(check.stragglers_every), at_least(0),
+       "steps after which ranks compare their computing times, to name slow ones; 0: never"},
+  };
+}
+
+std::vector<Option> output_options() {
+  return {
+      {"output.folder", FSDP_SLOT(output.folder), any(), "folder of config.toml, metrics.jsonl and model/"},
+      {"output.overwrite", FSDP_SLOT(output.overwrite), one_of({"refuse", "replace"}),
+       "what to do with the files of an earlier run in output.folder"},
+  };
+}
+
+std::vector<Option> sample_options() {
+  return {
+      {"sample.every_steps", FSDP_SLOT(sample.every_steps), at_least(0),
+       "steps between two texts that the model writes during training; 0: never"},
+      {"sample.prompts", FSDP_SLOT(sample.prompts), any(),
+       "texts to continue, with a vertical bar between two; an empty one is the start of a document"},
+      {"sample.max_tokens", FSDP_SLOT(sample.max_tokens), between(1, 1024), "tokens written after each prompt"},
+      {"sample.temperature", FSDP_SLOT(sample.temperature), between(0, 100), "0: always the most likely token"},
+  };
+}
+
+std::vector<Option> tune_options() {
+  return {
+      {"tune.method", FSDP_SLOT(tune.method), one_of({"full", "lora"}),
+       "full: the model's parameters train; lora: they stay, and low-rank adapters on its linear maps train"},
+      {"tune.frozen", FSDP_SLOT(tune.frozen), any(),
+       "full: parameters that stay as they are: patterns of Hugging Face's names with *, ? and [0-3], separated by "
+       "commas, such as \"model.embed_tokens.*,model.layers.[0-3].*\""},
+      {"tune.trained", FSDP_SLOT(tune.trained), any(),
+       "full: train only these, less what tune.frozen says; empty: all"},
+      {"tune.lora_rank", FSDP_SLOT(tune.lora_rank), between(1, 65536), "lora: rank r of an adapter"},
+      {"tune.lora_alpha", FSDP_SLOT(tune.lora_alpha), between(0.001, 1e6),
+       "lora: an adapter adds alpha / r times B A x"},
+      {"tune.lora_targets", FSDP_SLOT(tune.lora_targets), any(),
+       "lora: linear maps that get an adapter, by the last part of their name, such as \"q_proj,v_proj\"; all-linear: "
+       "all in the blocks"},
+      {"tune.lora_dropout", FSDP_SLOT(tune.lora_dropout), between(0, 0.95),
+       "lora: part of an adapter's input that is zeroed in training; above 0 a run depends on how the batch is cut "
+       "into "
+       "microbatches"},
+      {"tune.lora_from", FSDP_SLOT(tune.lora_from), any(),
+       "lora: folder of an adapter to begin with, of this rank, alpha and targets; empty: a new one"},
+  };
+}
+
+#undef FSDP_SLOT
+
+std::string last_part(const std::string& name) { return name.substr(name.rfind('.') + 1); }
+
+}  // namespace
+
+std::string Rule::describe() const {
+  if (!choices.empty()) {
+    std::string text = "one of: ";
+    for (size_t i = 0; i < choices.size(); ++i) {
+      text += (i == 0 ? "" : ", ") + choices[i];
+    }
+    return text;
+  }
+  if (least && most) {
+    return "from " + shortest(*least) + " to " + shortest(*most);
+  }
+  return least ? "at least " + shortest(*least) : "";
+}
+
+std::string Option::section() const { return name.substr(0, name.find('.')); }
+
+std::string Option::type_name() const {
+  Config defaults;
+  static const char* const kNames[] = {"boolean", "integer", "number", "text"};
+  return kNames[slot(defaults).index()];
+}
+
+std::string Option::value(const Config& config) const {
+  Config copy = config;
+  const Slot place = slot(copy);
+  if (const auto* boolean = std::get_if<bool*>(&place)) {
+    return **boolean ? "true" : "false";
+  }
+  if (const auto* integer = std::get_if<int64_t*>(&place)) {
+    return std::to_string(**integer);
+  }
+  if (const auto* number = std::get_if<double*>(&place)) {
+    return toml_number(**number);
+  }
+  return toml_text(*std::get<std::string*>(place));
+}
+
+std::string Option::complaint(const Config& config) const {
+  Config copy = config;
+  const Slot place = slot(copy);
+  bool legal = true;
+  if (const auto* text = std::get_if<std::string*>(&place)) {
+    const auto& choices = rule.choices;
+    legal = choices.empty() || std::find(choices.begin(), choices.end(), **text) != choices.end() ||
+            (rule.accepts && rule.accepts(**text));
+  } else if (!std::holds_alternative<bool*>(place)) {
+    const double number = std::holds_alternative<double*>(place) ? *std::get<double*>(place)
+                                                                 : static_cast<double>(*std::get<int64_t*>(place));
+    legal = number - number == 0 && number >= rule.least.value_or(number) && number <= rule.most.value_or(number);
+  }
+  return legal ? "" : (rule.describe().empty() ? "a finite number" : rule.describe());
+}
+
+const std::vector<Option>& option_table() {
+  static const std::vector<Option> table = [] {
+    std::vector<Option> all;
+    for (auto section : {model_options(), data_options(), train_options(), shard_options(), checkpoint_options(),
+                         check_options(), output_options(), sample_options(), tune_options()}) {
+      std::move(section.begin(), section.end(), std::back_inserter(all));
+    }
+    return all;
+  }();
+  return table;
+}
+
+const Option* find_option(const std::string& name) {
+  for (const Option& option : option_table()) {
+    if (option.name == name) {
+      return &option;
+    }
+  }
+  return nullptr;
+}
+
+std::string nearest_option(const std::string& name) {
+  const Option* best = nullptr;
+  size_t best_distance = 0;
+  for (const Option& option : option_table()) {
+    size_t distance = 2 * edit_distance(name, option.name);
+    const std::string given = last_part(name);
+    const std::string known = last_part(option.name);
+    if (given == known) {
+      distance = std::min<size_t>(distance, 1);
+    } else if (given.size() > 2 && (known.find(given) != std::string::npos || given.find(known) == 0)) {
+      distance = std::min<size_t>(distance, 3);  // "warmup" for warmup_steps
+    }
+    if (best == nullptr || distance < best_distance) {
+      best = &option;
+      best_distance = distance;
+    }
+  }
+  return best->name;
+}
+
+std::string option_help() {
+  const Config defaults;
+  std::ostringstream text;
+  std::string section;
+  for (const Option& option : option_table()) {
+    if (option.section() != section) {
+      section = option.section();
+      text << "\n[" << section << "]\n";
+    }
+    text << "  --" << option.name << "=" << option.value(defaults) << "  (" << option.type_name();
+    const std::string legal = option.rule.describe();
+    text << (legal.empty() ? "" : ", ") << legal << ")\n      " << option.help << "\n";
+  }
+  return text.str();
+}
+
+std::string option_markdown() {
+  const Config defaults;
+  std::ostringstream text;
+  std::string section;
+  for (const Option& option : option_table()) {
+    if (option.section() != section) {
+      section = option.section();
+      text << "\n### [" << section << "]\n\n| key | type | default | meaning |\n|---|---|---|---|\n";
+    }
+    const std::string legal = option.rule.describe();
+    text << "| `" << option.name << "` | " << option.type_name() << (legal.empty() ? "" : ", " + legal) << " | `"
+         << option.value(defaults) << "` | " << option.help << " |\n";
+  }
+  return text.str();
+}
+
+}  // namespace fsdp::train

@@ -1,0 +1,54 @@
+#include "train/data/batch.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "kernels/operators/cross_entropy.h"
+
+namespace fsdp::train {
+
+static_assert(kNoTarget == kernels::kIgnoreIndex);
+
+Batch make_batch(const PackedSplit& split, std::span<const int64_t> sequences) {
+  const int64_t length = split.sequence_length();
+  const auto rows = static_cast<int64_t>(std::max<size_t>(1, sequences.size()));
+  Batch batch;
+  batch.input_ids_BT = at::empty({rows, length}, at::kLong);
+  batch.targets_N = at::empty({rows * length}, at::kLong);
+  std::vector<int32_t> starts;
+  for (int64_t row = 0; row < rows; ++row) {
+    const Example example = split.read(sequences.empty() ? 0 : sequences[static_cast<size_t>(row)]);
+    std::copy(example.inputs.begin(), example.inputs.end(),
+              batch.input_ids_BT.mutable_data_ptr<int64_t>() + row * length);
+    std::copy(example.targets.begin(), example.targets.end(),
+              batch.targets_N.mutable_data_ptr<int64_t>() + row * length);
+    for (const int64_t start : example.segment_starts) {
+      starts.push_back(static_cast<int32_t>(row * length + start));
+    }
+  }
+  if (sequences.empty()) {
+    batch.targets_N.fill_(kNoTarget);
+  }
+  starts.push_back(static_cast<int32_t>(rows * length));
+  batch.sequence.cu_seqlens = at::tensor(starts, at::kInt);
+  return batch;
+}
+
+Batch on_device(Batch batch, c10::Device device) {
+  if (device.is_cpu()) return batch;
+  for (at::Tensor* tensor : {&batch.input_ids_BT, &batch.targets_N}) {
+    // Only from pinned memory a copy to a GPU is work of its stream.
+    const at::Tensor source = device.is_cuda() ? tensor->pin_memory() : *tensor;
+    *tensor = source.to(device, /*non_blocking=*/true);
+  }
+  return batch;
+}
+
+Part part_of(int64_t count, int rank, int size) { return {count * rank / size, count * (rank + 1) / size}; }
+
+at::Tensor summed_loss(models::Decoder& model, const Batch& batch, const kernels::LossTerms& terms) {
+  return model->loss(batch.input_ids_BT, batch.targets_N, batch.sequence, kernels::Reduction::kSum, terms);
+}
+
+}  // namespace fsdp::train

@@ -1,0 +1,86 @@
+#include "train/data/batch_source.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "fsdp/base/error.h"
+
+namespace fsdp::train {
+namespace {
+
+DataOrder make_order(int64_t seed, const PackedSplit& data) {
+  std::vector<int64_t> num_sequences;
+  std::vector<double> weights;
+  for (size_t source = 0; source < data.sources().size(); ++source) {
+    num_sequences.push_back(std::max<int64_t>(1, data.num_sequences(source)));
+    weights.push_back(data.sources()[source].weight);
+  }
+  return DataOrder(static_cast<uint64_t>(seed), std::move(num_sequences), weights);
+}
+
+}  // namespace
+
+void check_batch(const TrainConfig& config, const World& world, const PackedSplit& data) {
+  const int64_t batch = config.batch_sequences;
+  const int64_t unit = world.size * std::max<int64_t>(1, config.microbatch_sequences);
+  if (batch % unit != 0) {
+    throw Error(ErrorCode::kUsage, "[train] train.batch_sequences: got " + std::to_string(batch) +
+                                       ", expected a multiple of " + std::to_string(unit) + " (" +
+                                       std::to_string(world.size) + " ranks x microbatch_sequences). Set it to " +
+                                       std::to_string((batch + unit - 1) / unit * unit) +
+                                       ", or change the number of ranks.");
+  }
+  if (data.num_sequences() < batch) {
+    throw Error(ErrorCode::kData,
+                "[train] the data has " + std::to_string(data.num_sequences()) + " sequences of " +
+                    std::to_string(data.sequence_length()) + " tokens, one batch for " + std::to_string(world.size) +
+                    " rank(s) needs " + std::to_string(batch) +
+                    ". Lower train.batch_sequences, data.sequence_length or the number of ranks, or add data.");
+  }
+}
+
+PackedBatches::PackedBatches(const TrainConfig& config, const World& world, const PackedSplit& data)
+    : data_(data),
+      batch_sequences_(config.batch_sequences),
+      order_(make_order(config.seed, data)),
+      rank_(world.rank),
+      rank_sequences_(config.batch_sequences / world.size),
+      micro_sequences_(config.microbatch_sequences > 0 ? config.microbatch_sequences : rank_sequences_) {
+  check_batch(config, world, data);
+}
+
+int64_t PackedBatches::consumed(int64_t step) const {
+  return first_consumed_ + (step - first_step_) * batch_sequences_;
+}
+
+void PackedBatches::continue_at(int64_t step, int64_t consumed) {
+  first_step_ = step;
+  first_consumed_ = consumed;
+}
+
+int64_t PackedBatches::num_targets(int64_t step) const {
+  return std::max<int64_t>(1, data_.num_targets(order_.sequences(consumed(step), batch_sequences_)));
+}
+
+int64_t PackedBatches::position(int64_t step, int64_t micro) const {
+  return consumed(step) + rank_ * rank_sequences_ + micro * micro_sequences_;
+}
+
+Batch PackedBatches::read_microbatch(int64_t consumed, int64_t micro) const {
+  const int64_t first = consumed + rank_ * rank_sequences_ + micro * micro_sequences_;
+  return make_batch(data_, order_.sequences(first, micro_sequences_));
+}
+
+Batch PackedBatches::microbatch(int64_t step, int64_t micro) const { return read_microbatch(consumed(step), micro); }
+
+StepBatches PackedBatches::read_step(int64_t consumed) const {
+  StepBatches step;
+  step.num_targets = std::max<int64_t>(1, data_.num_targets(order_.sequences(consumed, batch_sequences_)));
+  for (int64_t micro = 0; micro < num_microbatches(); ++micro) {
+    step.microbatches.push_back(read_microbatch(consumed, micro));
+  }
+  return step;
+}
+
+}  // namespace fsdp::train

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "fsdp/mesh/mesh.h"
+#include "train/config/config.h"
+#include "train/data/batch.h"
+#include "train/data/data_order.h"
+#include "train/data/packed_split.h"
+
+namespace fsdp::train {
+
+// Where a trainer gets its batches. The global batch of a step does not depend on the number of ranks; each rank is
+// given its part of it, cut into microbatches. Every rank has the same number of microbatches, if need be without
+// targets.
+class BatchSource {
+ public:
+  virtual ~BatchSource() = default;
+
+  virtual int64_t num_microbatches() const = 0;
+  // Predicted tokens of the global batch of `step`: what the loss is divided by. Never 0.
+  virtual int64_t num_targets(int64_t step) const = 0;
+  // Microbatch number `micro` of this rank.
+  virtual Batch microbatch(int64_t step, int64_t micro) const = 0;
+  // Place of that microbatch's first sequence in the endless row of sequences that training consumes.
+  virtual int64_t position(int64_t step, int64_t micro) const = 0;
+};
+
+// What one rank works on in one step.
+struct StepBatches {
+  int64_t num_targets = 1;  // of the global batch, as BatchSource::num_targets()
+  std::vector<Batch> microbatches;
+};
+
+// A source whose steps can be read ahead, on any thread.
+class StepSource : public BatchSource {
+ public:
+  // The data cursor: sequences consumed before `step`.
+  virtual int64_t consumed(int64_t step) const = 0;
+  // All batches of the step that starts there. Thread-safe; not touched by what moves the cursor.
+  virtual StepBatches read_step(int64_t consumed) const = 0;
+};
+
+// Can every rank have an equal part of each batch, and is there one? Throws Error(kUsage | kData) that names the fix.
+void check_batch(const TrainConfig& config, const World& world, const PackedSplit& data);
+
+// The shuffled sequences of a split, mixed by the weights of its sources: rank r has the r-th contiguous part of each
+// global batch.
+class PackedBatches : public StepSource {
+ public:
+  // `data` must outlive this. Throws as check_batch().
+  PackedBatches(const TrainConfig& config, const World& world, const PackedSplit& data);
+
+  int64_t num_microbatches() const override { return rank_sequences_ / micro_sequences_; }
+  int64_t num_targets(int64_t step) const override;
+  Batch microbatch(int64_t step, int64_t micro) const override;
+  int64_t position(int64_t step, int64_t micro) const override;
+
+  int64_t consumed(int64_t step) const override;
+  StepBatches read_step(int64_t consumed) const override;
+  // From `step` on, go on after the first `consumed` sequences.
+  void continue_at(int64_t step, int64_t consumed);
+
+  const DataOrder& order() const { return order_; }
+  const PackedSplit& data() const { return data_; }
+
+ private:
+  Batch read_microbatch(int64_t consumed, int64_t micro) const;
+
+  const PackedSplit& data_;
+  int64_t batch_sequences_;
+  int64_t first_step_ = 0;
+  int64_t first_consumed_ = 0;
+  DataOrder order_;
+  int64_t rank_;
+  int64_t rank_sequences_;   // of each global batch
+  int64_t micro_sequences_;  // of each microbatch
+};
+
+}  // namespace fsdp::train

@@ -1,0 +1,112 @@
+#include "train/generate/samples.h"
+
+#include <ATen/ATen.h>
+
+#include <nlohmann/json.hpp>
+#include <span>
+
+#include "text/unicode/utf8.h"
+#include "train/base/format.h"
+#include "train/generate/sampling.h"
+
+namespace fsdp::train {
+namespace {
+
+std::vector<int32_t> encode(const tokenizer::Tokenizer& tokenizer, const std::string& prompt) {
+  std::vector<int32_t> ids = tokenizer.encode(prompt, tokenizer::SpecialTokens::kAdd);
+  if (ids.empty()) ids.push_back(tokenizer.bos().value_or(tokenizer.eos().value_or(0)));
+  return ids;
+}
+
+}  // namespace
+
+std::string to_json(int64_t step, const Sample& sample) {
+  nlohmann::ordered_json json;
+  json["step"] = step;
+  json["prompt"] = tokenizer::to_valid_utf8(sample.prompt);
+  json["text"] = sample.text;
+  return json.dump();
+}
+
+std::string printable(const std::string& utf8) {
+  std::string out;
+  for (size_t i = 0; i < utf8.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(utf8[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < utf8.size() ? utf8[i + 1] : 0);
+    const bool is_c1 = byte == 0xC2 && next >= 0x80 && next < 0xA0;  // U+0080 .. U+009F
+    if (byte == '\n') {
+      out += "\\n";
+    } else if (byte < 0x20 || byte == 0x7F || is_c1) {
+      out += format_text("\\x%02x", is_c1 ? next : byte);
+      i += is_c1 ? 1 : 0;
+    } else {
+      out += utf8[i];
+    }
+  }
+  return out;
+}
+
+std::vector<std::string> split_prompts(const std::string& prompts) {
+  std::vector<std::string> parts(1);
+  for (const char c : prompts) {
+    if (c == '|') {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  return parts;
+}
+
+SampleWriter::SampleWriter(const SampleConfig& config, int64_t seed, std::optional<tokenizer::Tokenizer> tokenizer)
+    : config_(config), seed_(seed), tokenizer_(std::move(tokenizer)) {
+  if (config.every_steps == 0) return;
+  if (!tokenizer_) {
+    throw Error(ErrorCode::kUsage,
+                "[train] sample.every_steps: got a data set without its tokenizer, expected one with a copy of it. "
+                "Set it to 0, or prepare the data anew.");
+  }
+  for (const std::string& text : split_prompts(config.prompts)) prompts_.push_back({text, encode(*tokenizer_, text)});
+}
+
+// Up to the end of the document. The prompt goes through the decoder too, because what it gives depends on what was
+// before: the first space of a text may be none of its own.
+std::string SampleWriter::decode(const std::vector<int32_t>& prompt, const std::vector<int32_t>& ids) const {
+  tokenizer::StreamDecoder decoder(*tokenizer_, tokenizer::SkipSpecial::kYes);
+  for (const int32_t id : prompt) decoder.push(id);
+  std::string text;
+  for (const int32_t id : ids) {
+    if (tokenizer_->is_special(id)) break;
+    text += decoder.push(id);
+  }
+  return text + decoder.finish();
+}
+
+// Always max_tokens: ranks on unlike machines might meet an end at different places, and wait for each other. Without
+// a cache, whose memory the training would have to leave room for; samples are short and rare.
+std::vector<int32_t> SampleWriter::continue_ids(models::Decoder& decoder, std::vector<int32_t> ids) const {
+  SamplingOptions options;
+  options.temperature = config_.temperature;
+  options.seed = static_cast<uint64_t>(seed_);
+  Sampler sampler(options);
+  std::vector<int32_t> added;
+  for (int64_t count = 0; count < config_.max_tokens; ++count) {
+    const at::Tensor logits_BTV = decoder->forward(at::tensor(ids, at::kLong).unsqueeze(0).to(decoder->device()));
+    const at::Tensor last_V = logits_BTV[0][-1].to(at::kCPU).to(at::kFloat).contiguous();
+    added.push_back(
+        static_cast<int32_t>(sampler.draw({last_V.const_data_ptr<float>(), static_cast<size_t>(last_V.numel())})));
+    ids.push_back(added.back());
+  }
+  return added;
+}
+
+std::vector<Sample> SampleWriter::write(ShardedModel& model) const {
+  const ForwardOnly scope(model.root);
+  std::vector<Sample> samples;
+  for (const Prompt& prompt : prompts_) {
+    samples.push_back({prompt.text, decode(prompt.ids, continue_ids(model.decoder, prompt.ids))});
+  }
+  return samples;
+}
+
+}  // namespace fsdp::train

@@ -1,0 +1,50 @@
+#include "train/loop/pace.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace fsdp::train {
+
+double seconds_since(Pace::Clock::time_point begin) {
+  return std::chrono::duration<double>(Pace::Clock::now() - begin).count();
+}
+
+void Pace::start(int64_t step) {
+  begin_ = Clock::now();
+  mark(step);
+}
+
+void Pace::add_step(double seconds, double data_seconds) {
+  step_seconds_.push_back(seconds);
+  data_seconds_ += data_seconds;
+}
+
+void Pace::mark(int64_t step) {
+  mark_ = Clock::now();
+  marked_step_ = step;
+  data_seconds_ = 0;
+}
+
+void Pace::go_back_to(int64_t step) { marked_step_ = std::min(marked_step_, step); }
+
+double Pace::elapsed() const { return seconds_since(begin_); }
+
+double Pace::mean_step_seconds() const {
+  const auto window = static_cast<std::ptrdiff_t>(std::min<size_t>(20, step_seconds_.size()));
+  const double sum = std::accumulate(step_seconds_.end() - window, step_seconds_.end(), 0.0);
+  return window > 0 ? sum / static_cast<double>(window) : 0;
+}
+
+double Pace::median_step_seconds() const {
+  std::vector<double> seconds(step_seconds_.begin() + (step_seconds_.size() > 3 ? 3 : 0), step_seconds_.end());
+  if (seconds.empty()) return 0;
+  const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
+  std::nth_element(seconds.begin(), middle, seconds.end());
+  return *middle;
+}
+
+Pace::Window Pace::since_mark(int64_t step) const {
+  return {static_cast<double>(std::max<int64_t>(1, step - marked_step_)), seconds_since(mark_), data_seconds_};
+}
+
+}  // namespace fsdp::train

@@ -1,0 +1,500 @@
+#include "train/loop/run.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <system_error>
+#include <vector>
+
+#include "fsdp/base/fault_point.h"
+#include "fsdp/base/units.h"
+#include "io/base/atomic_file.h"
+#include "io/checkpoint/checkpoint_folder.h"
+#include "kernels/base/cpu_isa.h"
+#include "train/base/agreement.h"
+#include "train/base/console.h"
+#include "train/base/determinism.h"
+#include "train/base/device.h"
+#include "train/base/format.h"
+#include "train/base/metrics.h"
+#include "train/base/process_memory.h"
+#include "train/base/threads.h"
+#include "train/config/config_file.h"
+#include "train/config/output_folder.h"
+#include "train/data/data_splits.h"
+#include "train/data/data_tokenizer.h"
+#include "train/data/prefetch.h"
+#include "train/evaluate/evaluation.h"
+#include "train/generate/samples.h"
+#include "train/loop/checkpoints.h"
+#include "train/loop/ledger.h"
+#include "train/loop/matmul_peak.h"
+#include "train/loop/pace.h"
+#include "train/loop/rank_check.h"
+#include "train/loop/records.h"
+#include "train/loop/run_state.h"
+#include "train/loop/straggler_watch.h"
+#include "train/loop/trainer.h"
+#include "train/model/graphed_blocks.h"
+#include "train/model/lora_files.h"
+#include "train/model/model_choice.h"
+#include "train/model/recomputation.h"
+#include "train/model/replica_check.h"
+#include "train/model/tuning.h"
+#include "train/model/weights.h"
+
+namespace fsdp::train {
+namespace {
+
+using Clock = Pace::Clock;
+
+constexpr int kStoppedAndResumable = 75;  // EX_TEMPFAIL
+
+ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const Config& config, const World& world,
+                         c10::Device device) {
+  const bool load = choice.weights.has_value();
+  const auto seed = static_cast<uint64_t>(config.train.seed);
+  // Deferred: block by block gets its values when it is sharded, and no rank ever holds the whole model.
+  models::Decoder decoder = deferred([&] {
+    models::Decoder whole(choice.config, at::TensorOptions().dtype(base_type(tuning, config.shard)));
+    load ? zero_parameters(*whole) : whole->reset_parameters(seed);
+    apply_tuning(tuning, whole, seed);
+    return whole;
+  });
+  set_recomputation(decoder, parse_recomputation(config.train.recompute, config.train.recompute_every));
+  ShardOptions options = shard_options(config.shard, device);
+  if (config.train.cuda_graphs) keep_addresses(options);
+  ShardedModel model = parallelize(std::move(decoder), make_mesh(world, config.shard.replicas), options);
+  set_projections(model, config.train.projections);
+  if (config.train.cuda_graphs) graph_blocks(model);
+  if (load) {
+    on_all_ranks(world, [&] {
+      load_weights(model, *choice.weights);
+      if (!config.tune.lora_from.empty()) load_adapter(model, *tuning.lora, config.tune.lora_from);
+    });
+  }
+  return model;
+}
+
+// What the run is given before its model is built.
+struct Prepared {
+  ThreadPlan threads;
+  c10::Device device;
+  Splits splits;
+  ModelChoice choice;
+  std::optional<tokenizer::Tokenizer> tokenizer;  // of the data
+  Tuning tuning;
+  StopSignal& stop_signal;
+};
+
+// The run as rank 0 tells about it, and the loop of all ranks.
+class Run {
+ public:
+  Run(const Config& config, const World& world, Prepared prepared)
+      : config_(config),
+        world_(world),
+        threads_(std::move(prepared.threads)),
+        device_(prepared.device),
+        folder_{config.output.folder},
+        console_(Console::detect(stdout, world.rank)),
+        splits_(std::move(prepared.splits)),
+        stop_signal_(prepared.stop_signal),
+        tokenizer_(std::move(prepared.tokenizer)),
+        writer_(config.sample, config.train.seed, tokenizer_),
+        peak_flops_(peak_of_a_rank(world, config.train.peak_tflops,
+                                   config.shard.precision == "bf16" ? at::kBFloat16 : at::kFloat, device_)),
+        tuning_(std::move(prepared.tuning)),
+        model_(build_model(prepared.choice, tuning_, config, world, device_)),
+        flops_per_token_(trained_flops_per_token(model_, config.data.sequence_length)),
+        batches_(config.train, world, splits_.train),
+        prefetch_(batches_),
+        trainer_(resolve_tokens(config), world, prefetch_, model_, config.check),
+        state_(config_,
+               {identify_data(config, splits_.train), splits_.train.dataset().tokenizer(),
+                models::to_hugging_face(model_.decoder->config()).dump(),
+                tuning_.lora ? adapter_config_text(*tuning_.lora, config.model.path) : ""},
+               trainer_, batches_),
+        checkpoints_(config_, world_, folder_, console_, model_, trainer_, state_, [this] { records_->sync(); }),
+        stragglers_(world_, config.check.stragglers_every) {
+    fault_point("model.built");
+    on_rank0(world_, [&] {
+      make_output(folder_);
+      lock_.emplace(folder_.root);
+      start_output(folder_, config_, check_output(folder_, config_));
+      checkpoints_.check_room();
+    });
+  }
+
+  // Returns the exit code.
+  int train() {
+    print_banner();
+    const int64_t first_step = checkpoints_.resume();
+    on_rank0(world_, [&] { records_ = std::make_unique<Records>(folder_, config_.sample, first_step); });
+    model_.root.reset_counters();
+    pace_.start(first_step);
+    if (!rest()) return stop(agreed_reason());
+    while (trainer_.steps_done() < trainer_.schedule().steps) {
+      const StepResult result = take_step();
+      if (result.outcome == StepResult::Outcome::kRollBack) {
+        if (!rest()) return stop(agreed_reason());
+        continue;
+      }
+      const bool is_last = result.stop || trainer_.steps_done() >= trainer_.schedule().steps;
+      report(result, is_last);
+      if (result.signal != 0 || result.stop_file) {
+        return stop(result.signal != 0 ? signal_name(result.signal) : kStopFile);
+      }
+      checkpoints_.after_step(result, is_last);
+      if (is_last) break;
+      if (!rest()) return stop(agreed_reason());
+    }
+    return end();
+  }
+
+ private:
+  static constexpr const char* kStopFile = "the file STOP";
+
+  // Between two steps: samples and evaluations that are due. False if somebody asks for a stop in the meantime.
+  bool rest() {
+    const int64_t every = config_.train.eval_every;
+    const int64_t step = trainer_.steps_done();
+    if (step == 0 || step >= trainer_.schedule().steps) return true;  // end() does the last ones
+    write_samples();
+    return every == 0 || step % every != 0 || report_heldout(config_.train.eval_batches);
+  }
+
+  int end() {
+    console_.line("train: " + std::to_string(trainer_.steps_done()) + " steps in " + clock_text(pace_.elapsed()));
+    write_samples();
+    if (!report_heldout(config_.train.final_eval_batches)) return stop(agreed_reason());
+    checkpoints_.finish();
+    save_result();
+    console_.line("train: wrote " + folder_.model().string() + ", " + folder_.metrics().string() + ", " +
+                  folder_.config().string());
+    checkpoints_.check_last_save();
+    return 0;
+  }
+
+  // Local. Is there a file STOP? Rank 0 looks for all.
+  bool stop_file_is_there() const {
+    std::error_code ignored;
+    return world_.rank == 0 && std::filesystem::exists(folder_.stop_request(), ignored);
+  }
+
+  void save_result() {
+    if (tuning_.lora) {
+      save_adapter(model_, world_, folder_.model(), *tuning_.lora, config_.model.path);
+    } else {
+      const io::TokenDataset& data = splits_.train.dataset();
+      save_model(model_, world_, folder_.model(), data.tokenizer(), tokenizer_folder(data));
+    }
+  }
+
+  // Who asks for a stop: the lowest rank's signal, else the file. COLLECTIVE.
+  std::string agreed_reason() const {
+    for (const std::string& text : gather_strings(world_, std::to_string(stop_signal_.received().value_or(0)))) {
+      if (text != "0") return signal_name(std::stoi(text));
+    }
+    return kStopFile;
+  }
+
+  int stop(const std::string& reason) {
+    checkpoints_.save_now();
+    checkpoints_.check_last_save();
+    // A request is used up by being obeyed: the run that goes on shall not find it again.
+    std::error_code ignored;
+    if (stop_file_is_there()) std::filesystem::remove(folder_.stop_request(), ignored);
+    console_.line("train: asked to stop by " + reason + "; saved step " + std::to_string(trainer_.steps_done()) +
+                  "; start again with --resume=auto");
+    return kStoppedAndResumable;
+  }
+
+  bool is_logged(int64_t step) const { return step == 1 || step % config_.train.log_every == 0; }
+
+  RankNews news() const {
+    const bool looks = world_.rank == 0 && is_logged(trainer_.steps_done() + 1);
+    return {.wants_stop = out_of_time(),
+            .wants_save = checkpoints_.is_due_by_clock() || (looks && checkpoints_.is_asked_for()),
+            .signal = stop_signal_.received().value_or(0),
+            .save_written = checkpoints_.written(),
+            .stop_file = looks && stop_file_is_there()};
+  }
+
+  StepResult take_step() {
+    const auto step_begin = Clock::now();
+    const int64_t step = trainer_.steps_done();
+    stragglers_.begin_step();
+    StepResult result = trainer_.step(news());
+    stragglers_.end_step();
+    pace_.add_step(seconds_since(step_begin), 1e-3 * prefetch_.take_wait_ms());
+    fit_steps();
+    for (const std::string& change : stragglers_.compare()) console_.line(change);
+    if (result.outcome == StepResult::Outcome::kRollBack) {
+      if (roll_back(result)) return result;
+      trainer_.skip(result);
+      result.outcome = StepResult::Outcome::kSkipped;
+    }
+    if (world_.rank == 0) {
+      records_->ledger.append(to_json(LedgerEntry{step + 1, batches_.consumed(step), config_.train.batch_sequences,
+                                                  result.batch_hash, result.loss, result.grad_norm, result.lr,
+                                                  result.outcome == StepResult::Outcome::kSkipped}));
+    }
+    tell_irregularities(result);
+    const int64_t every = config_.check.compare_replicas_every;
+    if (every > 0 && trainer_.steps_done() % every == 0) compare_replicas(world_, model_, trainer_.steps_done());
+    return result;
+  }
+
+  void tell_irregularities(const StepResult& result) {
+    const std::string step = std::to_string(trainer_.steps_done());
+    if (result.recomputed == StepResult::Recomputed::kTransient) {
+      console_.line("train: step " + step +
+                    " was computed wrongly once and then rightly: a passing error of a machine");
+    }
+    const bool skipped = result.outcome == StepResult::Outcome::kSkipped;
+    if (result.spike) {
+      console_.line(format_text("train: step %s is a spike%s: loss %.4f (limit %.4f), gradient norm %.4f (limit %.4f)",
+                                step.c_str(), skipped ? " and skipped" : "", result.loss, result.spike->loss_limit,
+                                result.grad_norm, result.spike->grad_norm_limit));
+    } else if (skipped) {
+      console_.line(format_text("train: step %s skipped: loss %f, gradient norm %f, computed twice", step.c_str(),
+                                result.loss, result.grad_norm));
+    }
+  }
+
+  // Back to the last checkpoint, and on with the data after the step that went wrong. False if a spike is all that is
+  // wrong and there is no way back, or going back has not helped: then it is better to go on.
+  bool roll_back(const StepResult& result) {
+    const int64_t bad_step = trainer_.steps_done() + 1;
+    const int64_t consumed = batches_.consumed(bad_step);
+    num_rollbacks_ = bad_step > last_bad_step_ ? 1 : num_rollbacks_ + 1;
+    last_bad_step_ = std::max(last_bad_step_, bad_step);
+    checkpoints_.finish();
+    constexpr int kMostRollbacks = 3;
+    if (num_rollbacks_ > kMostRollbacks || !checkpoints_.go_back()) {
+      if (result.spike) return false;
+      throw AgreedError(
+          ErrorCode::kNonFinite,
+          format_text("[train] step %lld: loss %f, gradient norm %f: not finite, and %s. Lower train.lr, or "
+                      "start from an older checkpoint.",
+                      static_cast<long long>(bad_step), result.loss, result.grad_norm,
+                      num_rollbacks_ > kMostRollbacks ? "going back did not help three times"
+                                                      : "there is no checkpoint to go back to"),
+          /*told_elsewhere=*/world_.rank != 0);
+    }
+    batches_.continue_at(trainer_.steps_done(), consumed);
+    pace_.go_back_to(trainer_.steps_done());
+    on_rank0(world_, [&] { records_->go_back_to(trainer_.steps_done()); });
+    console_.line(format_text("train: step %lld was %s (loss %f); back to step %lld, without the data in between",
+                              static_cast<long long>(bad_step), result.spike ? "a spike" : "not finite", result.loss,
+                              static_cast<long long>(trainer_.steps_done())));
+    return true;
+  }
+
+  bool out_of_time() const {
+    const double limit = 60 * config_.train.max_minutes;
+    return limit > 0 && pace_.elapsed() + pace_.mean_step_seconds() >= limit;
+  }
+
+  // At the end of the warm-up, rank 0 knows how long a step takes.
+  void fit_steps() {
+    const LrSchedule& schedule = trainer_.schedule();
+    if (config_.train.fit_minutes == 0 || trainer_.steps_done() != schedule.warmup_steps) {
+      return;
+    }
+    const double left = 60 * config_.train.fit_minutes - pace_.elapsed();
+    const double fitting = std::max(0.0, left) / pace_.median_step_seconds();
+    const auto wanted = schedule.warmup_steps + static_cast<int64_t>(std::min(fitting, 1e15));
+    const int64_t steps = std::stoll(broadcast_string(world_, std::to_string(std::min(wanted, schedule.steps))));
+    if (steps < schedule.steps) {
+      trainer_.set_num_steps(steps);
+      config_.train.steps = steps;
+      config_.train.fit_minutes = 0;  // the stored configuration repeats this run
+      on_rank0(world_, [&] { io::write_file_atomically(folder_.config(), config_to_toml(config_)); });
+      console_.line(
+          format_text("train: %lld steps fit into the time asked for; "
+                      "--train.steps=%lld --train.fit_minutes=0 repeats this run",
+                      static_cast<long long>(steps), static_cast<long long>(steps)));
+    }
+  }
+
+  std::string transport_text() const {
+    const std::string name = transport_name(world_);
+    if (name == "shm + gloo") return "ranks of a host share memory, hosts talk TCP (Gloo)";
+    return name == "shm" ? "ranks share memory" : name == "gloo" ? "ranks talk TCP (Gloo)" : "no other ranks";
+  }
+
+  void print_banner() {
+    const RestingBytes rest = model_.root.resting_bytes();
+    console_.line("train: " + model_.decoder->config().model_type + " with " +
+                  format_count(model_.root.num_parameters()) + " parameters in " +
+                  std::to_string(model_.root.num_units()) + " units; " + std::to_string(world_.size) + " rank(s) (" +
+                  launcher_name() + "); " + config_.shard.strategy + ", " + config_.shard.precision + ", " +
+                  transport_text());
+    console_.line("train: " + describe(threads_) + describe(device_) + "; " + kernels::describe_cpu_isa() +
+                  format_text("; %.3g TFLOP/s each", 1e-12 * peak_flops_) +
+                  (config_.train.deterministic ? "; deterministic" : ""));
+    console_.line("train: " + describe(trainer_.schedule()));
+    console_.line("train: " + with_thousands(tokens_per_step(config_)) + " tokens per step of " +
+                  describe_splits(splits_));
+    if (const std::string text = describe(tuning_, model_); !text.empty()) console_.line("train: " + text);
+    const int64_t trained = trainable_size(model_).local_bytes;
+    console_.line("train: at rest each rank holds weights " + format_bytes(rest.main_weight + rest.model_weight) +
+                  ", gradients " + format_bytes(trained) + ", optimizer " + format_bytes(2 * trained));
+  }
+
+  void report(const StepResult& result, bool done) {
+    const int64_t step = trainer_.steps_done();
+    const bool logged = done || is_logged(step);
+    if (world_.rank != 0 || (!logged && !console_.updates_in_place())) {
+      return;
+    }
+    const StepMetrics metrics = collect(result);
+    if (logged) {
+      records_->metrics.append(to_json(metrics));
+      model_.root.reset_counters();
+      pace_.mark(step);
+    }
+    console_.status(progress_line(metrics));
+  }
+
+  double utilisation(double tokens_per_s) {
+    const double reached = tokens_per_s * flops_per_token_ / world_.size;
+    if (reached > peak_flops_) {
+      console_.line(format_text("train: a step reached %.3g TFLOP/s each, above the %.3g of products: mfu's new peak",
+                                1e-12 * reached, 1e-12 * peak_flops_));
+      peak_flops_ = reached;
+    }
+    return reached / peak_flops_;
+  }
+
+  StepMetrics collect(const StepResult& result) {
+    const int64_t step = trainer_.steps_done();
+    const auto tokens = static_cast<double>(tokens_per_step(config_));
+    const Pace::Window window = pace_.since_mark(step);
+    const ProcessMemory process = process_memory();
+    const RestingBytes rest = model_.root.resting_bytes();
+    const Counters counters = model_.root.counters();
+    StepMetrics metrics;
+    metrics.step = step;
+    metrics.steps = trainer_.schedule().steps;
+    metrics.tokens = step * tokens_per_step(config_);
+    metrics.loss = result.loss;
+    metrics.grad_norm = result.grad_norm;
+    metrics.lr = result.lr;
+    metrics.step_ms = 1e3 * window.seconds / window.steps;
+    metrics.data_ms = 1e3 * window.data_seconds / window.steps;
+    metrics.tokens_per_s = window.steps * tokens / window.seconds;
+    metrics.mfu = utilisation(metrics.tokens_per_s);
+    metrics.num_ranks = world_.size;
+    metrics.eta_s = remaining_seconds();
+    metrics.memory = {
+        process.resident_bytes, process.peak_bytes,         rest.main_weight + rest.model_weight,
+        rest.main_grad,         trainer_.optimizer_bytes(), counters.peak_unsharded_bytes + counters.peak_reduce_bytes};
+    metrics.device = device_memory(device_);
+    metrics.comm = {counters.gathers, counters.reduces, counters.gather_bytes + counters.reduce_bytes,
+                    counters.exposed_gather_ms + counters.exposed_reduce_ms};
+    return metrics;
+  }
+
+  double remaining_seconds() const {
+    const auto steps = static_cast<double>(trainer_.schedule().steps - trainer_.steps_done());
+    const double by_steps = steps * pace_.mean_step_seconds();
+    const double limit = 60 * config_.train.max_minutes;
+    return limit > 0 ? std::min(by_steps, std::max(0.0, limit - pace_.elapsed())) : by_steps;
+  }
+
+  // COLLECTIVE.
+  void write_samples() {
+    const int64_t step = trainer_.steps_done();
+    if (!writer_.is_due(step)) return;
+    const auto begin = Clock::now();
+    for (const Sample& sample : writer_.write(model_)) {
+      if (world_.rank == 0) records_->samples->append(to_json(step, sample));
+      console_.line("sample: after step " + std::to_string(step) + ": " + printable(sample.prompt + sample.text));
+    }
+    pace_.pause(Clock::now() - begin);
+  }
+
+  // COLLECTIVE. False if somebody asked for a stop in the meantime: then nothing is reported.
+  bool report_heldout(int64_t num_batches) {
+    if (!splits_.heldout) return true;
+    fault_point("eval.begin");
+    const auto begin = Clock::now();
+    const auto loss = evaluate(
+        model_, world_, *splits_.heldout, config_.train.batch_sequences, num_batches,
+        [&] { return stop_signal_.received().has_value() || stop_file_is_there(); },
+        tokenizer_ ? &*tokenizer_ : nullptr);
+    if (!loss) return false;
+    fault_point("eval.end");
+    pace_.pause(Clock::now() - begin);
+    const int64_t step = trainer_.steps_done();
+    if (world_.rank == 0) records_->metrics.append(to_json(step, *loss));
+    console_.line("train: held out after step " + std::to_string(step) + ": " + describe(*loss));
+    return true;
+  }
+
+  Config config_;
+  World world_;
+  ThreadPlan threads_;
+  c10::Device device_;
+  OutputFolder folder_;
+  Console console_;
+  Splits splits_;
+  StopSignal& stop_signal_;
+  std::optional<tokenizer::Tokenizer> tokenizer_;
+  SampleWriter writer_;
+  double peak_flops_;  // of one rank; at least what a step has reached
+  Tuning tuning_;
+  ShardedModel model_;
+  double flops_per_token_;
+  PackedBatches batches_;
+  Prefetch prefetch_;
+  Trainer trainer_;
+  RunState state_;
+  Checkpoints checkpoints_;
+  StragglerWatch stragglers_;
+  Pace pace_;
+  std::optional<io::FolderLock> lock_;  // rank 0
+  std::unique_ptr<Records> records_;    // rank 0
+  int64_t last_bad_step_ = 0;
+  int num_rollbacks_ = 0;  // in a row, without a good step after last_bad_step_
+};
+
+}  // namespace
+
+int run_training(const Config& config, const World& world, StopSignal& stop_signal) {
+  stop_signal.answer_with(world.size == 1 ? StopSignal::Answer::kNoteAndTell : StopSignal::Answer::kNote);
+  if (config.train.deterministic) compute_deterministically();
+  const ThreadPlan threads = set_threads(world);
+  c10::Device device = c10::kCPU;
+  std::optional<Splits> splits;
+  std::optional<ModelChoice> choice;
+  std::optional<tokenizer::Tokenizer> tokenizer;
+  Tuning tuning;
+  on_all_ranks(world, [&] {
+    check_graphs(config);
+    device = choose_device(config.shard.device, "[train] shard.device", world);
+    splits = open_splits(config.data);
+    const io::TokenDataset& data = splits->train.dataset();
+    check_batch(config.train, world, splits->train);
+    choice = choose_model(config.model, data.vocab_size(), data.eos_id());
+    tuning = choose_tuning(config.tune, *choice);
+    fit_model(choice->config, config, splits->train);
+    tokenizer = tokenizer_of(data);
+    SampleWriter(config.sample, config.train.seed, tokenizer);  // can it be made?
+    verify_splits(*splits, config.check.data);
+  });
+  on_rank0(world, [&] {
+    check_output({config.output.folder}, config);
+    if (!config.model.preset.empty())
+      Console(Console::detect(stdout, 0)).line("train: " + config.model.preset + ": " + size_text(choice->config));
+  });
+  check_ranks_agree(world, config, splits->train);
+  Run run(
+      config, world,
+      {threads, device, std::move(*splits), std::move(*choice), std::move(tokenizer), std::move(tuning), stop_signal});
+  return run.train();
+}
+
+}  // namespace fsdp::train

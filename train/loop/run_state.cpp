@@ -1,0 +1,119 @@
+#include "train/loop/run_state.h"
+
+#include <ATen/Parallel.h>
+
+#include <cstdlib>
+
+#include "io/base/hash.h"
+#include "text/tokenizer/byte_tokenizer.h"
+#include "train/base/format.h"
+#include "train/config/config_file.h"
+#include "train/config/option_table.h"
+#include "train/data/data_splits.h"
+
+namespace fsdp::train {
+namespace {
+
+// These may differ between a run and its continuation, and say nothing about what it computes.
+bool is_incidental(const std::string& name) {
+  return name.rfind("checkpoint.", 0) == 0 || name.rfind("check.", 0) == 0 || name.rfind("output.", 0) == 0 ||
+         name.rfind("sample.", 0) == 0 || name == "train.log_every" || name == "train.peak_tflops";
+}
+
+int64_t integer(checkpoint::StateSource& source, const std::string& key) {
+  const auto text = source.value(key);
+  char* end = nullptr;
+  const int64_t number = text ? std::strtoll(text->c_str(), &end, 10) : -1;
+  if (!text || text->empty() || *end != '\0' || number < 0) {
+    throw Error(ErrorCode::kCheckpoint, "[checkpoint] run: " + key + ": got " + (text ? "'" + *text + "'" : "nothing") +
+                                            ", expected a number. Resume from a checkpoint of `fsdp train`.");
+  }
+  return number;
+}
+
+std::vector<std::string> differences(const Config& before, const Config& now) {
+  std::vector<std::string> list;
+  for (const Option& option : option_table()) {
+    const std::string was = option.value(before);
+    const std::string is = option.value(now);
+    if (was != is && !is_incidental(option.name)) list.push_back(option.name + " was " + was + ", is " + is);
+  }
+  return list;
+}
+
+}  // namespace
+
+RunState::RunState(const Config& config, Identity identity, Trainer& trainer, PackedBatches& batches)
+    : config_(config),
+      identity_(std::move(identity)),
+      trainer_(trainer),
+      batches_(batches),
+      spikes_(trainer.spikes()) {}
+
+void RunState::save(checkpoint::StateSink& sink) {
+  sink.value("step", std::to_string(trainer_.steps_done()));
+  sink.value("consumed_sequences", std::to_string(batches_.consumed(trainer_.steps_done())));
+  sink.value("schedule_steps", std::to_string(trainer_.schedule().steps));
+  sink.value("last_steps", trainer_.spikes().to_json());
+  sink.value("threads", std::to_string(at::get_num_threads()));
+  sink.value("data", identity_.data);
+  sink.value("config", config_to_toml(config_));
+  sink.value("model_config", identity_.model_config);
+  if (!identity_.adapter_config.empty()) sink.value("adapter_config", identity_.adapter_config);
+  if (identity_.tokenizer == byte_tokenizer::kName) {
+    sink.value(byte_tokenizer::kMarkerFile, byte_tokenizer::marker_json());
+  } else if (const auto files = tokenizer_folder(batches_.data().dataset()); !files.empty()) {
+    sink.value("tokenizer_folder", std::filesystem::absolute(files).native());
+  }
+}
+
+void RunState::load(checkpoint::StateSource& source) {
+  step_ = integer(source, "step");
+  consumed_ = integer(source, "consumed_sequences");
+  schedule_steps_ = integer(source, "schedule_steps");
+  spikes_.restore(source.value("last_steps").value_or(""));
+  const std::string data = source.value("data").value_or("");
+  if (data != identity_.data) {
+    throw Error(ErrorCode::kData, "[checkpoint] data: got " + identity_.data + ", expected that of the checkpoint, " +
+                                      data +
+                                      ". Give data.path, data.sequence_length and train.seed of that run; to train on "
+                                      "other data start a new run with model.path.");
+  }
+  try {
+    changed_keys_ = differences(parse_config(source.value("config").value_or("")), config_);
+  } catch (const Error&) {
+    changed_keys_ = {"the configuration was of another version of fsdp"};
+  }
+  const std::string threads = std::to_string(at::get_num_threads());
+  const std::string threads_before = source.value("threads").value_or(threads);
+  if (config_.train.deterministic && threads_before != threads) {
+    changed_keys_.push_back("threads were " + threads_before + ", are " + threads + ": the last bits will differ");
+  }
+}
+
+void RunState::loaded() {
+  trainer_.continue_at(step_);
+  batches_.continue_at(step_, consumed_);
+  trainer_.spikes() = spikes_;
+  // What fit_minutes has decided stays.
+  if (config_.train.fit_minutes > 0 && step_ >= trainer_.schedule().warmup_steps)
+    trainer_.restore_num_steps(schedule_steps_);
+}
+
+std::string describe_content(const Config& config, const PackedSplit& split) {
+  std::string text = "split " + config.data.train_split + " of ";
+  for (const PackedSplit::Source& source : split.sources()) {
+    const bool is_first = &source == &split.sources().front();
+    text += (is_first ? "" : " and ") + std::to_string(source.dataset.num_tokens()) + " tokens (" +
+            io::hash_text(io::hash_file(source.dataset.folder() / "dataset.json")) + ")";
+    if (split.sources().size() > 1) text += format_text(" x %.6g", source.weight);
+  }
+  return text;
+}
+
+std::string identify_data(const Config& config, const PackedSplit& split) {
+  return describe_content(config, split) + " in sequences of " + std::to_string(split.sequence_length()) +
+         ", shuffled with seed " + std::to_string(config.train.seed);
+}
+
+}  // namespace fsdp::train

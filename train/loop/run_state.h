@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fsdp/fsdp.h"
+#include "train/config/config.h"
+#include "train/data/batch_source.h"
+#include "train/loop/trainer.h"
+
+namespace fsdp::train {
+
+// What a checkpoint knows of a run besides weights and optimizer: steps done, the data cursor, the schedule, the
+// numbers that spikes are seen against, the resolved configuration, and which data it was.
+class RunState : public checkpoint::Stateful {
+ public:
+  // What it says about itself to those who do not know this program.
+  struct Identity {
+    std::string data;            // identify_data()
+    std::string tokenizer;       // of the data set
+    std::string model_config;    // config.json of the model
+    std::string adapter_config;  // adapter_config.json, if adapters train; else empty
+  };
+  // `config`, `trainer` and `batches` must outlive it.
+  RunState(const Config& config, Identity identity, Trainer& trainer, PackedBatches& batches);
+
+  void save(checkpoint::StateSink& sink) override;
+  // Throws Error(kData) if the checkpoint was made with other data.
+  void load(checkpoint::StateSource& source) override;
+  void loaded() override;
+
+  // Keys that had another value in the run that was resumed: "train.lr was 0.001, is 0.0005". Empty for none.
+  const std::vector<std::string>& changed_keys() const { return changed_keys_; }
+
+ private:
+  const Config& config_;
+  Identity identity_;
+  Trainer& trainer_;
+  PackedBatches& batches_;
+  int64_t step_ = 0;
+  int64_t consumed_ = 0;
+  int64_t schedule_steps_ = 0;
+  SpikeDetector spikes_;  // as the checkpoint has them
+  std::vector<std::string> changed_keys_;
+};
+
+// The data itself, by its size and hash.
+std::string describe_content(const Config& config, const PackedSplit& split);
+
+// Which sequences training consumes, in one line that two runs have in common exactly if they consume the same.
+std::string identify_data(const Config& config, const PackedSplit& split);
+
+}  // namespace fsdp::train

@@ -1,0 +1,233 @@
+#include "train/loop/trainer.h"
+
+#include <ATen/ATen.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "fsdp/base/fault_point.h"
+#include "io/base/hash.h"
+#include "train/base/agreement.h"
+#include "train/base/stop_signal.h"
+#include "train/loop/ledger.h"
+
+namespace fsdp::train {
+namespace {
+
+AdamWOptions adamw_options(const TrainConfig& config) {
+  return {config.lr, config.beta1, config.beta2, config.eps, config.weight_decay};
+}
+
+// Whether finding spikes has a purpose, and what it needs.
+int64_t spike_window(const TrainConfig& config) { return config.on_spike == "off" ? 0 : config.spike_window; }
+
+// Other words than those that follow, drawn by no generator: a batch that teaches nonsense.
+void scramble(Batch& batch, int64_t vocab_size) {
+  const at::Tensor counts = at::arange(batch.targets_N.numel(), at::kLong) * 7919 + 13;
+  batch.targets_N = at::where(batch.targets_N.eq(kNoTarget), batch.targets_N, counts.remainder(vocab_size));
+}
+
+bool is_finite(const StepResult& result) { return std::isfinite(result.loss) && std::isfinite(result.grad_norm); }
+
+bool same_bits(double a, double b) { return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b); }
+
+bool same_bits(const StepResult& a, const StepResult& b) {
+  return same_bits(a.loss, b.loss) && same_bits(a.grad_norm, b.grad_norm);
+}
+
+// Not the lowest bit: the next update might round that away.
+void flip_bit(const at::Tensor& leaf) {
+  if (leaf.numel() > 0) leaf.detach().view(-1).narrow(0, 0, 1).view(at::kInt).bitwise_xor_(1 << 12);
+}
+
+std::string numbers_text(const StepResult& result) {
+  return "loss " + std::to_string(result.loss) + ", gradient norm " + std::to_string(result.grad_norm);
+}
+
+// Dropout is for steps: not for evaluations and samples.
+class TrainingMode {
+ public:
+  explicit TrainingMode(models::Decoder& decoder) : decoder_(decoder) { decoder_->train(); }
+  ~TrainingMode() { decoder_->eval(); }
+  TrainingMode(const TrainingMode&) = delete;
+  TrainingMode& operator=(const TrainingMode&) = delete;
+
+ private:
+  models::Decoder& decoder_;
+};
+
+}  // namespace
+
+Trainer::Trainer(const TrainConfig& config, const World& world, const BatchSource& batches, ShardedModel& model,
+                 const CheckConfig& check)
+    : config_(config),
+      check_(check),
+      world_(world),
+      batches_(batches),
+      model_(model),
+      parameters_(parameters(*model.decoder)),
+      optimizer_(decay_groups(*model.decoder, config.weight_decay), adamw_options(config)),
+      schedule_(make_schedule(config)),
+      spikes_(spike_window(config), config.spike_threshold) {
+  model_.decoder->eval();
+}
+
+StepResult Trainer::step(const RankNews& news) {
+  fault_point("step.begin");
+  Computed computed = compute();
+  StepResult result = agree(computed, news);  // before the update, which must not see a NaN
+  if (is_doubtful(result) || is_due_for_check()) result = check_again(result, computed, news);
+  fault_point("step.agreed");
+  result.lr = schedule_.at(step_);
+  judge(result);
+  if (result.outcome == StepResult::Outcome::kRollBack) return result;
+  if (result.outcome == StepResult::Outcome::kSkipped) {
+    skip(result);
+    return result;
+  }
+  fault_point("step.optimizer");
+  optimizer_.set_lr(result.lr);
+  optimizer_.step(computed.clip_factor);
+  if (fault_point("value.bitflip_weight").inject) flip_bit(parameters_.front());
+  spikes_.add(result.loss, result.grad_norm);
+  ++step_;
+  fault_point("step.end");
+  return result;
+}
+
+void Trainer::skip(const StepResult& result) {
+  if (is_finite(result)) spikes_.add(result.loss, result.grad_norm);
+  ++step_;
+}
+
+// Worth a second look before the weights change or do not.
+bool Trainer::is_doubtful(const StepResult& result) const {
+  const bool acts_on_spikes = config_.on_spike == "skip" || config_.on_spike == "rollback";
+  return !is_finite(result) || (acts_on_spikes && spikes_.check(result.loss, result.grad_norm));
+}
+
+// The same numbers on every rank lead to the same outcome.
+void Trainer::judge(StepResult& result) const {
+  const bool finite = is_finite(result);
+  if (!finite) give_up(result);
+  if (finite) result.spike = spikes_.check(result.loss, result.grad_norm);
+  if (finite && !result.spike) return;
+  const std::string& policy = finite ? config_.on_spike : config_.on_nonfinite;
+  if (policy == "skip") result.outcome = StepResult::Outcome::kSkipped;
+  if (policy == "rollback") result.outcome = StepResult::Outcome::kRollBack;
+}
+
+// Gradients of the step, from scratch.
+Trainer::Computed Trainer::compute() {
+  const auto num_targets = static_cast<double>(batches_.num_targets(step_));
+  const int64_t num_micro = batches_.num_microbatches();
+  Computed computed;
+  const TrainingMode dropout(model_.decoder);
+  zero_grad(*model_.decoder);
+  const c10::Device device = parameters_.front().device();
+  at::Tensor total = at::zeros({}, at::device(device).dtype(at::kDouble));
+  for (int64_t micro = 0; micro < num_micro; ++micro) {
+    const Microbatch scope(model_.root, /*is_last=*/micro + 1 == num_micro);
+    Batch batch = batches_.microbatch(step_, micro);
+    const int64_t position = batches_.position(step_, micro);
+    computed.batch_hash += hash_rows(batch, position);
+    if (fault_point("value.targets").inject) scramble(batch, model_.decoder->config().vocab_size);
+    seed_random_numbers(position);
+    fault_point("step.forward");
+    const kernels::LossTerms terms{config_.z_loss, config_.label_smoothing};
+    // Divided by the targets of all ranks, which add up.
+    const at::Tensor loss = summed_loss(model_.decoder, on_device(std::move(batch), device), terms) / num_targets;
+    fault_point("step.backward");
+    loss.backward();
+    total.add_(loss.detach());
+  }
+  fault_point("step.reduced");
+  if (fault_point("value.grad").inject) parameters_.front().mutable_grad().fill_(INFINITY);
+  const double max_norm = config_.clip > 0 ? config_.clip : std::numeric_limits<double>::infinity();
+  const GradNorm norm = grad_norm(parameters_, max_norm);
+  computed.clip_factor = norm.factor;
+  const at::Tensor numbers = at::stack({total, norm.norm.to(at::kDouble)}).to(at::kCPU);  // one wait for a device
+  computed.loss = numbers[0].item<double>();
+  computed.grad_norm = numbers[1].item<double>();
+  if (fault_point("value.loss").inject) computed.loss = std::numeric_limits<double>::quiet_NaN();
+  return computed;
+}
+
+void Trainer::seed_random_numbers(int64_t position) const {
+  const std::array<int64_t, 2> place = {config_.seed, position};
+  at::manual_seed(io::hash_bytes({reinterpret_cast<const char*>(place.data()), sizeof(place)}));
+}
+
+// The small all-reduce of the step. Halves of the hash: a double adds 32-bit integers exactly.
+StepResult Trainer::agree(const Computed& computed, const RankNews& news) const {
+  constexpr int kFirstSignal = 7;  // one value for each
+  at::Tensor values = at::zeros({kFirstSignal + int64_t{kStopSignals.size()}}, at::kDouble);
+  double* mine = values.mutable_data_ptr<double>();
+  mine[0] = computed.loss;
+  mine[1] = world_.rank == 0 && news.wants_stop ? 1 : 0;
+  mine[2] = news.save_written ? 1 : 0;
+  mine[3] = static_cast<double>(computed.batch_hash & 0xffffffff);
+  mine[4] = static_cast<double>(computed.batch_hash >> 32);
+  mine[5] = world_.rank == 0 && news.wants_save ? 1 : 0;
+  mine[6] = world_.rank == 0 && news.stop_file ? 1 : 0;
+  for (size_t i = 0; i < kStopSignals.size(); ++i) mine[kFirstSignal + i] = news.signal == kStopSignals[i] ? 1 : 0;
+  values = sum_over_ranks(world_, values);
+  const double* sums = values.const_data_ptr<double>();
+  StepResult result;
+  result.loss = sums[0];
+  result.grad_norm = computed.grad_norm;
+  result.stop = sums[1] > 0;
+  result.save = sums[5] > 0;
+  result.saves_written = sums[2] == world_.size;
+  result.stop_file = sums[6] > 0;
+  result.batch_hash = static_cast<uint64_t>(sums[3]) + (static_cast<uint64_t>(sums[4]) << 32);
+  for (size_t i = kStopSignals.size(); i-- > 0;) {
+    if (sums[kFirstSignal + i] > 0) result.signal = kStopSignals[i];
+  }
+  return result;
+}
+
+bool Trainer::is_due_for_check() const {
+  return check_.compute_twice_every > 0 && (step_ + 1) % check_.compute_twice_every == 0;
+}
+
+// The same bits twice are the truth. If the first two computations differ, a third one decides.
+StepResult Trainer::check_again(const StepResult& first, Computed& computed, const RankNews& news) {
+  computed = compute();
+  StepResult second = agree(computed, news);
+  if (same_bits(first, second)) {
+    second.recomputed = StepResult::Recomputed::kEqual;
+    return second;
+  }
+  second.recomputed = StepResult::Recomputed::kTransient;
+  if (!is_finite(first)) return second;
+  computed = compute();
+  StepResult third = agree(computed, news);
+  third.recomputed = StepResult::Recomputed::kTransient;
+  if (same_bits(third, first) || same_bits(third, second)) return third;
+  throw AgreedError(ErrorCode::kInternal,
+                    "[train] step " + std::to_string(step_ + 1) + ": got three different results of one computation (" +
+                        numbers_text(first) + "; " + numbers_text(second) + "; " + numbers_text(third) +
+                        "), expected equal ones. A machine computes wrongly: test its memory and processors.",
+                    /*told_elsewhere=*/world_.rank != 0);
+}
+
+void Trainer::give_up(const StepResult& result) const {
+  if (config_.on_nonfinite != "stop") return;
+  throw AgreedError(ErrorCode::kNonFinite,
+                    "[train] step " + std::to_string(step_ + 1) + ": " + numbers_text(result) +
+                        ": not finite, computed twice. Lower train.lr, lengthen train.warmup_steps, set train.clip, or "
+                        "choose train.on_nonfinite = \"skip\" or \"rollback\".",
+                    /*told_elsewhere=*/world_.rank != 0);
+}
+
+void Trainer::set_num_steps(int64_t steps) {
+  if (step_ > schedule_.warmup_steps || steps < schedule_.warmup_steps) {
+    throw Error(ErrorCode::kInternal, "[train] the number of steps can change during the warm-up only");
+  }
+  schedule_.steps = steps;
+}
+
+}  // namespace fsdp::train

@@ -1,0 +1,108 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fsdp/fsdp.h"
+#include "train/config/config.h"
+#include "train/config/lr_schedule.h"
+#include "train/data/batch_source.h"
+#include "train/loop/spike_detector.h"
+#include "train/model/parallelize.h"
+
+namespace fsdp::train {
+
+// What one rank has to tell the others; it travels with the loss of the step.
+struct RankNews {
+  bool wants_stop = false;    // heard on rank 0 only: the time is over
+  bool wants_save = false;    // heard on rank 0 only: a checkpoint is due by its clock
+  int signal = 0;             // that asked this process to stop
+  bool save_written = false;  // its part of the checkpoint in flight is on the disk
+  bool stop_file = false;     // heard on rank 0 only: somebody asks for a stop by the file STOP
+};
+
+// What every rank knows after a step; equal on all of them.
+struct StepResult {
+  enum class Outcome {
+    kUpdated,
+    kSkipped,   // loss or gradients were not finite, or a spike: the weights are those before the step
+    kRollBack,  // the same, and the run wants its last checkpoint back; the step does not count
+  };
+  enum class Recomputed { kNo, kEqual, kTransient };
+
+  Outcome outcome = Outcome::kUpdated;
+  double loss = 0;  // nats per target of the global batch, before the update
+  double grad_norm = 0;
+  double lr = 0;
+  uint64_t batch_hash = 0;                  // hash_rows() of all ranks, added up
+  Recomputed recomputed = Recomputed::kNo;  // kTransient: the first computation was wrong, and a second one is used
+  bool stop = false;                        // rank 0 wants to stop after this step
+  bool save = false;                        // rank 0 wants a checkpoint
+  int signal = 0;                           // some rank was asked to stop
+  bool saves_written = false;               // on every rank
+  bool stop_file = false;                   // rank 0 was asked to stop by a file
+  std::optional<Spike> spike;               // the numbers are far above those of the steps before
+};
+
+// Takes a sharded model through optimizer steps. COLLECTIVE: all ranks call step() the same number of times.
+class Trainer {
+ public:
+  // `batches` and `model` must outlive the trainer.
+  Trainer(const TrainConfig& config, const World& world, const BatchSource& batches, ShardedModel& model,
+          const CheckConfig& check = {});
+
+  // One optimizer step. What is not finite is computed once more, to tell a passing error of the machine from one of
+  // the numbers; the latter ends as config.on_nonfinite says. For "stop" throws Error(kNonFinite) on all ranks; the
+  // weights are then those before the step. Spikes end as config.on_spike says, and are computed again too before
+  // anything is given up for them. Random numbers of a microbatch depend on the seed and on its place in the data only.
+  StepResult step(const RankNews& news = {});
+  // Counts the step that `result` (kRollBack) is of, with the weights as they are.
+  void skip(const StepResult& result);
+
+  int64_t steps_done() const { return step_; }
+  // As if so many steps had been done: for a resumed run.
+  void continue_at(int64_t step) { step_ = step; }
+  const LrSchedule& schedule() const { return schedule_; }
+  // Lowers the number of steps of the run. Only during the warm-up, where the learning rate does not depend on it.
+  void set_num_steps(int64_t steps);
+  // The same for a resumed run, which knows the number from before.
+  void restore_num_steps(int64_t steps) { schedule_.steps = steps; }
+  // The last steps, that spikes are seen against: part of a checkpoint.
+  SpikeDetector& spikes() { return spikes_; }
+  AdamW& optimizer() { return optimizer_; }
+  const std::vector<at::Tensor>& leaves() const { return parameters_; }
+  // Bytes of optimizer state on this rank.
+  int64_t optimizer_bytes() const { return optimizer_.state_bytes(); }
+
+ private:
+  struct Computed {
+    double loss = 0;         // of this rank's part
+    double grad_norm = 0;    // of all ranks
+    at::Tensor clip_factor;  // likewise, on their device
+    uint64_t batch_hash = 0;
+  };
+  Computed compute();
+  StepResult agree(const Computed& computed, const RankNews& news) const;
+  bool is_due_for_check() const;
+  bool is_doubtful(const StepResult& result) const;
+  void judge(StepResult& result) const;
+  StepResult check_again(const StepResult& first, Computed& computed, const RankNews& news);
+  void give_up(const StepResult& result) const;
+  void seed_random_numbers(int64_t position) const;
+
+  TrainConfig config_;
+  CheckConfig check_;
+  World world_;
+  const BatchSource& batches_;
+  ShardedModel& model_;
+  std::vector<at::Tensor> parameters_;
+  AdamW optimizer_;
+  LrSchedule schedule_;
+  SpikeDetector spikes_;
+  int64_t step_ = 0;
+};
+
+}  // namespace fsdp::train

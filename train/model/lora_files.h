@@ -1,0 +1,30 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "models/lora.h"
+#include "train/model/parallelize.h"
+
+namespace fsdp::train {
+
+// COLLECTIVE. Writes `folder` as peft stores an adapter: adapter_config.json and adapter_model.safetensors in fp32.
+// `base` is where the base model is, for those who load it. The folder appears complete or not at all and replaces an
+// older one.
+void save_adapter(const ShardedModel& model, const World& world, const std::filesystem::path& folder,
+                  const models::LoraConfig& lora, const std::string& base);
+
+// Works an adapter into the weights of its base, in place: W + alpha / r B A, computed in fp32. `folder` is one of peft
+// or of save_adapter(), or a checkpoint of a LoRA run. Local, for a decoder that is not sharded. Throws io::Error if it
+// is no adapter, or one for another model; nothing has been written then.
+void load_adapter(models::Decoder& decoder, const std::filesystem::path& folder);
+
+// Fills the adapters of a sharded model from such a folder, to train on. Each rank takes its slices. Local. Throws
+// io::Error(kModel) if it has another rank, scale, modules or shapes than `lora` asks for; nothing has been written
+// then.
+void load_adapter(const ShardedModel& model, const models::LoraConfig& lora, const std::filesystem::path& folder);
+
+// adapter_config.json of such a folder.
+std::string adapter_config_text(const models::LoraConfig& lora, const std::string& base);
+
+}  // namespace fsdp::train

@@ -1,0 +1,122 @@
+#include "train/model/model_choice.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "fsdp/base/error.h"
+#include "fsdp/base/units.h"
+#include "io/base/error.h"
+#include "train/base/edit_distance.h"
+#include "train/config/option_table.h"
+
+namespace fsdp::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What a config.json could not say, the model could not be saved as.
+models::DecoderConfig checked(const models::DecoderConfig& model) {
+  try {
+    return models::parse_decoder_config(models::to_hugging_face(model), "the model made from the keys of [model]");
+  } catch (const io::Error& error) {
+    throw Error(ErrorCode::kUsage, error.what());
+  }
+}
+
+models::DecoderConfig inline_model(const ModelConfig& config, int64_t data_vocab_size, int64_t data_eos_id) {
+  models::DecoderConfig model = models::family_config(config.family);
+  model.vocab_size = config.vocab_size > 0 ? config.vocab_size : data_vocab_size;
+  model.hidden_size = config.hidden_size;
+  model.intermediate_size = config.ffn_size;
+  model.num_hidden_layers = config.layers;
+  model.num_attention_heads = config.heads;
+  model.num_key_value_heads = config.kv_heads;
+  model.head_dim = config.head_dim > 0 ? config.head_dim : config.hidden_size / config.heads;
+  model.rms_norm_eps = config.norm_eps;
+  model.rope.theta = config.rope_theta;
+  model.sliding_window = config.sliding_window;
+  model.tie_word_embeddings = config.tie_embeddings;
+  model.max_position_embeddings = models::DecoderConfig().max_position_embeddings;
+  model.initializer_range = config.init_std;
+  if (config.family == "smollm3" && config.nope_interval > 0) {
+    for (int64_t layer = 0; layer < config.layers; ++layer) {
+      model.no_rope_layers.push_back((layer + 1) % config.nope_interval != 0);
+    }
+  }
+  model = checked(model);
+  if (data_eos_id >= 0) {
+    model.eos_token_ids = {data_eos_id};
+  }
+  return model;
+}
+
+// The keys of a model made here mean nothing beside a preset: better an error than another model than asked for.
+void check_preset_alone(const ModelConfig& config) {
+  if (!config.path.empty()) {
+    throw Error(ErrorCode::kUsage,
+                "[model] got both model.path and model.preset, expected one. A preset has no weights: "
+                "leave it out to load model.path.");
+  }
+  if (config.weights == "load") {
+    throw Error(ErrorCode::kUsage,
+                "[model] model.weights: got load with model.preset, expected random or auto. To load "
+                "weights, name their folder in model.path.");
+  }
+  Config given;
+  given.model = config;
+  for (const Option& option : option_table()) {
+    const bool is_of_preset = option.name == "model.preset" || option.name == "model.weights";
+    if (option.section() != "model" || is_of_preset || option.value(given) == option.value(Config())) continue;
+    throw Error(ErrorCode::kUsage, "[model] " + option.name + ": got " + option.value(given) +
+                                       " with model.preset, expected one or the other. Leave out " + option.name +
+                                       ", or take the config.json that `fsdp inspect --preset " + config.preset +
+                                       " --json` prints, change it, and name it in model.path.");
+  }
+}
+
+bool has_weights(const fs::path& folder) {
+  return fs::exists(folder / "model.safetensors") || fs::exists(folder / "model.safetensors.index.json");
+}
+
+}  // namespace
+
+ModelChoice choose_model(const ModelConfig& config, int64_t data_vocab_size, int64_t data_eos_id) {
+  ModelChoice choice;
+  if (!config.preset.empty()) {
+    choice.config = preset_named(config.preset).config;
+    check_preset_alone(config);
+  } else if (config.path.empty()) {
+    choice.config = inline_model(config, data_vocab_size, data_eos_id);
+  } else {
+    choice.config = models::read_decoder_config(config.path);
+    const fs::path folder = fs::is_directory(config.path) ? fs::path(config.path) : fs::path(config.path).parent_path();
+    if (config.weights == "load" || (config.weights == "auto" && has_weights(folder))) {
+      choice.weights = io::ModelFolder::open(folder);
+    }
+  }
+  if (choice.config.vocab_size < data_vocab_size) {
+    throw Error(ErrorCode::kUsage,
+                "[train] vocabulary: the data set has " + std::to_string(data_vocab_size) + " tokens, the model only " +
+                    std::to_string(choice.config.vocab_size) + ". Use a data set of the model's tokenizer" +
+                    (config.path.empty() && config.preset.empty() ? ", or model.vocab_size = 0." : "."));
+  }
+  return choice;
+}
+
+const models::Preset& preset_named(const std::string& name) {
+  if (const models::Preset* preset = models::find_preset(name)) return *preset;
+  const auto& all = models::presets();
+  const auto nearest = std::min_element(all.begin(), all.end(), [&](const auto& a, const auto& b) {
+    return edit_distance(name, a.name) < edit_distance(name, b.name);
+  });
+  throw Error(ErrorCode::kUsage, "[model] unknown preset " + io::in_quotes(name) + "; did you mean " + nearest->name +
+                                     "? `fsdp inspect --presets` lists them.");
+}
+
+std::string size_text(const models::DecoderConfig& config) {
+  const int64_t parameters = models::num_parameters(config);
+  return format_count(parameters) + " parameters, " + format_bytes(2 * parameters) + " in bf16, " +
+         format_bytes(4 * parameters) + " in fp32";
+}
+
+}  // namespace fsdp::train

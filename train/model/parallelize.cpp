@@ -1,0 +1,71 @@
+// The only file that knows both the model and the library.
+#include "train/model/parallelize.h"
+
+#include <torch/nn/module.h>
+
+namespace fsdp::train {
+
+ShardOptions shard_options(const ShardConfig& config, c10::Device device) {
+  ShardOptions options;
+  options.strategy = parse_strategy(config.strategy);
+  if (!device.is_cpu()) options.device = device;
+  options.precision = parse_precision(config.precision);
+  if (config.reshard_after_forward != "auto") {
+    options.reshard_after_forward = config.reshard_after_forward == "true";
+  }
+  if (config.whole_weights == "copied") options.whole_weights = WholeWeights::kCopied;
+  options.schedule = schedule::Schedule::static_order(static_cast<int>(config.prefetch_depth));
+  return options;
+}
+
+Mesh make_mesh(const World& world, int64_t replicas) {
+  if (replicas < 1 || world.size % replicas != 0) {
+    throw Error(ErrorCode::kUsage, "[mesh] replicas: got " + std::to_string(replicas) + " for " +
+                                       std::to_string(world.size) +
+                                       " ranks, expected a divisor of the number of ranks.");
+  }
+  const int shards = world.size / static_cast<int>(replicas);
+  return {world, {{"replicate", static_cast<int>(replicas)}, {"shard", shards}}};
+}
+
+void zero_parameters(torch::nn::Module& module) {
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& parameter : module.parameters()) {
+    parameter.zero_();
+  }
+}
+
+models::Decoder deferred_zeros(const models::DecoderConfig& config) {
+  return deferred([&] {
+    models::Decoder whole(config);
+    zero_parameters(*whole);
+    return whole;
+  });
+}
+
+ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardOptions& options) {
+  std::vector<Unit> units;
+  std::vector<std::string> prefixes;
+  for (const auto& layer : *decoder->layers()) {
+    prefixes.push_back("model.layers." + std::to_string(units.size()) + ".");
+    units.push_back(fully_shard(*layer, mesh, options));
+  }
+  Unit root = fully_shard(*decoder, mesh, options);
+  root.set_gradient_divide_factor(1);
+  units.push_back(root);
+  prefixes.emplace_back("");
+  return {std::move(decoder), std::move(units), std::move(prefixes), root};
+}
+
+void set_projections(ShardedModel& model, const std::string& projections) {
+  if (projections == "separate") return;
+  const auto* layer = model.decoder->layers()->ptr(0)->as<models::DecoderLayer>();
+  if (!layer->attention()->can_fuse_projections() && !layer->mlp()->can_fuse_projections()) {
+    throw Error(ErrorCode::kUsage,
+                "[config] train.projections: got fused, but no weights of one input lie side by side in this model: "
+                "expected sizes whose products are multiples of 16 bytes. Set it to separate.");
+  }
+  model.decoder->set_projections(models::Projections::kFused);
+}
+
+}  // namespace fsdp::train

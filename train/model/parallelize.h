@@ -1,0 +1,41 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "fsdp/fsdp.h"
+#include "models/decoder.h"
+#include "train/config/config.h"
+
+namespace fsdp::train {
+
+// A decoder whose blocks are units. Parameters of `units[i]` are those whose name starts with `prefixes[i]`, except for
+// the root, which is last and has the rest.
+struct ShardedModel {
+  models::Decoder decoder;
+  std::vector<Unit> units;
+  std::vector<std::string> prefixes;
+  Unit root;
+};
+
+ShardOptions shard_options(const ShardConfig& config, c10::Device device = c10::kCPU);
+
+// All ranks, as `replicas` groups of neighbours that share the shards. Throws Error(kUsage) if that does not come out
+// even.
+Mesh make_mesh(const World& world, int64_t replicas);
+
+// COLLECTIVE. Shards a decoder over the ranks of `mesh`: each block is a unit, the embedding, the last norm and the
+// head are the root's. Gradients are summed over the ranks, not averaged: the trainer divides the loss by the number of
+// targets in the global batch, so that the number of ranks does not matter.
+ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardOptions& options);
+
+// Of train.projections. Throws Error(kUsage) if "fused" is asked of a sharded decoder whose weights do not lie so that
+// any projections can be computed together.
+void set_projections(ShardedModel& model, const std::string& projections);
+
+// For weights that are loaded later: equal on all ranks until then.
+void zero_parameters(torch::nn::Module& module);
+// A deferred decoder of such weights: made unit by unit when it is sharded.
+models::Decoder deferred_zeros(const models::DecoderConfig& config);
+
+}  // namespace fsdp::train

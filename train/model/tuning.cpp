@@ -1,0 +1,112 @@
+#include "train/model/tuning.h"
+
+#include <torch/nn/module.h>
+
+#include <set>
+
+#include "fsdp/fsdp.h"
+#include "train/base/format.h"
+#include "train/model/frozen.h"
+
+namespace fsdp::train {
+namespace {
+
+// Without memory: only names and shapes are wanted.
+models::Decoder outline(const ModelChoice& choice) {
+  return deferred([&] { return models::Decoder(choice.config); });
+}
+
+models::LoraConfig lora_config(const TuneConfig& config, const ModelChoice& choice) {
+  if (!config.frozen.empty() || !config.trained.empty()) {
+    throw Error(ErrorCode::kUsage,
+                "[tune] tune.frozen and tune.trained: got them with tune.method = \"lora\", which freezes everything "
+                "but its adapters, expected them with \"full\" only. Leave them out.");
+  }
+  if (!choice.weights) {
+    throw Error(ErrorCode::kUsage,
+                "[tune] tune.method = \"lora\": got a model with random weights, expected a trained one: the adapter "
+                "is worth nothing without its base. Set model.path to a folder with weights.");
+  }
+  models::LoraConfig lora;
+  lora.rank = config.lora_rank;
+  lora.alpha = config.lora_alpha;
+  lora.dropout = config.lora_dropout;
+  lora.targets = split_list(config.lora_targets);
+  models::Decoder tried = outline(choice);
+  models::add_lora(tried, lora, /*seed=*/0);
+  if (lora.targets == std::vector<std::string>{"all-linear"}) lora.targets = models::linear_names(tried);
+  return lora;
+}
+
+std::vector<std::string> parameter_names(const ModelChoice& choice) {
+  return outline(choice)->named_parameters().keys();
+}
+
+std::string join(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+}  // namespace
+
+Tuning choose_tuning(const TuneConfig& config, const ModelChoice& choice) {
+  Tuning tuning;
+  if (config.method != "lora" && !config.lora_from.empty()) {
+    throw Error(ErrorCode::kUsage, "[tune] tune.lora_from: got it with tune.method = \"" + config.method +
+                                       "\", expected \"lora\". Set that, or leave tune.lora_from out.");
+  }
+  if (config.method == "lora") {
+    tuning.lora = lora_config(config, choice);
+  } else if (!config.frozen.empty() || !config.trained.empty()) {
+    tuning.frozen = choose_frozen(config, parameter_names(choice));
+  }
+  return tuning;
+}
+
+at::ScalarType base_type(const Tuning& tuning, const ShardConfig& config) {
+  const at::ScalarType computed = parse_precision(config.precision).param.value_or(at::kFloat);
+  return tuning.lora ? computed : at::kFloat;
+}
+
+void apply_tuning(const Tuning& tuning, models::Decoder& decoder, uint64_t seed) {
+  if (tuning.lora) return models::add_lora(decoder, *tuning.lora, seed);
+  const std::set<std::string> frozen(tuning.frozen.begin(), tuning.frozen.end());
+  for (auto& parameter : decoder->named_parameters()) {
+    if (frozen.count(parameter.key()) > 0) parameter.value().requires_grad_(false);
+  }
+}
+
+TrainableSize trainable_size(const ShardedModel& model) {
+  TrainableSize size;
+  for (const at::Tensor& leaf : parameters(*model.decoder)) {
+    if (!leaf.requires_grad()) continue;
+    size.parameters += c10::multiply_integers(logical_sizes(leaf));
+    size.local_bytes += static_cast<int64_t>(leaf.nbytes());
+  }
+  return size;
+}
+
+double trained_flops_per_token(const ShardedModel& model, int64_t sequence_length) {
+  const models::DecoderConfig& config = model.decoder->config();
+  double frozen = 0;
+  for (const auto& parameter : model.decoder->named_parameters()) {
+    const bool is_looked_up = parameter.key() == "model.embed_tokens.weight" && !config.tie_word_embeddings;
+    if (!parameter->requires_grad() && parameter->dim() == 2 && !is_looked_up)
+      frozen += static_cast<double>(parameter->numel());
+  }
+  return models::flops_per_token(config, sequence_length) - 2 * frozen;
+}
+
+std::string describe(const Tuning& tuning, const ShardedModel& model) {
+  if (!tuning.lora && tuning.frozen.empty()) return "";
+  const int64_t trained = trainable_size(model).parameters, all = model.root.num_parameters();
+  const std::string how =
+      tuning.lora ? format_text("LoRA of rank %lld, alpha %g on %s", static_cast<long long>(tuning.lora->rank),
+                                tuning.lora->alpha, join(tuning.lora->targets).c_str())
+                  : std::to_string(tuning.frozen.size()) + " tensors are frozen";
+  return how + ": " + with_thousands(trained) + " of " + with_thousands(all) + " parameters train (" +
+         format_text("%.2f %%)", 100 * static_cast<double>(trained) / static_cast<double>(all));
+}
+
+}  // namespace fsdp::train

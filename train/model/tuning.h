@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/lora.h"
+#include "train/config/config.h"
+#include "train/model/model_choice.h"
+#include "train/model/parallelize.h"
+
+namespace fsdp::train {
+
+// What of a model trains.
+struct Tuning {
+  std::optional<models::LoraConfig> lora;  // adapters train, and nothing else
+  std::vector<std::string> frozen;         // without adapters: names of parameters that do not train
+};
+
+// Throws Error(kUsage) if a pattern or a target matches nothing, nothing is left to train, or LoRA has no base whose
+// weights are loaded.
+Tuning choose_tuning(const TuneConfig& config, const ModelChoice& choice);
+
+// The element type that the base of an adapter rests in: what is computed with, since nothing updates it.
+at::ScalarType base_type(const Tuning& tuning, const ShardConfig& config);
+
+// Freezes parameters, adds adapters. Before parallelize(); may be deferred.
+void apply_tuning(const Tuning& tuning, models::Decoder& decoder, uint64_t seed);
+
+// Elements that train, of all ranks, and bytes of this rank's share of their main weights. Local.
+struct TrainableSize {
+  int64_t parameters = 0;
+  int64_t local_bytes = 0;
+};
+TrainableSize trainable_size(const ShardedModel& model);
+
+// models::flops_per_token() without the gradients of weights that do not train.
+double trained_flops_per_token(const ShardedModel& model, int64_t sequence_length);
+
+// "LoRA of rank 8, alpha 16 on q_proj, v_proj: 4,096 of 1,234,567 parameters train (0.33 %)"; "" if all train.
+std::string describe(const Tuning& tuning, const ShardedModel& model);
+
+}  // namespace fsdp::train

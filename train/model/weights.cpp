@@ -1,0 +1,265 @@
+#include "train/model/weights.h"
+
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "io/base/aligned_buffer.h"
+#include "io/base/atomic_file.h"
+#include "io/base/worker_threads.h"
+#include "io/hub/generation_config.h"
+#include "io/hub/model_folder_writer.h"
+#include "io/weights/adapter.h"
+#include "models/load_weights.h"
+#include "text/tokenizer/byte_tokenizer.h"
+#include "train/base/agreement.h"
+#include "train/model/stored_tensor.h"
+
+namespace fsdp::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Elements that are collected or written at once: bounds the memory for them.
+constexpr int64_t kPiece = int64_t{1} << 22;
+// Bytes that are read at once.
+constexpr int64_t kReadBytes = int64_t{1} << 23;
+
+void check_names_and_shapes(const NamedLeaves& leaves, const io::ModelFolder& folder) {
+  std::vector<models::ExpectedTensor> expected;
+  for (const auto& [name, leaf] : leaves) expected.push_back({name, logical_sizes(leaf)});
+  models::check_weights(expected, folder);
+}
+
+// A part of a leaf that is read at once.
+struct Piece {
+  io::ModelFolder::Location stored;
+  int64_t first;      // element of the stored tensor
+  at::Tensor target;  // 1-D
+
+  io::SafetensorsFile::Bytes bytes() const { return stored.file->bytes_of(*stored.entry, first, target.numel()); }
+};
+
+// Pieces that lie side by side in one file: one read.
+struct PieceRun {
+  std::vector<Piece> pieces;
+
+  const io::SafetensorsFile& file() const { return *pieces.front().stored.file; }
+  io::SafetensorsFile::Bytes bytes() const { return {pieces.front().bytes().begin, pieces.back().bytes().end}; }
+  bool is_followed_by(const Piece& piece) const {
+    return piece.stored.file == &file() && piece.bytes().begin == bytes().end;
+  }
+};
+
+// While some cast, others read.
+constexpr int kReaders = 3;
+
+// What this rank needs, one piece for each leaf, in the order in which they lie on the disk.
+std::vector<Piece> pieces_of(const NamedLeaves& leaves, const io::ModelFolder& folder) {
+  std::vector<Piece> pieces;
+  for (const auto& [name, leaf] : leaves) {
+    const LocalRange range = local_range(leaf);
+    if (range.begin < range.end) pieces.push_back({*folder.find(name), range.begin, leaf.detach().view(-1)});
+  }
+  const auto place = [](const Piece& piece) {
+    return std::tuple(piece.stored.file->path(), piece.stored.entry->begin);
+  };
+  std::sort(pieces.begin(), pieces.end(), [&](const Piece& a, const Piece& b) { return place(a) < place(b); });
+  return pieces;
+}
+
+// Runs of kReadBytes wherever there is so much side by side.
+std::vector<PieceRun> runs_of(const NamedLeaves& leaves, const io::ModelFolder& folder) {
+  std::vector<PieceRun> runs;
+  for (Piece rest : pieces_of(leaves, folder)) {
+    const auto size = static_cast<int64_t>(io::item_size(rest.stored.entry->dtype));
+    while (rest.target.numel() > 0) {
+      int64_t room = runs.empty() || !runs.back().is_followed_by(rest)
+                         ? 0
+                         : kReadBytes - static_cast<int64_t>(runs.back().bytes().end - runs.back().bytes().begin);
+      if (room < size) {
+        runs.emplace_back();
+        room = kReadBytes;
+      }
+      const int64_t count = std::min(room / size, rest.target.numel());
+      runs.back().pieces.push_back({rest.stored, rest.first, rest.target.narrow(0, 0, count)});
+      rest.first += count;
+      rest.target = rest.target.narrow(0, count, rest.target.numel() - count);
+    }
+  }
+  return runs;
+}
+
+void read_through_cache(const Piece& piece) {
+  const auto& [file, entry] = piece.stored;
+  const at::ScalarType dtype = weight_type(*entry);
+  const bool direct = piece.target.is_cpu() && piece.target.scalar_type() == dtype;
+  const at::Tensor values = direct ? piece.target : at::empty({piece.target.numel()}, dtype);
+  file->read(*entry, piece.first, values.numel(), values.data_ptr());
+  if (!direct) piece.target.copy_(values);
+}
+
+void read_run(const PieceRun& run, const io::AlignedBuffer& scratch) {
+  const char* stored = run.file().read_past_cache(run.bytes(), scratch);
+  for (const Piece& piece : run.pieces) {
+    const at::ScalarType dtype = weight_type(*piece.stored.entry);
+    const char* values = stored == nullptr ? nullptr : stored + (piece.bytes().begin - run.bytes().begin);
+    if (values == nullptr || reinterpret_cast<uintptr_t>(values) % c10::elementSize(dtype) != 0) {
+      read_through_cache(piece);
+    } else {
+      piece.target.copy_(at::from_blob(const_cast<char*>(values), piece.target.sizes(), dtype));
+    }
+  }
+}
+
+// Reads or writes nothing on ranks other than 0.
+class ModelWriter {
+ public:
+  ModelWriter(const ShardedModel& model, const fs::path& folder) {
+    std::vector<io::TensorDeclaration> tensors;
+    for (const auto& [name, leaf] : named_parameters(*model.decoder)) {
+      tensors.push_back({name, io::DType::F32, logical_sizes(leaf)});
+    }
+    writer_ = std::make_unique<io::ModelFolderWriter>(folder, std::move(tensors), io::kDefaultShardBytes);
+  }
+  void write(const std::string& name, int64_t first, const at::Tensor& values) {
+    const at::Tensor flat = values.detach().to(at::kCPU, at::kFloat).contiguous();
+    writer_->write(name, first, flat.numel(), flat.const_data_ptr());
+  }
+  void commit() { writer_->commit(); }
+
+ private:
+  std::unique_ptr<io::ModelFolderWriter> writer_;
+};
+
+nlohmann::json stored_config(const models::DecoderConfig& config) {
+  nlohmann::json json = models::to_hugging_face(config);
+  json["dtype"] = "float32";
+  return json;
+}
+
+// What is gathered for the forward is the main weight only if nothing is cast.
+bool gathers_main_weights(const ShardedModel& model, const NamedLeaves& leaves) {
+  const auto parameters = model.decoder->named_parameters();
+  return std::all_of(leaves.begin(), leaves.end(), [&](const auto& leaf) {
+    return parameters[leaf.first].scalar_type() == leaf.second.scalar_type();
+  });
+}
+
+bool belongs(const std::string& name, const ShardedModel& model, size_t unit) {
+  const bool is_root = unit + 1 == model.units.size();
+  return is_root ? name.rfind("model.layers.", 0) != 0 : name.rfind(model.prefixes[unit], 0) == 0;
+}
+
+void write_gathered_units(const ShardedModel& model, const World& world, ModelWriter* writer,
+                          const NamedLeaves& leaves) {
+  const auto parameters = model.decoder->named_parameters();
+  for (size_t unit = 0; unit < model.units.size(); ++unit) {
+    const FullParameters readable(model.units[unit]);
+    on_rank0(world, [&] {
+      for (const auto& [name, leaf] : leaves) {
+        if (belongs(name, model, unit)) {
+          writer->write(name, 0, parameters[name]);
+        }
+      }
+    });
+  }
+}
+
+// Whether no lower rank holds the same slices. Replicas are the same bits, and one of them is enough.
+bool holds_first_copy(const World& world, const NamedLeaves& leaves) {
+  std::string ranges;
+  for (const auto& [name, leaf] : leaves) {
+    const LocalRange range = local_range(leaf);
+    ranges += std::to_string(range.begin) + "-" + std::to_string(range.end) + " ";
+  }
+  const std::vector<std::string> all = gather_strings(world, ranges);
+  return std::find(all.begin(), all.end(), ranges) - all.begin() == world.rank;
+}
+
+NamedLeaves without_adapters(NamedLeaves leaves) {
+  std::erase_if(leaves, [](const auto& leaf) { return io::is_adapter_name(leaf.first); });
+  return leaves;
+}
+
+}  // namespace
+
+void load_weights(const ShardedModel& model, const io::ModelFolder& folder) {
+  const at::NoGradGuard no_grad;
+  const NamedLeaves leaves = without_adapters(named_parameters(*model.decoder));
+  check_names_and_shapes(leaves, folder);
+  const std::vector<PieceRun> runs = runs_of(leaves, folder);
+  io::run_workers(runs.size(), kReaders, [&](io::WorkQueue& queue) {
+    const at::NoGradGuard no_grad_here;
+    const at::DisableRecordFunctionGuard not_a_touch;
+    const io::AlignedBuffer scratch(kReadBytes + 2 * io::kDirectAlignment);
+    while (const auto i = queue.next()) read_run(runs[*i], scratch);
+  });
+  // What was read past the tensors' operators counts as written, on all ranks equally often.
+  for (const auto& [name, leaf] : leaves) leaf.unsafeGetTensorImpl()->bump_version();
+}
+
+// A rank that has part of a piece adds it to zeros. The ranges of the ranks that do so do not overlap.
+void collect_main_weights(const World& world, const NamedLeaves& leaves, const TakePiece& take) {
+  const at::NoGradGuard no_grad;
+  const bool contributes = holds_first_copy(world, leaves);
+  for (const auto& [name, leaf] : leaves) {
+    const int64_t numel = c10::multiply_integers(logical_sizes(leaf));
+    const LocalRange range = local_range(leaf);
+    for (int64_t begin = 0; begin < numel; begin += kPiece) {
+      const int64_t end = std::min(numel, begin + kPiece);
+      at::Tensor piece = at::zeros({end - begin}, at::kFloat);
+      const int64_t first = std::max(begin, range.begin);
+      const int64_t last = std::min(end, range.end);
+      if (first < last && contributes) {
+        piece.narrow(0, first - begin, last - first).copy_(leaf.detach().narrow(0, first - range.begin, last - first));
+      }
+      piece = sum_over_ranks(world, piece);
+      on_rank0(world, [&] { take(name, begin, piece); });
+    }
+  }
+}
+
+void save_model(const ShardedModel& model, const World& world, const fs::path& folder, const std::string& tokenizer,
+                const fs::path& tokenizer_files) {
+  const at::NoGradGuard no_grad;
+  const NamedLeaves leaves = named_parameters(*model.decoder);
+  const fs::path staging =
+      folder.parent_path() / ("." + folder.filename().string() + ".tmp-" + std::to_string(getpid()));
+  std::unique_ptr<ModelWriter> writer;
+  on_rank0(world, [&] {
+    fs::remove_all(staging);
+    fs::create_directories(staging);
+    writer = std::make_unique<ModelWriter>(model, staging);
+  });
+  if (gathers_main_weights(model, leaves)) {
+    write_gathered_units(model, world, writer.get(), leaves);
+  } else {
+    collect_main_weights(world, leaves, [&](const std::string& name, int64_t first, const at::Tensor& values) {
+      writer->write(name, first, values);
+    });
+  }
+  on_rank0(world, [&] {
+    writer->commit();
+    const nlohmann::json config = stored_config(model.decoder->config());
+    io::write_file_atomically(staging / "config.json", config.dump(2) + "\n");
+    io::write_file_atomically(staging / "generation_config.json", io::generation_config(config).dump(2) + "\n");
+    if (!tokenizer_files.empty()) {
+      for (const auto& entry : fs::directory_iterator(tokenizer_files)) {
+        io::copy_file_atomically(entry.path(), staging / entry.path().filename(), io::ErrorKind::kData);
+      }
+    } else if (tokenizer == byte_tokenizer::kName) {
+      io::write_file_atomically(staging / byte_tokenizer::kMarkerFile, byte_tokenizer::marker_json());
+    }
+    fs::remove_all(folder);
+    fs::rename(staging, folder);
+    io::sync_folder(folder.parent_path());
+  });
+}
+
+}  // namespace fsdp::train
