@@ -8,6 +8,7 @@
 #include "app/weight_options.h"
 #include "fsdp/base/error.h"
 #include "io/weights/merged_source.h"
+#include "io/weights/open_weights.h"
 #include "io/weights/weights_copy.h"
 
 namespace fsdp::app {

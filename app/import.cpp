@@ -5,6 +5,7 @@
 
 #include "app/command_line.h"
 #include "app/weight_options.h"
+#include "io/weights/open_weights.h"
 #include "io/weights/weights_copy.h"
 
 namespace fsdp::app {

@@ -8,7 +8,7 @@
 #include "io/checkpoint/checkpoint_manifest.h"
 #include "io/hub/model_folder.h"
 #include "io/tokens/token_shards.h"
-#include "io/weights/weight_source.h"
+#include "io/weights/open_weights.h"
 #include "models/decoder.h"
 #include "models/load_weights.h"
 #include "train/base/format.h"

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Checks every #include of the project against the table of modules below (the design's "house").
+"""Checks every #include of the project against the table of rooms below (the design's "house").
 
-Prints one line per violation, `file:line: rule`, and exits with 1 if there is any.
+Also that the table itself only points down, and that no room has grown too large to be one idea. Prints one line per
+violation, `file:line: rule`, and exits with 1 if there is any.
 """
 
 import argparse
+import collections
+import graphlib
 import pathlib
 import re
 import sys
@@ -12,42 +15,94 @@ import sys
 ROOTS = ("fsdp", "io", "text", "kernels", "models", "plan", "train", "app")
 SUFFIXES = {".h", ".hpp", ".cpp", ".cc", ".cu", ".cuh"}
 
-BUFFER = {"layout", "strategy", "mesh", "memory", "comm", "precision", "kernels", "kernels/raw", "base"}
-GROUP = BUFFER | {"buffer"}
-STATE_USERS = GROUP | {"group", "io"}
+RAW = {"kernels/raw", "kernels/raw/products"}
+COMM = {"fsdp/comm", "fsdp/comm/host", "fsdp/comm/liveness", "fsdp/comm/rendezvous", "fsdp/comm/transport"}
+PURE = {"fsdp/layout", "fsdp/strategy"}
+BUFFER = COMM | PURE | {"fsdp/mesh", "fsdp/memory", "fsdp/precision", "fsdp/base", "kernels/base", "kernels/flat"}
+GROUP = BUFFER | {"fsdp/buffer"}
+STATE_USERS = GROUP | {"fsdp/group", "io/base", "io/checkpoint", "kernels/raw/flat"}
+IO = {"io/base", "io/safetensors", "io/torch_archive", "io/dcp", "io/hub", "io/checkpoint", "io/tokens", "io/weights"}
+MODELS = {"models", "models/config"}
+LIBRARY = {"fsdp", "fsdp/base", "fsdp/comm", "fsdp/comm/liveness", "fsdp/graph", "fsdp/mesh", "fsdp/strategy", "fsdp/unit"}
+TRAINER = LIBRARY | IO | MODELS | {"text/tokenizer", "text/unicode", "kernels/operators", "kernels/products",
+                                   "kernels/base", "kernels/raw/attention", "kernels/raw/products", "train/base"}
+MODEL = TRAINER | {"train/config"}
+DATA = MODEL | {"train/data", "train/model"}
 
-# Module -> modules it may include besides itself. A module is a folder of fsdp/ or one of the other roots.
+# Room -> rooms it may include besides itself; a room is a folder.
 ALLOWED = {
-    "base": set(),
-    "layout": set(),
-    "strategy": set(),
-    "schedule": set(),
-    "io": set(),
-    "kernels": {"kernels/raw"},
+    "io/base": set(),
+    "io/safetensors": {"io/base"},
+    "io/torch_archive": {"io/base"},
+    "io/tokens": {"io/base"},
+    "io/dcp": {"io/base", "io/safetensors", "io/torch_archive"},
+    "io/hub": {"io/base", "io/safetensors"},
+    "io/checkpoint": {"io/base", "io/safetensors", "io/hub"},
+    "io/weights": {"io/base", "io/safetensors", "io/dcp", "io/hub", "io/checkpoint"},
+    "text/unicode": {"io/base"},
+    "text/documents": {"io/base"},
+    "text/tokenizer": {"io/base", "text/unicode"},
+    "text/chat": {"io/base", "text/tokenizer"},
+    "text/tokenizer_training": {"io/base", "text/documents", "text/tokenizer", "text/unicode"},
     "kernels/raw": set(),
-    "memory": set(),
-    "mesh": {"base"},
-    "comm": {"base", "memory", "mesh", "kernels", "kernels/raw"},
-    "cuda": {"base", "comm", "kernels"},
-    "precision": {"base"},
-    "buffer": BUFFER,
-    "group": GROUP,
-    "optim": STATE_USERS,
-    "checkpoint": STATE_USERS | {"optim"},
-    "functional": STATE_USERS,
-    "deferred": {"base"},
-    "unit": GROUP | {"group", "schedule", "deferred"},
-    "recompute": {"base"},
-    "graph": {"base"},
-    "profile": {"base"},
-    "plan": {"layout", "strategy", "schedule", "mesh", "io"},
-    "models": {"kernels", "io"},
+    "kernels/raw/products": {"kernels/raw"},
+    "kernels/raw/attention": RAW,
+    "kernels/raw/flat": {"kernels/raw"},
+    "kernels/raw/rows": {"kernels/raw"},
+    "kernels/base": RAW,
+    "kernels/flat": RAW | {"kernels/raw/flat", "kernels/base"},
+    "kernels/products": RAW | {"kernels/base", "kernels/flat"},
+    "kernels/operators": RAW | {"kernels/raw/attention", "kernels/raw/flat", "kernels/raw/rows", "kernels/base",
+                                "kernels/flat", "kernels/products"},
+    "kernels/cuda": {"kernels/base", "kernels/flat", "kernels/products", "kernels/operators", "kernels/raw/flat"},
+    "fsdp/base": set(),
+    "fsdp/layout": set(),
+    "fsdp/strategy": set(),
+    "fsdp/schedule": set(),
+    "fsdp/memory": set(),
+    "fsdp/mesh": {"fsdp/base"},
+    "fsdp/comm/rendezvous": {"fsdp/base"},
+    "fsdp/comm/transport": {"fsdp/base", "kernels/flat"},
+    "fsdp/comm/host": {"fsdp/base", "fsdp/memory", "fsdp/comm/rendezvous", "fsdp/comm/transport", "kernels/flat",
+                       "kernels/raw/flat"},
+    "fsdp/comm/liveness": {"fsdp/base", "fsdp/comm/rendezvous", "fsdp/comm/transport"},
+    "fsdp/comm": COMM | {"fsdp/base", "fsdp/memory", "fsdp/mesh", "kernels/base"},
+    "fsdp/cuda": {"fsdp/base", "fsdp/comm/rendezvous", "fsdp/comm/transport", "kernels/flat"},
+    "fsdp/precision": {"fsdp/base"},
+    "fsdp/buffer": BUFFER,
+    "fsdp/group": GROUP,
+    "fsdp/optim": STATE_USERS,
+    "fsdp/checkpoint/state": STATE_USERS | {"fsdp/optim"},
+    "fsdp/checkpoint": STATE_USERS | {"fsdp/checkpoint/state"},
+    "fsdp/checkpoint/archive": STATE_USERS | {"fsdp/checkpoint/state", "fsdp/checkpoint"},
+    "fsdp/functional": STATE_USERS,
+    "fsdp/deferred": {"fsdp/base"},
+    "fsdp/unit": GROUP | {"fsdp/group", "fsdp/schedule", "fsdp/deferred"},
+    "fsdp/recompute": {"fsdp/base"},
+    "fsdp/graph": {"fsdp/base"},
+    "fsdp/profile": {"fsdp/base"},
+    "plan": PURE | {"fsdp/schedule", "fsdp/mesh"} | IO,
+    "models/config": {"io/base"},
+    "models": {"kernels/operators", "kernels/products", "io/base", "io/hub", "io/weights", "models/config"},
+    "train/base": TRAINER,
+    "train/config": TRAINER,
+    "train/prepare": TRAINER | {"text/chat", "text/documents"},
+    "train/data": MODEL,
+    "train/model": MODEL,
+    "train/evaluate": DATA,
+    "train/generate": DATA,
+    "train/loop": DATA | {"train/evaluate", "train/generate"},
+    "train/parity": DATA | {"train/loop"},
 }
-EVERYTHING = {"fsdp", "train", "app"}  # `fsdp` is the umbrella header and what else lies directly in fsdp/
+# Rooms within a room: its own matter, one room to all others.
+PARTS = {"text/tokenizer/json": "text/tokenizer", "text/tokenizer/stages": "text/tokenizer", "app/launch": "app"}
+EVERYTHING = {"fsdp", "app"}  # `fsdp` is the umbrella header
 
 # These must build and run without LibTorch.
-TORCH_FREE = {"layout", "strategy", "schedule", "io", "plan", "kernels/raw"}
+TORCH_FREE = ("fsdp/layout", "fsdp/strategy", "fsdp/schedule", "io", "text", "plan", "kernels/raw", "models/config")
 TORCH = ("torch/", "ATen/", "c10/", "caffe2/")
+
+MAX_FILES = 30  # of a folder
 
 # What is written for one kind of processor stands here alone: the vector layer and the matrix tiles.
 PROCESSOR_FILES = {"kernels/raw/simd-inl.h", "kernels/raw/transpose-inl.h", "kernels/raw/cpu_isa.cpp",
@@ -57,53 +112,64 @@ PROCESSOR = re.compile(r"immintrin|arm_neon|arm_sve|target_clones|__builtin_cpu_
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 
 
-def module_of(path):
-    """Module of a path such as fsdp/layout/planner.h; None if it is none of ours."""
-    parts = path.split("/")
-    if parts[0] not in ROOTS or len(parts) < 2:
-        return None
-    if parts[:2] == ["kernels", "raw"]:
-        return "kernels/raw"
-    if parts[0] != "fsdp":
-        return parts[0]
-    return parts[1] if len(parts) > 2 else "fsdp"
+def room_of(path):
+    """Room of a path such as fsdp/layout/planner.h; None if it is none of ours."""
+    folder = path.rpartition("/")[0]
+    return PARTS.get(folder, folder) if folder.split("/")[0] in ROOTS else None
+
+
+def is_within(room, places):
+    return any(room == place or room.startswith(place + "/") for place in places)
 
 
 def is_private(path):
     return path.endswith("_impl.h") or "/detail/" in path
 
 
-def violation(module, quote, target):
-    """What is wrong with `module` including `target`, or None."""
-    included = module_of(target)
+def violation(room, quote, target):
+    """What is wrong with room `room` including `target`, or None."""
+    included = room_of(target)
     if included is None:
         if quote == '"':
             return 'quoted include outside the tree: start with the folder, as in "fsdp/base/check.h"'
-        if module in TORCH_FREE and target.startswith(TORCH):
-            return f"{module} must not include LibTorch"
+        if is_within(room, TORCH_FREE) and target.startswith(TORCH):
+            return f"{room} must not include LibTorch"
         return None
-    if included == module:
+    if included == room:
         return None
     if is_private(target):
         return f"{target} is private to {included}"
-    if module in EVERYTHING or included in ALLOWED.get(module, set()):
+    if room in EVERYTHING or included in ALLOWED.get(room, set()):
         return None
-    if module not in ALLOWED:
-        return f"module {module} is not in the table of scripts/check_layers.py: add it"
-    allowed = ", ".join(sorted(ALLOWED[module])) or "nothing but itself"
-    return f"{module} must not include {included} (allowed: {allowed})"
+    if room not in ALLOWED:
+        return f"room {room} is not in the table of scripts/check_layers.py: add it"
+    allowed = ", ".join(sorted(ALLOWED[room])) or "nothing but itself"
+    return f"{room} must not include {included} (allowed: {allowed})"
 
 
 def check_file(root, path):
     relative = path.relative_to(root).as_posix()
-    module = module_of(relative)
+    room = room_of(relative)
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         match = INCLUDE.match(line)
-        problem = match and violation(module, match.group(1), match.group(2))
+        problem = match and violation(room, match.group(1), match.group(2))
         if problem:
             yield f"{relative}:{number}: {problem}"
         if relative not in PROCESSOR_FILES and PROCESSOR.search(line):
             yield f"{relative}:{number}: instruction sets are for kernels/raw/simd-inl.h and its like"
+
+
+def check_table():
+    try:
+        graphlib.TopologicalSorter({room: below - {room} for room, below in ALLOWED.items()}).prepare()
+    except graphlib.CycleError as error:
+        yield f"scripts/check_layers.py: the table goes in a circle: {' -> '.join(error.args[1])}"
+
+
+def check_sizes(root, files):
+    for folder, count in collections.Counter(path.parent for path in files).items():
+        if count > MAX_FILES:
+            yield f"{folder.relative_to(root)}: {count} files, at most {MAX_FILES}: it is more than one idea"
 
 
 def main():
@@ -112,6 +178,7 @@ def main():
     root = parser.parse_args().root
     files = sorted(p for folder in ROOTS for p in (root / folder).rglob("*") if p.suffix in SUFFIXES)
     problems = [problem for path in files for problem in check_file(root, path)]
+    problems += [*check_table(), *check_sizes(root, files)]
     print("\n".join(problems) if problems else f"check_layers: {len(files)} files, no violation")
     return 1 if problems else 0
 

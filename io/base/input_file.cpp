@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <system_error>
 #include <utility>
 
 namespace fsdp::io {
@@ -96,6 +97,11 @@ Error InputFile::error(std::string_view op, std::string_view detail) const {
   std::string message = "[";
   message.append(op).append("] ").append(in_quotes(path_.native())).append(": ").append(detail);
   return Error(kind_, message);
+}
+
+bool can_be_found(const std::filesystem::path& path) {
+  std::error_code error;
+  return std::filesystem::exists(path, error);
 }
 
 }  // namespace fsdp::io

@@ -40,4 +40,7 @@ class InputFile {
   uint64_t size_ = 0;
 };
 
+// Whether something is there that this process may see.
+bool can_be_found(const std::filesystem::path& path);
+
 }  // namespace fsdp::io

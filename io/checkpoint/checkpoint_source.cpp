@@ -1,3 +1,5 @@
+#include "io/checkpoint/checkpoint_source.h"
+
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -9,7 +11,7 @@
 #include "io/base/json.h"
 #include "io/checkpoint/checkpoint_file.h"
 #include "io/checkpoint/checkpoint_manifest.h"
-#include "io/weights/weight_source.h"
+#include "io/hub/companion_files.h"
 
 namespace fsdp::io {
 

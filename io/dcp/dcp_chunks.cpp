@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "io/base/shape.h"
 namespace fsdp::io {
 
 namespace {
@@ -47,16 +48,6 @@ size_t most_cut_dim(const DcpTensor& tensor) {
 }
 
 }  // namespace
-
-std::optional<int64_t> checked_numel(const std::vector<int64_t>& shape) {
-  int64_t numel = 1;
-  bool empty = false;
-  for (const int64_t size : shape) {
-    empty = empty || size == 0;
-    if (size < 0 || __builtin_mul_overflow(numel, std::max<int64_t>(size, 1), &numel)) return std::nullopt;
-  }
-  return empty ? 0 : numel;
-}
 
 std::string ChunkChecker::problem(const DcpTensor& tensor) {
   const int64_t numel = tensor.numel();

@@ -1,16 +1,12 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "io/dcp/dcp_metadata.h"
 
 namespace fsdp::io {
-
-// The number of elements, or nothing if a size is negative or the product does not fit.
-std::optional<int64_t> checked_numel(const std::vector<int64_t>& shape);
 
 // Whether the chunks of tensors are boxes that lie inside, do not overlap and cover everything. One object for all
 // tensors of a checkpoint: it limits the work that a hostile one may cause.

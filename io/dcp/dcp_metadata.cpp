@@ -8,6 +8,7 @@
 
 #include "io/base/error.h"
 #include "io/base/input_file.h"
+#include "io/base/shape.h"
 #include "io/dcp/dcp_chunks.h"
 #include "io/torch_archive/pickle_reader.h"
 #include "io/torch_archive/torch_types.h"

@@ -1,3 +1,5 @@
+#include "io/dcp/dcp_source.h"
+
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -10,7 +12,6 @@
 #include "io/dcp/dcp_chunks.h"
 #include "io/dcp/dcp_metadata.h"
 #include "io/torch_archive/saved_tensor.h"
-#include "io/weights/weight_source.h"
 
 namespace fsdp::io {
 

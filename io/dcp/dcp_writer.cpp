@@ -7,6 +7,7 @@
 
 #include "io/base/crc32.h"
 #include "io/base/error.h"
+#include "io/base/shape.h"
 #include "io/dcp/dcp_chunks.h"
 #include "io/dcp/dcp_metadata.h"
 #include "io/torch_archive/pickle_writer.h"

@@ -3,9 +3,15 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace fsdp::io {
+
+// Files of an adapter folder of peft, and how the names in it begin.
+inline constexpr const char* kAdapterConfigFile = "adapter_config.json";
+inline constexpr const char* kAdapterWeightsFile = "adapter_model.safetensors";
+inline constexpr std::string_view kAdapterPrefix = "base_model.model.";
 
 // What adapter_config.json of peft says about a LoRA adapter.
 struct AdapterConfig {

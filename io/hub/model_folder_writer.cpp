@@ -6,7 +6,7 @@
 
 #include "io/base/atomic_file.h"
 #include "io/base/error.h"
-#include "io/dcp/dcp_chunks.h"
+#include "io/base/shape.h"
 
 namespace fsdp::io {
 

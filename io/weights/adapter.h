@@ -6,15 +6,10 @@
 #include <string_view>
 #include <vector>
 
+#include "io/base/weight_source.h"
 #include "io/hub/adapter_config.h"
-#include "io/weights/weight_source.h"
 
 namespace fsdp::io {
-
-// Files of an adapter folder of peft, and how the names in it begin.
-inline constexpr const char* kAdapterConfigFile = "adapter_config.json";
-inline constexpr const char* kAdapterWeightsFile = "adapter_model.safetensors";
-inline constexpr std::string_view kAdapterPrefix = "base_model.model.";
 
 // Whether a parameter of that name belongs to an adapter.
 bool is_adapter_name(std::string_view parameter);

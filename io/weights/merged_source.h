@@ -3,8 +3,8 @@
 #include <memory>
 #include <optional>
 
+#include "io/base/weight_source.h"
 #include "io/weights/adapter.h"
-#include "io/weights/weight_source.h"
 
 namespace fsdp::io {
 

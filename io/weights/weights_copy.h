@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
+#include "io/base/weight_source.h"
 #include "io/hub/model_folder_writer.h"
 #include "io/safetensors/safetensors.h"
-#include "io/weights/weight_source.h"
 
 namespace fsdp::io {
 

@@ -7,6 +7,7 @@
 
 #include "io/weights/adapter.h"
 #include "io/weights/merged_source.h"
+#include "io/weights/open_weights.h"
 #include "tests/fuzz/bundle.h"
 #include "tests/fuzz/cost_gate.h"
 #include "tests/fuzz/promises.h"

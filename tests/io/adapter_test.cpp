@@ -10,6 +10,7 @@
 #include "io/base/json.h"
 #include "io/hub/model_folder.h"
 #include "io/weights/merged_source.h"
+#include "io/weights/open_weights.h"
 #include "io/weights/weights_copy.h"
 #include "tests/io/temporary_folder.h"
 

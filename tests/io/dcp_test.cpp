@@ -9,7 +9,7 @@
 #include "io/dcp/dcp_metadata.h"
 #include "io/dcp/dcp_writer.h"
 #include "io/torch_archive/saved_tensor.h"
-#include "io/weights/weight_source.h"
+#include "io/weights/open_weights.h"
 #include "tests/io/temporary_folder.h"
 
 namespace fsdp::io {

@@ -5,6 +5,7 @@
 #include "io/base/json.h"
 #include "io/base/staged_folder.h"
 #include "io/hub/model_folder.h"
+#include "io/weights/open_weights.h"
 #include "tests/io/checkpoint_sample.h"
 #include "tests/io/temporary_folder.h"
 

@@ -11,6 +11,7 @@
 #include "io/base/error.h"
 #include "io/safetensors/safetensors.h"
 #include "io/weights/adapter.h"
+#include "io/weights/open_weights.h"
 #include "train/base/agreement.h"
 #include "train/model/weights.h"
 

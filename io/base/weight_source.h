@@ -66,17 +66,4 @@ class WeightSource {
   std::map<std::string, std::string> companion_texts_;
 };
 
-// A folder of DCP (it has `.metadata`), a checkpoint of ours (`manifest.json`; of its tensors those below "model/",
-// named without it; config.json and tokenizer as `fsdp train` stores them), a folder or file of Hugging Face, or an
-// adapter folder of peft. Throws Error(kModel) for anything else.
-std::unique_ptr<WeightSource> open_weight_source(const std::filesystem::path& path);
-
-// One of each; open_weight_source() chooses.
-std::unique_ptr<WeightSource> open_dcp_source(const std::filesystem::path& folder);
-std::unique_ptr<WeightSource> open_checkpoint_source(const std::filesystem::path& folder);
-std::unique_ptr<WeightSource> open_model_source(const std::filesystem::path& path);
-
-// Those of the files that belong to a model besides weights and config.json (tokenizer, ...) which `folder` has.
-std::vector<std::filesystem::path> companion_files(const std::filesystem::path& folder);
-
 }  // namespace fsdp::io
