@@ -20,6 +20,9 @@ class Checker {
     if (manifest_.world_size < 1) {
       fail("", "got world_size " + std::to_string(manifest_.world_size) + ", expected 1 or more");
     }
+    if (manifest_.world_size > static_cast<int64_t>(kMaxCheckpointEntries)) {
+      fail("", "got world_size " + std::to_string(manifest_.world_size) + ", expected at most 2^20");
+    }
     if (!manifest_.values.is_object()) fail("", "got \"values\" that is no object, expected one");
     check_count("files", manifest_.files.size());
     check_count("tensors", manifest_.tensors.size());

@@ -20,6 +20,7 @@ namespace {
 constexpr uint64_t kMaxMetadataBytes = uint64_t{512} << 20;
 constexpr size_t kMaxValues = size_t{1} << 26;
 constexpr size_t kMaxEntries = size_t{1} << 20;
+constexpr size_t kMaxNameBytes = size_t{1} << 28;  // of all entries together
 constexpr size_t kMaxChunks = size_t{1} << 22;  // of all tensors
 constexpr size_t kMaxFields = 32;
 
@@ -94,6 +95,7 @@ class MetadataParser {
   std::map<std::string_view, uint32_t> file_index_;
   std::map<std::pair<std::string_view, Offsets>, Place> places_;
   size_t num_chunks_ = 0;
+  size_t num_name_bytes_ = 0;
 };
 
 void MetadataParser::fail(std::string_view entry, const std::string& detail) const {
@@ -198,6 +200,9 @@ void MetadataParser::parse_entries(PickleValue entries) {
     if (std::exchange(is_key, !is_key)) {
       if (!value.is(PickleKind::kText)) fail("", "got an entry whose name is no text, expected one.");
       name = value.text();
+      // A pickle may name one long text a million times; each entry has a copy.
+      num_name_bytes_ += name.size();
+      if (num_name_bytes_ > kMaxNameBytes) fail("", "got names of more than 256 MiB, expected shorter ones (limit).");
     } else if (is_object(value, kObjectEntry)) {
       metadata_.objects.emplace_back(name);
     } else if (is_object(value, kTensorEntry)) {

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <future>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "fsdp/base/error.h"
 #include "fsdp/comm/collectives.h"
@@ -22,6 +23,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::AnyOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::run_ranks;
@@ -227,6 +229,43 @@ TEST(Failure, ADeadProcessIsNamedByAllOthersQuickly) {
     const size_t result = text.find("RESULT ");
     ASSERT_NE(result, std::string::npos) << text;
     EXPECT_LT(std::stod(text.substr(result + 7)), 10.0);
+  }
+}
+
+// Local addresses, as /proc/net/tcp and tcp6 print them, at which this host listens on `port`.
+std::vector<std::string> listening_addresses(uint16_t port) {
+  std::vector<std::string> addresses;
+  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream in(table);
+    std::string line;
+    std::getline(in, line);
+    while (std::getline(in, line)) {
+      std::istringstream fields(line);
+      std::string number, local, remote, state;
+      fields >> number >> local >> remote >> state;
+      const size_t colon = local.rfind(':');
+      if (state == "0A" && std::stoul(local.substr(colon + 1), nullptr, 16) == port)
+        addresses.push_back(local.substr(0, colon));
+    }
+  }
+  return addresses;
+}
+
+TEST(Failure, TheStoreOfAJobOfOneHostIsNotReachedFromOthers) {
+  constexpr const char* kLoopback = "0100007F";
+  const StoreServer server;
+  EXPECT_THAT(listening_addresses(server.port()), ElementsAre(kLoopback));
+  for (const char* name : {"127.0.0.1", "localhost"}) {
+    LaunchEnvironment env = environment(0, 2, 0);
+    { env.store_port = StoreServer().port(); }
+    env.store_host = name;
+    env.hosted_by = StoreHost::kRankZero;
+    const auto store = open_store(env, std::chrono::seconds(20));
+    EXPECT_THAT(listening_addresses(env.store_port), ElementsAre(kLoopback)) << name;
+    env.rank = 1;
+    const auto other = open_store(env, std::chrono::seconds(20));
+    store->set("key", to_bytes("value"));
+    EXPECT_EQ(to_text(other->get("key")), "value");
   }
 }
 

@@ -19,6 +19,26 @@ TEST(ProgressNote, OfNothingSaysSo) {
   EXPECT_EQ(note.last_call(), "");
 }
 
+// Others may write to the store: what no rank of ours wrote is left out, and ends nobody's process.
+TEST(ProgressNote, OfNonsenseIsEmpty) {
+  for (const std::string text : {"a\x1f"
+                                 "b\x1f"
+                                 "c\x1e",
+                                 "\x1f\x1f\x1e\x1f\x1f\x1e",
+                                 "1\x1f"
+                                 "1\x1f"
+                                 "99999999999999999999\x1e",
+                                 "1\x1f"
+                                 "0\x1f"
+                                 "1\x1e"
+                                 "2\x1f"
+                                 "77\x1fgather\x1e"}) {
+    const ProgressNote note = ProgressNote::decode(text);
+    EXPECT_TRUE(note.calls.empty());
+    EXPECT_EQ(note.describe(), "it made no call yet");
+  }
+}
+
 TEST(ProgressNote, TellsWhatARankDoes) {
   CallLog log;
   const int64_t first = log.issue({"gather", "a", "aten::linear reads 'a.weight'"}, 8);

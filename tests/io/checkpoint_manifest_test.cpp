@@ -120,6 +120,7 @@ TEST(CheckpointManifest, EveryRuleIsChecked) {
       {R"("step":20)", R"("step":18446744073709551615)", "expected an integer from 0 to 2^63-1"},
       {R"("step":20)", R"("step":20,"step":21)", "key 'step' a second time"},
       {R"("world_size":2)", R"("world_size":0)", "got world_size 0"},
+      {R"("world_size":2)", R"("world_size":4294967296)", "got world_size 4294967296"},
       {R"("created":"2026-01-31T12:00:00Z")", R"("created":7)", "got '7' as \"created\""},
       {R"("writer":)", R"("author":)", "got no \"writer\""},
       {R"("values":{)", R"("values":[],"old":{)", "got \"values\" that is no object"},

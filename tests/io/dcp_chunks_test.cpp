@@ -1,5 +1,7 @@
 #include "io/dcp/dcp_chunks.h"
 
+#include "io/base/shape.h"
+
 #include <gtest/gtest.h>
 
 #include <numeric>

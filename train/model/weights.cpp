@@ -12,6 +12,7 @@
 #include "io/base/aligned_buffer.h"
 #include "io/base/atomic_file.h"
 #include "io/base/worker_threads.h"
+#include "io/hub/companion_files.h"
 #include "io/hub/generation_config.h"
 #include "io/hub/model_folder_writer.h"
 #include "io/weights/adapter.h"
@@ -250,8 +251,10 @@ void save_model(const ShardedModel& model, const World& world, const fs::path& f
     io::write_file_atomically(staging / "config.json", config.dump(2) + "\n");
     io::write_file_atomically(staging / "generation_config.json", io::generation_config(config).dump(2) + "\n");
     if (!tokenizer_files.empty()) {
-      for (const auto& entry : fs::directory_iterator(tokenizer_files)) {
-        io::copy_file_atomically(entry.path(), staging / entry.path().filename(), io::ErrorKind::kData);
+      // Only what a tokenizer may have: another file there must not take the place of one of the model's.
+      for (const fs::path& file : io::companion_files(tokenizer_files)) {
+        if (file.filename() == "generation_config.json") continue;
+        io::copy_file_atomically(file, staging / file.filename(), io::ErrorKind::kData);
       }
     } else if (tokenizer == byte_tokenizer::kName) {
       io::write_file_atomically(staging / byte_tokenizer::kMarkerFile, byte_tokenizer::marker_json());

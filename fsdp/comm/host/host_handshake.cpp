@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "fsdp/base/number_text.h"
 #include "fsdp/comm/host/mailbox.h"
 #include "fsdp/comm/rendezvous/store.h"
 
@@ -71,7 +72,9 @@ class Handshake {
       const std::string text = to_text(store_.get(key));
       const size_t space = text.find(' ');
       names_[index(rank)] = text.substr(0, space);
-      proofs_[index(rank)] = std::stoull(text.substr(space + 1));
+      const auto proof = parse_integer<uint64_t>(std::string_view(text).substr(std::min(space, text.size() - 1) + 1));
+      if (space == std::string::npos || !proof) return false;  // no rank wrote this
+      proofs_[index(rank)] = *proof;
     }
     until_ = Clock::now() + options_.deadline;
     return true;

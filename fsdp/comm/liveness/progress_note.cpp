@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <sstream>
 
+#include "fsdp/base/number_text.h"
+
 namespace fsdp::comm {
 namespace {
 
@@ -14,6 +16,12 @@ std::vector<std::string> split(const std::string& text, char end) {
   std::istringstream in(text);
   for (std::string part; std::getline(in, part, end);) parts.push_back(part);
   return parts;
+}
+
+std::optional<CallState> parse_state(const std::string& text) {
+  const auto number = parse_integer<int>(text);
+  if (!number || *number < 0 || *number > static_cast<int>(CallState::kFailed)) return std::nullopt;
+  return static_cast<CallState>(*number);
 }
 
 }  // namespace
@@ -48,13 +56,13 @@ ProgressNote ProgressNote::decode(const std::string& text) {
     std::vector<std::string> fields = split(lines[i], kFieldEnd);
     if (fields.size() < 3) continue;
     fields.resize(5);
+    const auto number = parse_integer<int64_t>(fields[0]);
     if (i == 0) {
-      note.beat = std::stoll(fields[0]);
+      note.beat = number.value_or(0);
       note.has_left = fields[1] == "1";
-      note.since_last_call = std::chrono::milliseconds(std::stoll(fields[2]));
-    } else {
-      note.calls.push_back(
-          {std::stoll(fields[0]), static_cast<CallState>(std::stoi(fields[1])), {fields[2], fields[3], fields[4]}});
+      note.since_last_call = std::chrono::milliseconds(parse_integer<int64_t>(fields[2]).value_or(0));
+    } else if (const auto state = parse_state(fields[1]); number && state) {
+      note.calls.push_back({*number, *state, {fields[2], fields[3], fields[4]}});
     }
   }
   return note;

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <utility>
 
+#include "fsdp/base/number_text.h"
 #include "fsdp/comm/rendezvous/store.h"
 
 namespace fsdp::comm {
@@ -114,7 +115,7 @@ std::optional<std::string> BoundedStore::claim(const std::string& key, const std
 
 std::optional<int64_t> BoundedStore::add(const std::string& key, int64_t value, Patience patience) {
   const auto sum = ask([key, value](c10d::Store& store) { return std::to_string(store.add(key, value)); }, patience);
-  return sum ? std::optional(std::stoll(*sum)) : std::nullopt;
+  return sum ? parse_integer<int64_t>(*sum) : std::nullopt;
 }
 
 }  // namespace fsdp::comm

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "fsdp/base/check.h"
+#include "fsdp/base/number_text.h"
 #include "fsdp/comm/rendezvous/build_id.h"
 
 namespace fsdp::comm {
@@ -42,7 +43,8 @@ Member decode(const std::string& text) {
   std::istringstream in(text);
   for (std::string field; std::getline(in, field, kMemberFieldEnd);) fields.push_back(field);
   fields.resize(5);
-  return {fields[0], std::stoll(fields[1]), std::stoi(fields[2]), fields[3], fields[4]};
+  return {fields[0], parse_integer<int64_t>(fields[1]).value_or(0), parse_integer<int>(fields[2]).value_or(0),
+          fields[3], fields[4]};
 }
 
 std::vector<Member> decode_all(const std::string& text) {

@@ -13,7 +13,8 @@ namespace fsdp::comm {
 
 // The key-value store through which ranks find each other, hosted in this process on a port of the system's choice.
 // A launcher keeps one alive and starts its children with MASTER_ADDR=127.0.0.1, MASTER_PORT=port() and
-// TORCHELASTIC_USE_AGENT_STORE=True, so that no port is ever guessed and no rank's death takes the store away.
+// TORCHELASTIC_USE_AGENT_STORE=True, so that no port is ever guessed and no rank's death takes the store away. Other
+// hosts cannot reach it.
 class StoreServer {
  public:
   StoreServer();  // throws Error(kCommunication) if no port can be had
@@ -24,7 +25,8 @@ class StoreServer {
 };
 
 // Connects to (or, for rank 0 of a launcher without a store, hosts) the store of `env`. Keys are private to the
-// attempt. Throws Error(kCommunication): port in use, or nobody answers by the deadline.
+// attempt. Where all ranks are on one host, or MASTER_ADDR is a loopback address, it listens on 127.0.0.1 alone.
+// Throws Error(kCommunication): port in use, or nobody answers by the deadline.
 c10::intrusive_ptr<c10d::Store> open_store(const LaunchEnvironment& env, std::chrono::milliseconds deadline);
 
 // Values of a store are bytes; ours are text.

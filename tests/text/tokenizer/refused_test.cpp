@@ -51,6 +51,20 @@ TEST(TokenizerRefused, SettingsThatAreNotSupported) {
   expect_refused(with("/model/unk_token", "<unk>"), "model.unk_token");
 }
 
+// A few megabytes of text must not ask for gigabytes of ids.
+TEST(TokenizerRefused, TemplatesThatRepeatManyIds) {
+  const Json piece = {{"SpecialToken", {{"id", "s"}, {"type_id", 0}}}};
+  Json single = Json::array();
+  for (int i = 0; i < 200; ++i) single.push_back(piece);
+  single.push_back({{"Sequence", {{"id", "A"}, {"type_id", 0}}}});
+  const Json special = {
+      {"s", {{"id", "s"}, {"ids", std::vector<int>(100, 1)}, {"tokens", std::vector<std::string>(100, "a")}}}};
+  expect_refused(
+      with("/post_processor",
+           {{"type", "TemplateProcessing"}, {"single", single}, {"pair", Json::array()}, {"special_tokens", special}}),
+      "more than 1000 ids around a text");
+}
+
 TEST(TokenizerRefused, PatternsThatOtherEnginesReadDifferently) {
   for (const char* pattern : {"\\w+", "\\bx", "\\h", "a{1,2}+", "[a&&b]", "[[:alpha:]]", "(?i:straSSe)", "(?m:a)", "^a",
                               "x*", "(", "\\p{Script=Han}", "\\K", "(?<n>a)", "a{,3}"}) {

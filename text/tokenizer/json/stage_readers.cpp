@@ -149,6 +149,8 @@ DecoderStage read_decoder_stage(const JsonNode& node, GrowthLimit& limit) {
 }
 
 // What TemplateProcessing puts around one text.
+constexpr size_t kMaxTemplateIds = 1000;
+
 Template read_template(const JsonNode& node) {
   Template result;
   bool has_text = false;
@@ -161,6 +163,9 @@ Template read_template(const JsonNode& node) {
     const JsonNode token = piece.at("SpecialToken").at("id");
     for (const JsonNode& id : node.at("special_tokens").at(token.text()).at("ids").items()) {
       (has_text ? result.suffix : result.prefix).push_back(static_cast<int32_t>(id.integer()));
+      // Pieces may name a long list of ids again and again.
+      if (result.prefix.size() + result.suffix.size() > kMaxTemplateIds)
+        piece.fail("more than 1000 ids around a text", "at most 1000 (limit)");
     }
   }
   if (!has_text) node.at("single").fail("a template without a text", "the text A once");
