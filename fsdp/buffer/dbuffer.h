@@ -40,6 +40,9 @@ class DBuffer {
   const at::Tensor& local() const { return local_; }
   int64_t bytes() const;
   bool resident() const { return resident_; }
+  bool is_at(const c10::StorageImpl* storage) const {
+    return local_.defined() && local_.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == storage;
+  }
 
   // This rank's part of tensor i, 1-D: all of it where replicated, a possibly empty slice where sharded.
   at::Tensor part(size_t i) const;

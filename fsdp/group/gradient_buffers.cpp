@@ -287,6 +287,16 @@ void GradientBuffers::free_main_grad() {
   main_grad_ = DBuffer();
 }
 
+bool GradientBuffers::waits(size_t i) const {
+  return (phase() == GradPhase::kCollecting && placed_[i]) || has_partial_sums();
+}
+
+void GradientBuffers::forget(size_t i) {
+  if (phase() == GradPhase::kCollecting && !spec_.in_main_grad) placed_[i] = false;
+  arrived_[i] = 0;
+  if (has_partial_sums()) partial_.part(i).zero_();
+}
+
 void GradientBuffers::drop() {
   FSDP_ASSERT(phase() != GradPhase::kReducing, "gradients dropped while they are reduced");
   if (phase() == GradPhase::kCollecting) release_reduce_memory();

@@ -91,6 +91,10 @@ class GradientBuffers {
   void publish();
   // Throws away what was collected.
   void drop();
+  // Whether parameter i has a gradient that waits in a buffer for a later microbatch.
+  bool waits(size_t i) const;
+  // Throws that away, of parameter i alone.
+  void forget(size_t i);
   // Resets the leaves' .grad and returns the main grad's memory.
   void free_main_grad();
 

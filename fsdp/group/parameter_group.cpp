@@ -142,6 +142,7 @@ void ParameterGroup::make_leaves(const Precision& precision) {
                       spec.accumulate_dtype == main.scalar_type();
   spec.leaves = leaves_;
   gradients_.emplace(std::move(spec));
+  marks_ = GradientMarks(layout_, sizes_, unsharded_.local().options());
 }
 
 layout::Range ParameterGroup::main_slice(size_t i) const {
@@ -352,6 +353,52 @@ void ParameterGroup::count_missing_gradients_as_zero() {
     if (parameter && parameter->requires_grad()) gradients_->arrived()[i] = 1;
   }
 }
+
+void ParameterGroup::mark_gradients() {
+  for (size_t i = 0; i < num_parameters(); ++i) {
+    const at::Tensor parameter = this->parameter(i);
+    if (parameter.defined() && (leaves_[i].grad().defined() || gradients_->waits(i))) marks_.set(i, parameter);
+  }
+}
+
+void ParameterGroup::heed_gradient_marks() {
+  const Backstage backstage;
+  for (size_t i = 0; i < num_parameters(); ++i) {
+    const at::Tensor parameter = this->parameter(i);
+    if (!parameter.defined()) continue;
+    switch (marks_.fate(i, parameter)) {
+      case GradientMarks::Fate::kNotSet:
+      case GradientMarks::Fate::kKept:
+        break;
+      case GradientMarks::Fate::kEmptied:
+        marks_.take(i, parameter);
+        leaves_[i].mutable_grad().reset();
+        gradients_->forget(i);
+        break;
+      case GradientMarks::Fate::kZeroed:
+        marks_.take(i, parameter);
+        if (leaves_[i].grad().defined()) leaves_[i].mutable_grad().zero_();
+        gradients_->forget(i);
+        marks_.set(i, parameter);
+        break;
+      case GradientMarks::Fate::kReplaced:
+        marks_.take(i, parameter);
+        parameter.mutable_grad().reset();
+        FSDP_THROW(kUsage, "[backward] the program gave '", names_[i],
+                   "' a gradient of its own, through the module. A sharded model's gradients are those of "
+                   "fsdp::parameters(module): set them there, each rank its slice.");
+    }
+  }
+}
+
+void ParameterGroup::take_gradient_marks() {
+  heed_gradient_marks();
+  for (size_t i = 0; i < num_parameters(); ++i) {
+    if (const at::Tensor parameter = this->parameter(i); parameter.defined()) marks_.take(i, parameter);
+  }
+}
+
+at::Tensor ParameterGroup::parameter(size_t i) const { return at::Tensor(parameters_[i].lock()); }
 
 void ParameterGroup::update_in_backward() {
   count_missing_gradients_as_zero();

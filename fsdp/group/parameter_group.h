@@ -1,4 +1,4 @@
-// 190 lines because a group is weights and gradients with one life cycle.
+// 206 lines because a group is weights and gradients with one life cycle.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,6 +13,7 @@
 #include "fsdp/buffer/dbuffer.h"
 #include "fsdp/buffer/scratch.h"
 #include "fsdp/group/gradient_buffers.h"
+#include "fsdp/group/gradient_marks.h"
 #include "fsdp/group/group_spec.h"
 #include "fsdp/group/host_weights.h"
 #include "fsdp/group/phase.h"
@@ -121,6 +122,14 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   const at::Tensor& leaf(size_t i) const { return leaves_[i]; }
   GradientBuffers& gradients() { return *gradients_; }
   const GradientBuffers& gradients() const { return *gradients_; }
+  // What the module's parameters have as .grad after a backward (gradient_marks.h). mark_gradients(): of those whose
+  // leaf has one, or that wait for a later microbatch. heed_gradient_marks(): what the program did to them since, it
+  // did to the gradients; throws Error(kUsage) where that cannot be. take_gradient_marks(): likewise, and they are
+  // gone.
+  GradientMarks& gradient_marks() { return marks_; }
+  void mark_gradients();
+  void heed_gradient_marks();
+  void take_gradient_marks();
   // Parameters that need a gradient and have none count as having one, of zeros.
   void count_missing_gradients_as_zero();
   // An optimizer's update of this group, to be called in the backward as soon as its gradients are reduced; empty:
@@ -141,6 +150,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void refresh_model_weight();
   int64_t main_weight_revision() const { return main_weight_.local()._version() + observed_writes_; }
   bool whole_main_weight() const;
+  at::Tensor parameter(size_t i) const;  // of the module; undefined once that is gone
   bool over_replicas() const { return traits_.shards_over_replicas && links_.replicate != nullptr; }
   at::Tensor own_model_weight() const;
   at::Tensor gather_source() const;
@@ -175,6 +185,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   Scratch forward_shard_;
   std::vector<at::Tensor> leaves_;
   std::optional<GradientBuffers> gradients_;
+  GradientMarks marks_;
   std::function<void()> update_in_backward_;
 
   PhaseOf<WeightPhase> weight_phase_{WeightPhase::kResting};

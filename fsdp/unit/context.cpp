@@ -128,19 +128,6 @@ void Context::poison(UnitState& unit) {
   list_as_live(unit);
 }
 
-void Context::refuse_write(const Touch& touch, const char* operator_name) noexcept {
-  if (touch.unit->write_scopes > 0) return;
-  touch.group->isolate_unsharded();
-  touch.group->distrust_unsharded();
-  try {
-    FSDP_CHECK(false, "[", operator_name, "] writes into '", touch.group->parameter_name(touch.index),
-               "', a gathered copy that is thrown away. Write to its leaf from fsdp::parameters(), or inside "
-               "full_parameters(unit, WriteBack::kYes).");
-  } catch (...) {
-    error_.set(std::current_exception());
-  }
-}
-
 // Autograd runs the backward of a device on a thread of its own, which does the program's work: its events go where
 // those of the forward went. Null on the program's thread.
 std::shared_ptr<TraceSink> Context::trace_of_program() {
@@ -472,6 +459,10 @@ void Context::on_library_entry() {
   }
   rethrow_deferred();
   check_moved_parameters();
+  for (UnitState* unit : units_) {
+    if (unit == nullptr) continue;
+    for (const auto& group : unit->groups) group->heed_gradient_marks();
+  }
 }
 
 // Every unit rests, but for those that were told to outlive the backward.

@@ -1,4 +1,4 @@
-// 170 lines because every event of a step comes together here.
+// 180 lines because every event of a step comes together here.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -44,6 +44,10 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   void touch(c10::ArrayRef<Touch> touches, const char* operator_name) noexcept;
   // From the observer: an operator is about to write into gathered weights.
   void refuse_write(const Touch& touch, const char* operator_name) noexcept;
+  // From the observer: an operator names the .grad of a module's parameter.
+  void note_mark_use(const Touch& mark, const char* operator_name) noexcept;
+  // From the observer: an operator names the .grad of a leaf.
+  void note_slice_use(const Touch& slice, const char* operator_name) noexcept;
   // From the hook of parameter `index`, in backward: its gradient is complete.
   void gradient_ready(UnitState& unit, ParameterGroup& group, size_t index, const at::Tensor& parameter);
   // From an operator's backward: where it may write that gradient itself, if anywhere.
@@ -116,6 +120,7 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
 
   // ---- gradients
   void enter_backward();
+  void mark_gradients();
   void note_reused_units();
   bool reduces_now(const UnitState& unit, const ParameterGroup& group) const;
   Collect collect_of(const UnitState& unit, const ParameterGroup& group) const;

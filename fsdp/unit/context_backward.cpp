@@ -56,10 +56,21 @@ void Context::enter_backward() {
   for (UnitState* unit : units_) {
     if (unit == nullptr) continue;
     unit->had_gradients = false;
-    for (const auto& group : unit->groups) group->gradients().begin_backward();
+    for (const auto& group : unit->groups) {
+      group->take_gradient_marks();
+      group->gradients().begin_backward();
+    }
   }
   const auto guard = std::make_shared<BackwardGuard>(*this);
   torch::autograd::Engine::get_default_engine().queue_callback([guard] { guard->finish(); });
+}
+
+void Context::mark_gradients() {
+  for (UnitState* unit : units_) {
+    if (unit == nullptr) continue;
+    for (const auto& group : unit->groups) group->mark_gradients();
+    unit->watch_main_grads();
+  }
 }
 
 // A unit that a forward came back to after it was resharded stays unsharded in the next one. Where every unit was
@@ -78,11 +89,18 @@ void Context::note_reused_units() {
 void Context::gradient_ready(UnitState& unit, ParameterGroup& group, size_t index, const at::Tensor& parameter) {
   const TraceAdoption trace(trace_of_program());
   rethrow_deferred();
+  at::Tensor gradient = parameter.grad();
+  const_cast<at::Tensor&>(parameter).mutable_grad().reset();
+  GradientMarks& marks = group.gradient_marks();
+  const bool is_on_mark = marks.is_mark(index, gradient);  // it came before anything else of this backward
+  if (is_on_mark) marks.forgive(index);
   enter_backward();
   const Backstage backstage;
   FSDP_CHECK(group.holds(parameter), ParameterGroup::moved_message(group.parameter_name(index)));
-  at::Tensor gradient = parameter.grad();
-  const_cast<at::Tensor&>(parameter).mutable_grad().reset();
+  if (is_on_mark) {
+    gradient = gradient.clone();
+    marks.clear();
+  }
   if (!gradient.defined()) return;
   unit.root().had_gradients = true;
   FSDP_CHECK(gradient.layout() == at::kStrided, "[backward] gradient of '", group.parameter_name(index),
@@ -190,6 +208,7 @@ void Context::finish_backward() {
   }
   rest_all();
   order_.end_pass();
+  mark_gradients();
   if (!reduced_in_backward_) return;
   check_optimizer_mistake();
   advisor_.after_step(*this);
@@ -296,6 +315,7 @@ void Context::abandon_backward() {
   }
   forget_collectives();
   current_ = nullptr;
+  mark_gradients();
 }
 
 // Ranks may do the same in another order (a gradient that is late on one of them), so the digest is a sum. Transports

@@ -19,12 +19,12 @@
 #include "fsdp/comm/connection.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/group/registry.h"
+#include "fsdp/group/touch_table.h"
 #include "fsdp/memory/host_cache.h"
 #include "fsdp/unit/agreement.h"
 #include "fsdp/unit/buffers.h"
 #include "fsdp/unit/context.h"
 #include "fsdp/unit/observer.h"
-#include "fsdp/unit/touch_table.h"
 
 namespace fsdp {
 namespace {
@@ -316,10 +316,14 @@ void add_group(const std::shared_ptr<LiveUnit>& unit, const NamedTensors& member
   spec.owner = unit->state.context;
   auto group = std::make_shared<ParameterGroup>(std::move(spec));
   unit->state.groups.push_back(group);
+  const auto announce = [&](const c10::StorageImpl* storage, Role role) {
+    if (storage != nullptr) TouchTable::instance().add(storage, {group.get(), &unit->state, role});
+  };
   if (group->residence() != Residence::kAliased) {
-    TouchTable::instance().add(group->main_weight().local().storage().unsafeGetStorageImpl(), group.get(), nullptr);
+    announce(group->main_weight().local().storage().unsafeGetStorageImpl(), Role::kMainWeight);
   }
-  TouchTable::instance().add(group->unsharded().local().storage().unsafeGetStorageImpl(), group.get(), &unit->state);
+  announce(group->unsharded().local().storage().unsafeGetStorageImpl(), Role::kUnsharded);
+  announce(group->gradient_marks().storage(), Role::kGradientMark);
   for (size_t i = 0; i < members.size(); ++i) {
     registry::add_parameter(members[i].tensor, group, i);
     registry::add_leaf(group->leaf(i), group, i);

@@ -5,8 +5,8 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "fsdp/base/backstage.h"
+#include "fsdp/group/touch_table.h"
 #include "fsdp/unit/context.h"
-#include "fsdp/unit/touch_table.h"
 #include "kernels/base/gradient_slot.h"
 
 namespace fsdp {
@@ -23,7 +23,7 @@ bool fills_leaves() {
 std::optional<kernels::GradientSlot> find(const at::Tensor& weight) {
   if (!weight.has_storage() || !fills_leaves()) return std::nullopt;
   const auto entry = TouchTable::instance().find(weight.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
-  if (entry.unit == nullptr) return std::nullopt;
+  if (entry.group == nullptr || entry.role != Role::kUnsharded) return std::nullopt;
   const size_t index = entry.group->parameter_at(weight.storage_offset());
   // A hook of the program's wants to see this backward's gradient, as it is.
   if (!entry.group->is_parameter(index, weight) || !torch::autograd::impl::hooks(weight).empty()) return std::nullopt;

@@ -6,9 +6,9 @@
 
 #include <mutex>
 
+#include "fsdp/group/touch_table.h"
 #include "fsdp/unit/context.h"
 #include "fsdp/unit/gradient_slots.h"
-#include "fsdp/unit/touch_table.h"
 
 namespace fsdp {
 namespace {
@@ -29,19 +29,26 @@ class InputScan {
     const auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
     const TouchTable::Entry entry = TouchTable::instance().find(storage);
     if (entry.group == nullptr) return;
-    if (entry.unit == nullptr) {
+    if (entry.role == Role::kMainWeight) {
       main_weights_.push_back(entry.group);
-    } else {
-      touches_.push_back(
-          {entry.unit, entry.group, entry.group->parameter_at(tensor.storage_offset()), tensor.requires_grad()});
+      return;
     }
+    // Main grads may be freed within a backward, and their address be another's before its end.
+    if (entry.role == Role::kMainGrad && !entry.group->gradients().main_grad().is_at(storage)) return;
+    const size_t index = entry.group->parameter_at(tensor.storage_offset());
+    const Touch named{entry.unit, entry.group, index, tensor.requires_grad()};
+    (entry.role == Role::kUnsharded ? touches_ : entry.role == Role::kMainGrad ? main_grads_ : marks_).push_back(named);
   }
 
   // Gathered weights.
   c10::ArrayRef<Touch> touches() const { return touches_; }
+  // Gradients of the module's parameters, which are marks.
+  c10::ArrayRef<Touch> marks() const { return marks_; }
+  // Slices of gradients, in the leaves; `index` means nothing there.
+  c10::ArrayRef<Touch> main_grads() const { return main_grads_; }
   // Groups whose main weights it names.
   c10::ArrayRef<ParameterGroup*> main_weights() const { return main_weights_; }
-  bool empty() const { return touches_.empty() && main_weights_.empty(); }
+  bool empty() const { return touches_.empty() && marks_.empty() && main_grads_.empty() && main_weights_.empty(); }
 
  private:
   // A list has one element type; the first defined element tells (lists of optional tensors hold None too).
@@ -55,7 +62,7 @@ class InputScan {
     }
   }
 
-  c10::SmallVector<Touch, 8> touches_;
+  c10::SmallVector<Touch, 8> touches_, marks_, main_grads_;
   c10::SmallVector<ParameterGroup*, 8> main_weights_;
 };
 
@@ -84,6 +91,8 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
   for (const c10::IValue& input : function.inputs()) scan.add(input);
   if (scan.empty()) return nullptr;
   if (!scan.touches().empty()) scan.touches().front().unit->context->touch(scan.touches(), function.name());
+  for (const Touch& slice : scan.main_grads()) slice.unit->context->note_slice_use(slice, function.name());
+  for (const Touch& mark : scan.marks()) mark.unit->context->note_mark_use(mark, function.name());
   report_writes(function);
   return nullptr;
 }

@@ -4,8 +4,8 @@
 
 #include "fsdp/base/check.h"
 #include "fsdp/comm/connection.h"
+#include "fsdp/group/touch_table.h"
 #include "fsdp/unit/context.h"
-#include "fsdp/unit/touch_table.h"
 
 namespace fsdp {
 
@@ -15,13 +15,27 @@ UnitState::UnitState(std::shared_ptr<Context> owner, std::string unit_name)
 }
 
 UnitState::~UnitState() {
+  for (const c10::StorageImpl* storage : watched_main_grads) TouchTable::instance().remove(storage);
   for (const auto& group : groups) {
     TouchTable::instance().remove(group->unsharded().local().storage().unsafeGetStorageImpl());
     TouchTable::instance().remove(group->main_weight().local().storage().unsafeGetStorageImpl());
+    TouchTable::instance().remove(group->gradient_marks().storage());
   }
   for (UnitState* child : children) child->parent = nullptr;
   if (parent != nullptr) std::erase(parent->children, this);
   context->remove_unit(*this);
+}
+
+void UnitState::watch_main_grads() {
+  watched_main_grads.resize(groups.size(), nullptr);
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const DBuffer& grads = groups[i]->gradients().main_grad();
+    const auto* now = grads.defined() ? grads.local().storage().unsafeGetStorageImpl() : nullptr;
+    if (now == watched_main_grads[i]) continue;
+    TouchTable::instance().remove(watched_main_grads[i]);
+    if (now != nullptr) TouchTable::instance().add(now, {groups[i].get(), this, Role::kMainGrad});
+    watched_main_grads[i] = now;
+  }
 }
 
 bool UnitState::is_ancestor_of(const UnitState& other) const {

@@ -52,6 +52,9 @@ class UnitState {
   int64_t released_bytes() const;
   int64_t gathered_bytes() const;
 
+  // The observer knows the gradients that there are now.
+  void watch_main_grads();
+
   std::weak_ptr<UnitState> self;
   std::shared_ptr<Context> context;
   std::string name;  // dotted name of the module within its root; "root" for a root
@@ -60,6 +63,7 @@ class UnitState {
   std::shared_ptr<UnitState> held_parent;  // a parent without parameters has no hooks that own it; its children do
   std::vector<UnitState*> children;
   std::vector<std::shared_ptr<ParameterGroup>> groups;
+  std::vector<const c10::StorageImpl*> watched_main_grads;  // of each group; null: none
   std::vector<const void*> modules;  // that it was made of; for comparison only, they may be gone
   bool names_by_position = false;    // of several modules, in no enclosing one yet: "0.weight"
   std::vector<at::Tensor> buffers;   // of the modules and all below them, where they are kept equal

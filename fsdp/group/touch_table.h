@@ -3,6 +3,7 @@
 #include <c10/core/StorageImpl.h>
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -12,21 +13,25 @@ namespace fsdp {
 class ParameterGroup;
 class UnitState;
 
-// From a storage to the group whose unsharded buffer or main weight it is. Read by every operator of the process, so
+// What of a group a storage is.
+enum class Role : uint8_t { kUnsharded, kMainWeight, kMainGrad, kGradientMark };
+
+// From a storage to the group of which it is a part. Read by every operator of the process, so
 // reads take no lock: open addressing with atomic slots; a full table is replaced by a larger one and kept until the
 // process ends, because a reader may still be in it. Writers are serialised.
 class TouchTable {
  public:
   struct Entry {
     ParameterGroup* group = nullptr;
-    UnitState* unit = nullptr;  // null for a main weight
+    UnitState* unit = nullptr;
+    Role role = Role::kUnsharded;
   };
 
   static TouchTable& instance();
 
-  void add(const c10::StorageImpl* storage, ParameterGroup* group, UnitState* unit);
+  void add(const c10::StorageImpl* storage, const Entry& entry);
   void remove(const c10::StorageImpl* storage);
-  // {nullptr, nullptr} for a storage that is none of ours.
+  // Without a group for a storage that is none of ours.
   Entry find(const c10::StorageImpl* storage) const;
 
  private:
@@ -34,6 +39,7 @@ class TouchTable {
     std::atomic<const c10::StorageImpl*> storage{nullptr};
     std::atomic<ParameterGroup*> group{nullptr};
     std::atomic<UnitState*> unit{nullptr};
+    std::atomic<Role> role{Role::kUnsharded};
   };
   struct Slots {
     explicit Slots(size_t size) : mask(size - 1), slots(size) {}
@@ -43,7 +49,7 @@ class TouchTable {
 
   TouchTable();
   static size_t hash(const c10::StorageImpl* storage);
-  static void insert(Slots& slots, const c10::StorageImpl* storage, ParameterGroup* group, UnitState* unit);
+  static void insert(Slots& slots, const c10::StorageImpl* storage, const Entry& entry);
 
   std::mutex write_mutex_;
   std::vector<std::unique_ptr<Slots>> tables_;

@@ -1,4 +1,4 @@
-#include "fsdp/unit/touch_table.h"
+#include "fsdp/group/touch_table.h"
 
 #include <gtest/gtest.h>
 
@@ -33,36 +33,36 @@ class TouchTableTest : public ::testing::Test {
 };
 
 TEST_F(TouchTableTest, FindsWhatWasAddedAndNothingElse) {
-  for (size_t i = 0; i < kMany; i += 2) table_.add(storage(i), group(i), unit(i));
+  for (size_t i = 0; i < kMany; i += 2) table_.add(storage(i), {group(i), unit(i), Role::kUnsharded});
   for (size_t i = 0; i < kMany; ++i) expect_entry(i, i % 2 == 0);
   EXPECT_EQ(table_.find(nullptr).group, nullptr);
 }
 
 TEST_F(TouchTableTest, ForgetsWhatWasRemovedAndKeepsTheRest) {
-  for (size_t i = 0; i < kMany; ++i) table_.add(storage(i), group(i), unit(i));
+  for (size_t i = 0; i < kMany; ++i) table_.add(storage(i), {group(i), unit(i), Role::kUnsharded});
   for (size_t i = 0; i < kMany; i += 3) table_.remove(storage(i));
   for (size_t i = 0; i < kMany; ++i) expect_entry(i, i % 3 != 0);
 }
 
 TEST_F(TouchTableTest, AnAddressMayComeBackAsAnother) {
   for (size_t round = 0; round < 1000; ++round) {
-    table_.add(storage(1), group(round), unit(round));
+    table_.add(storage(1), {group(round), unit(round), Role::kUnsharded});
     EXPECT_EQ(table_.find(storage(1)).group, group(round));
     table_.remove(storage(1));
     EXPECT_EQ(table_.find(storage(1)).group, nullptr);
   }
 }
 
-TEST_F(TouchTableTest, MainWeightsHaveNoUnit) {
-  table_.add(storage(5), group(5), nullptr);
+TEST_F(TouchTableTest, TellsTheRole) {
+  table_.add(storage(5), {group(5), unit(5), Role::kMainWeight});
   EXPECT_EQ(table_.find(storage(5)).group, group(5));
-  EXPECT_EQ(table_.find(storage(5)).unit, nullptr);
+  EXPECT_EQ(table_.find(storage(5)).role, Role::kMainWeight);
 }
 
 // Readers look up while a writer adds and the table grows several times: entries that are there are always found.
 TEST_F(TouchTableTest, ReadersNeverMissAnEntry) {
   constexpr size_t kFixed = 64;
-  for (size_t i = 0; i < kFixed; ++i) table_.add(storage(i), group(i), unit(i));
+  for (size_t i = 0; i < kFixed; ++i) table_.add(storage(i), {group(i), unit(i), Role::kUnsharded});
   std::atomic<bool> stop{false};
   std::atomic<int64_t> misses{0};
   std::vector<std::thread> readers;
@@ -74,7 +74,7 @@ TEST_F(TouchTableTest, ReadersNeverMissAnEntry) {
       }
     });
   }
-  for (size_t i = kFixed; i < kMany; ++i) table_.add(storage(i), group(i), unit(i));
+  for (size_t i = kFixed; i < kMany; ++i) table_.add(storage(i), {group(i), unit(i), Role::kUnsharded});
   stop = true;
   for (std::thread& reader : readers) reader.join();
   EXPECT_EQ(misses.load(), 0);

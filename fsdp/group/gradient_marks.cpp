@@ -1,0 +1,56 @@
+#include "fsdp/group/gradient_marks.h"
+
+#include <ATen/ATen.h>
+#include <sys/mman.h>
+
+#include <utility>
+
+namespace fsdp {
+
+// Pages that nobody wrote to are all the same one. A storage of their own, by which an observer knows them.
+GradientMarks::GradientMarks(std::shared_ptr<const layout::FlatLayout> layout, std::vector<std::vector<int64_t>> sizes,
+                             const at::TensorOptions& options)
+    : layout_(std::move(layout)), set_(sizes.size(), false), zeroed_(sizes.size(), false) {
+  int64_t numel = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) numel = std::max(numel, layout_->offsets[i] + layout_->numels[i]);
+  if (!options.device().is_cpu() || numel == 0) return;
+  const size_t bytes = static_cast<size_t>(numel) * options.dtype().itemsize();
+  void* memory =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, /*fd=*/-1, 0);
+  if (memory == MAP_FAILED) return;
+  zeros_ = at::from_blob(
+      memory, {numel}, [bytes](void* start) { munmap(start, bytes); }, options);
+  for (size_t i = 0; i < sizes.size(); ++i)
+    marks_.push_back(zeros_.narrow(0, layout_->offsets[i], layout_->numels[i]).view(sizes[i]).detach());
+}
+
+const c10::StorageImpl* GradientMarks::storage() const {
+  return zeros_.defined() ? zeros_.storage().unsafeGetStorageImpl() : nullptr;
+}
+
+void GradientMarks::set(size_t i, const at::Tensor& parameter) {
+  if (!zeros_.defined() || set_[i] || parameter.grad().defined()) return;
+  parameter.mutable_grad() = marks_[i];
+  set_[i] = true;
+}
+
+GradientMarks::Fate GradientMarks::fate(size_t i, const at::Tensor& parameter) const {
+  if (!zeros_.defined() || !set_[i]) return Fate::kNotSet;
+  const at::Tensor& gradient = parameter.grad();
+  if (!gradient.defined()) return Fate::kEmptied;
+  if (!gradient.is_same(marks_[i])) return Fate::kReplaced;
+  return zeroed_[i] ? Fate::kZeroed : Fate::kKept;
+}
+
+void GradientMarks::take(size_t i, const at::Tensor& parameter) {
+  if (!zeros_.defined()) return;
+  if (is_mark(i, parameter.grad())) parameter.mutable_grad().reset();
+  if (std::exchange(zeroed_[i], false)) clear();
+  set_[i] = false;
+}
+
+void GradientMarks::clear() {
+  if (zeros_.defined()) madvise(zeros_.mutable_data_ptr(), zeros_.nbytes(), MADV_DONTNEED);
+}
+
+}  // namespace fsdp

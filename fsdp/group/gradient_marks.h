@@ -1,0 +1,48 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "fsdp/layout/planner.h"
+
+namespace fsdp {
+
+// What a module's parameters have as their .grad while their gradients lie in the leaves of fsdp::parameters(): zeros
+// that take no memory until somebody writes to them. So it is seen when a program empties them (Module::zero_grad), and
+// when it reads them. CPU only: on a device there are none. Local; driven by a Context, one thread at a time.
+class GradientMarks {
+ public:
+  // What the program did to the mark of a parameter since it was set.
+  enum class Fate { kNotSet, kKept, kEmptied, kZeroed, kReplaced };
+
+  GradientMarks() = default;
+  // For parameters of this layout, dtype and device.
+  GradientMarks(std::shared_ptr<const layout::FlatLayout> layout, std::vector<std::vector<int64_t>> sizes,
+                const at::TensorOptions& options);
+
+  // Null where there are none.
+  const c10::StorageImpl* storage() const;
+  void set(size_t i, const at::Tensor& parameter);
+  Fate fate(size_t i, const at::Tensor& parameter) const;
+  // Ends a fate: the parameter's .grad is as if no mark had been set, and the mark is zeros again.
+  void take(size_t i, const at::Tensor& parameter);
+  // As if the mark had not been set; `gradient` was accumulated onto it.
+  void forgive(size_t i) { set_[i] = false; }
+  bool is_mark(size_t i, const at::Tensor& gradient) const { return set_[i] && gradient.is_same(marks_[i]); }
+  // zero_() was called on it.
+  void note_zeroed(size_t i) { zeroed_[i] = true; }
+  // Gives memory back that somebody's write took.
+  void clear();
+
+ private:
+  std::shared_ptr<const layout::FlatLayout> layout_;
+  at::Tensor zeros_;
+  std::vector<at::Tensor> marks_;
+  std::vector<bool> set_, zeroed_;
+};
+
+}  // namespace fsdp

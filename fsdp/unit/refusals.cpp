@@ -1,0 +1,55 @@
+// Habits of LibTorch programs that cannot be right on a sharded model. An observer may not throw: the program hears of
+// it at its next call of the library, or in its next backward.
+#include <string_view>
+
+#include "fsdp/base/check.h"
+#include "fsdp/unit/context.h"
+#include "fsdp/unit/observer.h"
+
+namespace fsdp {
+
+void Context::refuse_write(const Touch& touch, const char* operator_name) noexcept {
+  if (touch.unit->write_scopes > 0) return;
+  touch.group->isolate_unsharded();
+  touch.group->distrust_unsharded();
+  try {
+    FSDP_CHECK(false, "[", operator_name, "] writes into '", touch.group->parameter_name(touch.index),
+               "', a gathered copy that is thrown away. Write to its leaf from fsdp::parameters(), or inside "
+               "full_parameters(unit, WriteBack::kYes).");
+  } catch (...) {
+    error_.set(std::current_exception());
+  }
+}
+
+// Within a backward it is autograd that adds to it. zero_() means what Module::zero_grad(false) means by it.
+void Context::note_mark_use(const Touch& mark, const char* operator_name) noexcept {
+  const std::string_view name = operator_name;
+  if (in_graph_task() || name == "aten::detach" || name == "aten::detach_") return;
+  if (name == "aten::zero_") return mark.group->gradient_marks().note_zeroed(mark.index);
+  try {
+    FSDP_CHECK(false, "[", operator_name, "] uses the gradient of '", mark.group->parameter_name(mark.index),
+               "' of module->parameters(), which has none: a sharded model's gradients lie in slices in "
+               "fsdp::parameters(module). Build optimizers and averages on these, and clip with "
+               "fsdp::clip_grad_norm_(module, max_norm).");
+  } catch (...) {
+    error_.set(std::current_exception());
+  }
+}
+
+// The norm of a slice is no norm of the gradient: torch::nn::utils::clip_grad_norm_ over leaves would clip each rank by
+// a factor of its own.
+void Context::note_slice_use(const Touch& slice, const char* operator_name) noexcept {
+  const std::string_view name = operator_name;
+  if (name != "aten::norm" && name != "aten::linalg_vector_norm") return;
+  if (slice.group->main_weight_comms().empty() || world_.size == 1) return;
+  try {
+    FSDP_CHECK(false, "[", operator_name, "] takes the norm of this rank's slice of a gradient in '",
+               slice.group->unit_name(),
+               "' alone, which differs from rank to rank. Use fsdp::clip_grad_norm_(module, max_norm) or "
+               "fsdp::grad_norm(); where the slice itself is meant, clone() it first.");
+  } catch (...) {
+    error_.set(std::current_exception());
+  }
+}
+
+}  // namespace fsdp
