@@ -38,6 +38,37 @@ bool is_inside(const fs::path& path, const fs::path& folder) {
   return !way.empty() && *way.begin() != "..";
 }
 
+// A first name in `folder` that no run of ours gives; empty: none.
+template <class IsOurs>
+std::string find_foreign(const fs::path& folder, const IsOurs& is_ours) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error))
+    if (!is_ours(entry)) return entry.path().filename().string();
+  return "";
+}
+
+// What is to be removed must be a run's: folders of these names may be another program's.
+void keep_what_others_left(const OutputFolder& folder) {
+  const auto is_checkpoint = [](const fs::directory_entry& entry) {
+    const std::string name = entry.path().filename().string();
+    return name == "latest" || name.starts_with("step-") || name.starts_with(".step-");
+  };
+  const auto is_model_file = [](const fs::directory_entry& entry) { return entry.is_regular_file(); };
+  std::error_code error;
+  std::string found = find_foreign(folder.checkpoints(), is_checkpoint);
+  fs::path place = folder.checkpoints();
+  if (found.empty()) {
+    place = folder.model();
+    found = find_foreign(place, is_model_file);
+    const bool is_model = fs::exists(place / "config.json", error) || fs::exists(place / "adapter_config.json", error);
+    if (found.empty() && fs::exists(place, error) && !fs::is_empty(place, error) && !is_model) found = "no config.json";
+  }
+  if (found.empty()) return;
+  throw Error(ErrorCode::kUsage, "[train] output.folder: this run would remove " + place.string() +
+                                     ", which is no run's: it has " + io::in_quotes(found) +
+                                     ". Move it away, or choose another output.folder.");
+}
+
 // What a run starts from must still be there when it starts.
 void keep_sources(const OutputFolder& folder, const Config& config) {
   const std::pair<const char*, const std::string&> sources[] = {{"checkpoint.resume", config.checkpoint.resume},
@@ -63,13 +94,17 @@ OutputUse check_output(const OutputFolder& folder, const Config& config) {
   if (goes_on) return OutputUse::kContinue;
   if (config.output.overwrite == "replace") {
     keep_sources(folder, config);
+    keep_what_others_left(folder);
     return OutputUse::kReplace;
   }
   const std::string place = "[train] output.folder: " + folder.root.string();
   const std::string otherwise = "hoose another output.folder, or output.overwrite = \"replace\".";
   if (config.checkpoint.resume == "auto") {
     // A run that died before its first checkpoint has nothing to lose.
-    if (!fs::exists(folder.model(), error)) return OutputUse::kReplace;
+    if (!fs::exists(folder.model(), error)) {
+      keep_what_others_left(folder);
+      return OutputUse::kReplace;
+    }
     throw Error(ErrorCode::kUsage, place + " holds a finished run (" + folder.model().filename().string() +
                                        ") and no checkpoint to go on from. C" + otherwise);
   }
