@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "io/base/shape.h"
 #include "io/dcp/dcp_chunks.h"
 #include "io/dcp/dcp_metadata.h"
 #include "tests/fuzz/cost_gate.h"
