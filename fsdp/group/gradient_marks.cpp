@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace fsdp {
@@ -45,8 +46,8 @@ GradientMarks::Fate GradientMarks::fate(size_t i, const at::Tensor& parameter) c
 void GradientMarks::take(size_t i, const at::Tensor& parameter) {
   if (!zeros_.defined()) return;
   if (is_mark(i, parameter.grad())) parameter.mutable_grad().reset();
-  if (std::exchange(zeroed_[i], false)) clear();
-  set_[i] = false;
+  if (zeroed_[i]) clear();
+  zeroed_[i] = set_[i] = false;
 }
 
 void GradientMarks::clear() {

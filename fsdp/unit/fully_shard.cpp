@@ -29,15 +29,15 @@
 namespace fsdp {
 namespace {
 
-struct NamedTensor {
+struct SubjectParameter {
   std::string name;
   at::Tensor tensor;
 };
-using NamedTensors = std::vector<NamedTensor>;
+using SubjectParameters = std::vector<SubjectParameter>;
 
 // What fully_shard() was called with.
 struct Subject {
-  NamedTensors parameters;
+  SubjectParameters parameters;
   std::vector<at::Tensor> buffers;
   std::vector<const void*> modules;
 };
@@ -103,7 +103,7 @@ Subject subject_of(const torch::jit::Module& module) {
 // whether there were any.
 bool materialize_subject(const Subject& subject) {
   std::vector<at::Tensor> tensors = subject.buffers;
-  for (const NamedTensor& parameter : subject.parameters) tensors.push_back(parameter.tensor);
+  for (const SubjectParameter& parameter : subject.parameters) tensors.push_back(parameter.tensor);
   if (std::none_of(tensors.begin(), tensors.end(), is_deferred)) return false;
   materialize(tensors);
   return true;
@@ -113,7 +113,7 @@ bool materialize_subject(const Subject& subject) {
 // say.
 c10::Device device_of(const Subject& subject, const ShardOptions& options) {
   std::optional<c10::Device> device = options.device;
-  for (const NamedTensor& parameter : subject.parameters) {
+  for (const SubjectParameter& parameter : subject.parameters) {
     const at::Tensor& tensor = parameter.tensor;
     if (!device && tensor.defined()) device = is_deferred(tensor) ? c10::Device(c10::kCPU) : tensor.device();
   }
@@ -122,7 +122,7 @@ c10::Device device_of(const Subject& subject, const ShardOptions& options) {
   return device->has_index() ? *device : c10::impl::VirtualGuardImpl(device->type()).getDevice();
 }
 
-void check_parameter(const NamedTensor& parameter, const ShardOptions& options, c10::Device device) {
+void check_parameter(const SubjectParameter& parameter, const ShardOptions& options, c10::Device device) {
   const at::Tensor& tensor = parameter.tensor;
   FSDP_CHECK(tensor.defined(), "[fully_shard] '", parameter.name, "' is undefined. Initialise it first.");
   const bool may_be_on_cpu = device.is_cpu() || options.device.has_value();
@@ -141,11 +141,11 @@ void check_parameter(const NamedTensor& parameter, const ShardOptions& options, 
 }
 
 // The distinct parameters that no unit owns and nobody asked to leave alone.
-NamedTensors unowned_parameters(const NamedTensors& all, const ShardOptions& options, c10::Device device) {
+SubjectParameters unowned_parameters(const SubjectParameters& all, const ShardOptions& options, c10::Device device) {
   std::unordered_set<const c10::TensorImpl*> skip;
   for (const at::Tensor& tensor : options.ignored_parameters) skip.insert(tensor.unsafeGetTensorImpl());
-  NamedTensors list;
-  for (const NamedTensor& parameter : all) {
+  SubjectParameters list;
+  for (const SubjectParameter& parameter : all) {
     if (parameter.tensor.defined() && !skip.insert(parameter.tensor.unsafeGetTensorImpl()).second) continue;
     if (parameter.tensor.defined() && registry::find_parameter(parameter.tensor)) continue;
     check_parameter(parameter, options, device);
@@ -163,9 +163,9 @@ std::vector<ParameterGroup*> groups_below(UnitState& unit) {
 }
 
 // Units whose parameters all lie below the module: they are nested in it.
-std::vector<UnitState*> nested_units(const NamedTensors& all, const Context& context) {
+std::vector<UnitState*> nested_units(const SubjectParameters& all, const Context& context) {
   std::unordered_set<const c10::StorageImpl*> storages;
-  for (const NamedTensor& parameter : all) {
+  for (const SubjectParameter& parameter : all) {
     if (parameter.tensor.has_storage()) storages.insert(parameter.tensor.storage().unsafeGetStorageImpl());
   }
   std::vector<UnitState*> nested;
@@ -188,10 +188,10 @@ std::string old_prefix(const UnitState& unit, const std::string& name) {
   return unit.names_by_position ? name.substr(0, name.find('.') + 1) : std::string();
 }
 
-Prefixes find_prefixes(const NamedTensors& all, UnitState& unit) {
+Prefixes find_prefixes(const SubjectParameters& all, UnitState& unit) {
   const std::vector<ParameterGroup*> groups = groups_below(unit);
   Prefixes prefixes;
-  for (const NamedTensor& parameter : all) {
+  for (const SubjectParameter& parameter : all) {
     const auto member = registry::find_parameter(parameter.tensor);
     if (!member || std::find(groups.begin(), groups.end(), member->group.get()) == groups.end()) continue;
     const std::string& inner = member->group->parameter_name(member->index);
@@ -215,7 +215,7 @@ std::string unit_name(const Prefixes& prefixes) {
   return text;
 }
 
-void name_nested_units(const NamedTensors& all, const std::vector<UnitState*>& nested) {
+void name_nested_units(const SubjectParameters& all, const std::vector<UnitState*>& nested) {
   for (UnitState* unit : nested) {
     const Prefixes prefixes = find_prefixes(all, *unit);
     if (prefixes.empty()) continue;
@@ -234,17 +234,17 @@ void name_nested_units(const NamedTensors& all, const std::vector<UnitState*>& n
 }
 
 // Whether the one nested unit is `all` itself, sharded before: its parameters have the same names there.
-bool is_same_module(const NamedTensors& all, const std::vector<UnitState*>& nested) {
+bool is_same_module(const SubjectParameters& all, const std::vector<UnitState*>& nested) {
   if (nested.size() != 1) return false;
-  return std::any_of(all.begin(), all.end(), [&](const NamedTensor& parameter) {
+  return std::any_of(all.begin(), all.end(), [&](const SubjectParameter& parameter) {
     const auto member = registry::find_parameter(parameter.tensor);
     return member && member->group->parameter_name(member->index) == parameter.name;
   });
 }
 
-layout::FlatLayout plan_group(const NamedTensors& members, const ShardOptions& options, int num_shards) {
+layout::FlatLayout plan_group(const SubjectParameters& members, const ShardOptions& options, int num_shards) {
   std::vector<layout::TensorSpec> specs;
-  for (const NamedTensor& member : members) {
+  for (const SubjectParameter& member : members) {
     const auto& sizes = member.tensor.sizes();
     specs.push_back({member.tensor.numel(), layout::granule_of(options.layout.granularity, {sizes.data(), sizes.size()},
                                                                options.layout.block)});
@@ -269,15 +269,15 @@ void check_mesh(const Mesh& mesh, Strategy strategy) {
 
 // Parameters that share dtype, trainability and mesh.
 struct GroupPlan {
-  NamedTensors members;
+  SubjectParameters members;
   Mesh mesh;
 };
 
 // In the module's order.
-std::vector<GroupPlan> split_into_groups(const NamedTensors& parameters, const Mesh& mesh,
+std::vector<GroupPlan> split_into_groups(const SubjectParameters& parameters, const Mesh& mesh,
                                          const ShardOptions& options) {
   std::vector<GroupPlan> groups;
-  for (const NamedTensor& parameter : parameters) {
+  for (const SubjectParameter& parameter : parameters) {
     const Mesh own = options.mesh_of ? options.mesh_of(parameter.name).value_or(mesh) : mesh;
     const auto fits = [&](const GroupPlan& group) {
       const at::Tensor& first = group.members.front().tensor;
@@ -297,12 +297,12 @@ std::vector<GroupPlan> split_into_groups(const NamedTensors& parameters, const M
   return groups;
 }
 
-void add_group(const std::shared_ptr<LiveUnit>& unit, const NamedTensors& members, const ShardOptions& options,
+void add_group(const std::shared_ptr<LiveUnit>& unit, const SubjectParameters& members, const ShardOptions& options,
                const GroupLinks& links) {
   GroupSpec spec;
   spec.unit_name = unit->state.name;
   spec.part = static_cast<int>(unit->state.groups.size());
-  for (const NamedTensor& member : members) {
+  for (const SubjectParameter& member : members) {
     spec.names.push_back(member.name);
     spec.parameters.push_back(member.tensor);
   }
@@ -401,7 +401,7 @@ Unit shard(const Subject& subject, const Mesh& mesh, const ShardOptions& options
   const auto context = Context::of(mesh.world(), {options.schedule, options.allocator}, device);
   context->on_library_entry();
   const bool was_deferred = materialize_subject(subject);
-  const NamedTensors parameters = unowned_parameters(subject.parameters, options, device);
+  const SubjectParameters parameters = unowned_parameters(subject.parameters, options, device);
   const std::vector<UnitState*> nested = nested_units(subject.parameters, *context);
   FSDP_CHECK(!parameters.empty() || (!nested.empty() && !is_same_module(subject.parameters, nested)),
              "[fully_shard] the module has no parameters to shard: it has ", subject.parameters.size(),
@@ -410,7 +410,7 @@ Unit shard(const Subject& subject, const Mesh& mesh, const ShardOptions& options
   const std::vector<GroupPlan> groups = split_into_groups(parameters, mesh, options);
   const GroupLinks links = make_links(mesh, options.strategy, *context);
   UnitDescription description{{}, {}, &options};
-  for (const NamedTensor& parameter : parameters) {
+  for (const SubjectParameter& parameter : parameters) {
     description.names.push_back(parameter.name);
     description.parameters.push_back(parameter.tensor);
   }
