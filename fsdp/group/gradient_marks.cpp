@@ -39,8 +39,12 @@ GradientMarks::Fate GradientMarks::fate(size_t i, const at::Tensor& parameter) c
   if (!zeros_.defined() || !set_[i]) return Fate::kNotSet;
   const at::Tensor& gradient = parameter.grad();
   if (!gradient.defined()) return Fate::kEmptied;
-  if (!gradient.is_same(marks_[i])) return Fate::kReplaced;
+  if (!is_mark(i, gradient)) return Fate::kReplaced;
   return zeroed_[i] ? Fate::kZeroed : Fate::kKept;
+}
+
+bool GradientMarks::is_mark(size_t i, const at::Tensor& gradient) const {
+  return set_[i] && gradient.defined() && gradient.is_alias_of(zeros_);
 }
 
 void GradientMarks::take(size_t i, const at::Tensor& parameter) {

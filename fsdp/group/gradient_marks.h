@@ -32,7 +32,8 @@ class GradientMarks {
   void take(size_t i, const at::Tensor& parameter);
   // As if the mark had not been set; `gradient` was accumulated onto it.
   void forgive(size_t i) { set_[i] = false; }
-  bool is_mark(size_t i, const at::Tensor& gradient) const { return set_[i] && gradient.is_same(marks_[i]); }
+  // Also of a detach()ed one, which Module::zero_grad puts in its place.
+  bool is_mark(size_t i, const at::Tensor& gradient) const;
   // zero_() was called on it.
   void note_zeroed(size_t i) { zeroed_[i] = true; }
   // Gives memory back that somebody's write took.

@@ -7,6 +7,15 @@
 #include "fsdp/unit/observer.h"
 
 namespace fsdp {
+namespace {
+
+// Some operators say "aten::" before their name, others do not.
+std::string_view plain_name(std::string_view operator_name) {
+  constexpr std::string_view kPrefix = "aten::";
+  return operator_name.starts_with(kPrefix) ? operator_name.substr(kPrefix.size()) : operator_name;
+}
+
+}  // namespace
 
 void Context::refuse_write(const Touch& touch, const char* operator_name) noexcept {
   if (touch.unit->write_scopes > 0) return;
@@ -23,9 +32,9 @@ void Context::refuse_write(const Touch& touch, const char* operator_name) noexce
 
 // Within a backward it is autograd that adds to it. zero_() means what Module::zero_grad(false) means by it.
 void Context::note_mark_use(const Touch& mark, const char* operator_name) noexcept {
-  const std::string_view name = operator_name;
-  if (in_graph_task() || name == "aten::detach" || name == "aten::detach_") return;
-  if (name == "aten::zero_") return mark.group->gradient_marks().note_zeroed(mark.index);
+  const std::string_view name = plain_name(operator_name);
+  if (in_graph_task() || name == "detach" || name == "detach_") return;
+  if (name == "zero_") return mark.group->gradient_marks().note_zeroed(mark.index);
   try {
     FSDP_CHECK(false, "[", operator_name, "] uses the gradient of '", mark.group->parameter_name(mark.index),
                "' of module->parameters(), which has none: a sharded model's gradients lie in slices in "
@@ -39,8 +48,8 @@ void Context::note_mark_use(const Touch& mark, const char* operator_name) noexce
 // The norm of a slice is no norm of the gradient: torch::nn::utils::clip_grad_norm_ over leaves would clip each rank by
 // a factor of its own.
 void Context::note_slice_use(const Touch& slice, const char* operator_name) noexcept {
-  const std::string_view name = operator_name;
-  if (name != "aten::norm" && name != "aten::linalg_vector_norm") return;
+  const std::string_view name = plain_name(operator_name);
+  if (name != "norm" && name != "linalg_vector_norm") return;
   if (slice.group->main_weight_comms().empty() || world_.size == 1) return;
   try {
     FSDP_CHECK(false, "[", operator_name, "] takes the norm of this rank's slice of a gradient in '",
