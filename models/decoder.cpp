@@ -118,7 +118,9 @@ at::Tensor DecoderImpl::loss(const at::Tensor& input_ids_BT, const at::Tensor& t
   const at::Tensor hidden_NE =
       body_->forward(input_ids_BT, make_inputs(input_ids_BT, sequence), run_block_).flatten(0, 1);
   const int64_t bytes = hidden_NE.size(0) * config_.vocab_size * static_cast<int64_t>(hidden_NE.element_size());
-  if (bytes <= kMostLogitBytes) return kernels::cross_entropy(compute_logits(hidden_NE), targets_N, reduction, terms);
+  // On the CPU linear_cross_entropy() keeps small logits itself.
+  if (!hidden_NE.is_cpu() && bytes <= kMostLogitBytes)
+    return kernels::cross_entropy(compute_logits(hidden_NE), targets_N, reduction, terms);
   return kernels::linear_cross_entropy(hidden_NE, head_VE(), targets_N, reduction, terms);
 }
 

@@ -13,7 +13,7 @@
 #include "tests/io/temporary_folder.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::archive_refusal_test {
 namespace {
 
 using io::read_text;
@@ -326,4 +326,4 @@ TEST_F(ArchiveRefusal, OfABufferThatIsAViewOfAShardedParameter) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::archive_refusal_test

@@ -9,7 +9,7 @@
 #include "tests/io/temporary_folder.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::archive_streaming_test {
 namespace {
 
 using io::TemporaryFolder;
@@ -123,4 +123,4 @@ TEST(ArchiveStreaming, EachRankReadsItsPart) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::archive_streaming_test

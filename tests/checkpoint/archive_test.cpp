@@ -12,7 +12,7 @@
 #include "tests/io/temporary_folder.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::archive_test {
 namespace {
 
 using io::read_text;
@@ -409,4 +409,4 @@ TEST(Archive, OfTorchScriptIsThatOfTheUnshardedModule) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::archive_test

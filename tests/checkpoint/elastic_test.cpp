@@ -11,7 +11,7 @@
 #include "tests/io/temporary_folder.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::elastic_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -283,4 +283,4 @@ TEST(CheckpointElasticState, IsConverted) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::elastic_test

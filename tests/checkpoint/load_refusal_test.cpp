@@ -12,7 +12,7 @@
 #include "tests/io/temporary_folder.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::load_refusal_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -426,4 +426,4 @@ TEST(CheckpointResume, DoesNotPassOverOneOfAnotherModel) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::load_refusal_test

@@ -16,7 +16,7 @@
 #include "tests/support/rank_processes.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::round_trip_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -339,4 +339,4 @@ TEST(CheckpointState, OfATorchScriptModule) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::round_trip_test

@@ -17,7 +17,7 @@
 #include "tests/io/temporary_folder.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::saver_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -414,4 +414,4 @@ TEST(CheckpointSaverFaults, EveryOperationOfTheDiskMayFail) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::saver_test

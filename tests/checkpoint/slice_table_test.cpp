@@ -12,7 +12,7 @@
 #include "fsdp/base/error.h"
 #include "fsdp/checkpoint/slice_table.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp::checkpoint::slice_table_test {
 namespace {
 
 using Tables = std::vector<std::vector<SliceRow>>;
@@ -299,4 +299,4 @@ TEST(WritePlan, OfNothingIsNothing) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp::checkpoint::slice_table_test

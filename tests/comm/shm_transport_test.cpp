@@ -23,7 +23,7 @@
 #include "tests/io/temporary_folder.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp::comm {
+namespace fsdp::comm::shm_transport_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -447,4 +447,4 @@ TEST(HostLinks, LeaveNoFiles) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm
+}  // namespace fsdp::comm::shm_transport_test

@@ -10,7 +10,7 @@
 
 #include "tests/cuda/as_on_cpu.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::causal_attention_test {
 namespace {
 
 struct Case {
@@ -121,4 +121,4 @@ TEST(CudaCausalAttention, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::causal_attention_test

@@ -4,7 +4,7 @@
 
 #include "tests/cuda/as_on_cpu.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::cross_entropy_test {
 namespace {
 
 const std::vector<LossTerms> kTerms = {{}, {1e-2, 0}, {0, 0.1}, {1e-3, 0.2}};
@@ -67,4 +67,4 @@ TEST(CudaCrossEntropy, TargetsOutsideTheVocabularyAreNotANumber) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::cross_entropy_test

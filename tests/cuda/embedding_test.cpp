@@ -2,7 +2,7 @@
 
 #include "tests/cuda/as_on_cpu.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::embedding_test {
 namespace {
 
 TEST(CudaEmbedding, EqualsCpu) {
@@ -47,4 +47,4 @@ TEST(CudaEmbedding, RowsTheTableLacksAreNotANumber) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::embedding_test

@@ -12,7 +12,7 @@
 #include "kernels/flat/sum_chunks.h"
 #include "kernels/flat/sum_squares.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::flat_kernels_test {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -229,4 +229,4 @@ TEST_F(CudaFlatKernels, RefuseWhatTheyCannotRead) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::flat_kernels_test

@@ -8,7 +8,7 @@
 #include "tests/cuda/as_on_cpu.h"
 #include "tests/kernels/slot_owner.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::gradient_slot_test {
 namespace {
 
 TEST(CudaGradientSlot, StandInsAreZerosWithoutMemory) {
@@ -86,4 +86,4 @@ TEST(CudaGradientSlot, IsFilled) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::gradient_slot_test

@@ -7,7 +7,7 @@
 #include "models/decoder_layer.h"
 #include "tests/cuda/as_on_cpu.h"
 
-namespace fsdp {
+namespace fsdp::graph_test {
 namespace {
 
 using kernels::kGpu;
@@ -91,4 +91,4 @@ TEST(CudaGraph, RefusesWhatWaitsForTheDevice) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::graph_test

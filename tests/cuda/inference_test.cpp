@@ -13,7 +13,7 @@
 #include "train/generate/generation.h"
 #include "train/parity/parity.h"
 
-namespace fsdp::train {
+namespace fsdp::train::inference_test {
 namespace {
 
 using kernels::kGpu;
@@ -96,4 +96,4 @@ TEST(CudaParity, WithTransformers) {
 }
 
 }  // namespace
-}  // namespace fsdp::train
+}  // namespace fsdp::train::inference_test

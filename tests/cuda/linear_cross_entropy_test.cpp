@@ -6,7 +6,7 @@
 #include "kernels/products/linear.h"
 #include "tests/cuda/as_on_cpu.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::linear_cross_entropy_test {
 namespace {
 
 TEST(CudaLinearCrossEntropy, EqualsCpu) {
@@ -111,4 +111,4 @@ TEST(CudaLinearCrossEntropy, TakesLessThan600Megabytes) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::linear_cross_entropy_test

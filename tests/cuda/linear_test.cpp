@@ -4,7 +4,7 @@
 #include "kernels/products/linear_parts.h"
 #include "tests/cuda/as_on_cpu.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::linear_test {
 namespace {
 
 TEST(CudaLinear, EqualsCpu) {
@@ -73,4 +73,4 @@ TEST(CudaLinear, FillsSlotsInFp32) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::linear_test

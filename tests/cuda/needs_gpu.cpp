@@ -3,7 +3,7 @@
 
 #include "fsdp/cuda/devices.h"
 
-namespace fsdp::cuda {
+namespace fsdp::cuda::needs_gpu {
 namespace {
 
 class NeedsGpu : public ::testing::Environment {
@@ -15,4 +15,4 @@ class NeedsGpu : public ::testing::Environment {
 const auto* const environment = ::testing::AddGlobalTestEnvironment(new NeedsGpu);
 
 }  // namespace
-}  // namespace fsdp::cuda
+}  // namespace fsdp::cuda::needs_gpu

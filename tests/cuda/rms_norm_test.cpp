@@ -2,7 +2,7 @@
 
 #include "tests/cuda/as_on_cpu.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::rms_norm_test {
 namespace {
 
 at::Tensor norm(const Inputs& in) { return rms_norm(in[0], in[1], 1e-5); }
@@ -59,4 +59,4 @@ TEST(CudaRmsNorm, NamesDevicesThatDiffer) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::rms_norm_test

@@ -3,7 +3,7 @@
 #include "kernels/products/fused_linear.h"
 #include "tests/cuda/as_on_cpu.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::rope_test {
 namespace {
 
 // q and k side by side, so that one result tells of both.
@@ -77,4 +77,4 @@ TEST(CudaRope, InPlaceEqualsCpu) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::rope_test

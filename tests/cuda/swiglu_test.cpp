@@ -2,7 +2,7 @@
 
 #include "tests/cuda/as_on_cpu.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::swiglu_test {
 namespace {
 
 TEST(CudaSwiGlu, EqualsCpu) {
@@ -50,4 +50,4 @@ TEST(CudaSwiGlu, TakesColumnsOfOneTensor) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::swiglu_test

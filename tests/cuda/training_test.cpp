@@ -18,7 +18,7 @@
 #include "fsdp/fsdp.h"
 #include "tests/device/device_model.h"
 
-namespace fsdp {
+namespace fsdp::training_test {
 namespace {
 
 using schedule::Schedule;
@@ -245,4 +245,4 @@ TEST(CudaFabric, ATransferTakesItsTime) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::training_test

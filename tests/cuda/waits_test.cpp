@@ -9,7 +9,7 @@
 #include "tests/cuda/as_on_cpu.h"
 #include "tests/kernels/slot_owner.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::waits_test {
 namespace {
 
 struct Weights {
@@ -53,4 +53,4 @@ TEST(CudaOperators, NeverWaitForTheDevice) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::waits_test

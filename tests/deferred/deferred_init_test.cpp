@@ -7,7 +7,7 @@
 
 #include <cstring>
 
-namespace fsdp {
+namespace fsdp::deferred_init_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -471,4 +471,4 @@ TEST(DeferredInit, AFailedConstructorLeavesNothingBehind) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::deferred_init_test

@@ -8,7 +8,7 @@
 #include "fsdp/base/error.h"
 #include "fsdp/deferred/deferred_init.h"
 
-namespace fsdp {
+namespace fsdp::refusals_test {
 namespace {
 
 using ::testing::AllOf;
@@ -78,4 +78,4 @@ TEST(DeferredInitRefusals, ALostGradientIsRefused) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::refusals_test

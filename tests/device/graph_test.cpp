@@ -16,7 +16,7 @@
 #include "tests/device/fake_recorder.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::graph_test {
 namespace {
 
 using testing::DeviceModel;
@@ -279,4 +279,4 @@ TEST(GraphedFunction, RunsAsItIsOnTheCpu) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::graph_test

@@ -16,7 +16,7 @@
 #include "train/model/weights.h"
 #include "train/parity/parity_checks.h"
 
-namespace fsdp::train {
+namespace fsdp::train::inference_test {
 namespace {
 
 using testing::fake_device;
@@ -140,4 +140,4 @@ TEST(DeviceParity, WithTransformers) {
 }
 
 }  // namespace
-}  // namespace fsdp::train
+}  // namespace fsdp::train::inference_test

@@ -10,7 +10,7 @@
 #include "fsdp/comm/connection.h"
 #include "tests/device/fake_device.h"
 
-namespace fsdp::comm {
+namespace fsdp::comm::stream_lane_test {
 namespace {
 
 using testing::fake_device;
@@ -172,4 +172,4 @@ TEST(DeviceMemory, DirectIsForTheCpu) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm
+}  // namespace fsdp::comm::stream_lane_test

@@ -18,7 +18,7 @@
 #include "train/model/graphed_blocks.h"
 #include "train/model/recomputation.h"
 
-namespace fsdp::train {
+namespace fsdp::train::trainer_test {
 namespace {
 
 // What a library of kernels brings for its device (kernels/cuda/*_cuda.cpp), in operators of LibTorch.
@@ -164,4 +164,4 @@ INSTANTIATE_TEST_SUITE_P(Plans, DeviceTrainer,
                          [](const auto& param) { return param.param.name; });
 
 }  // namespace
-}  // namespace fsdp::train
+}  // namespace fsdp::train::trainer_test

@@ -20,7 +20,7 @@
 #include "tests/device/fake_device.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::training_test {
 namespace {
 
 using schedule::Schedule;
@@ -423,4 +423,4 @@ TEST(DeviceRules, TheBackwardsEventsReachTheProgramsCollector) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::training_test

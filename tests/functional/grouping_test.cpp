@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <random>
 
-namespace fsdp::functional {
+namespace fsdp::functional::grouping_test {
 namespace {
 
 using Groups = std::vector<std::vector<size_t>>;
@@ -90,4 +90,4 @@ TEST(Grouping, LayoutsHoldEveryElementOnce) {
 }
 
 }  // namespace
-}  // namespace fsdp::functional
+}  // namespace fsdp::functional::grouping_test

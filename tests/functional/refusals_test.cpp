@@ -7,7 +7,7 @@
 #include "fsdp/functional/sharded_step.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp::functional {
+namespace fsdp::functional::refusals_test {
 namespace {
 
 using fsdp::testing::run_ranks;
@@ -149,4 +149,4 @@ TEST(ShardedStepRefusals, RanksThatStartFromOtherValues) {
 }
 
 }  // namespace
-}  // namespace fsdp::functional
+}  // namespace fsdp::functional::refusals_test

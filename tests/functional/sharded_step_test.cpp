@@ -10,7 +10,7 @@
 #include "fsdp/functional/sharded_step.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp::functional {
+namespace fsdp::functional::sharded_step_test {
 namespace {
 
 using fsdp::testing::run_ranks;
@@ -482,4 +482,4 @@ TEST(ShardedStep, GroupsOverlapInPairs) {
 }
 
 }  // namespace
-}  // namespace fsdp::functional
+}  // namespace fsdp::functional::sharded_step_test

@@ -5,7 +5,7 @@
 #include "kernels/operators/cached_attention_device.h"
 #include "tests/kernels/compare.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::cached_attention_test {
 namespace {
 
 struct Case {
@@ -102,4 +102,4 @@ TEST(CachedAttention, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::cached_attention_test

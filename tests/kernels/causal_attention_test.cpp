@@ -2,7 +2,7 @@
 
 #include "tests/kernels/compare.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::causal_attention_test {
 namespace {
 
 // One document after the other, with everything in fp32.
@@ -177,4 +177,4 @@ TEST(CausalAttention, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::causal_attention_test

@@ -2,7 +2,7 @@
 
 #include "tests/kernels/compare.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::cross_entropy_test {
 namespace {
 
 // In fp64: LibTorch's own fp32 sums over a vocabulary differ by more than the kernel may.
@@ -127,4 +127,4 @@ TEST(CrossEntropy, NamesTheTargetThatIsOutsideTheVocabulary) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::cross_entropy_test

@@ -4,7 +4,7 @@
 #include "tests/kernels/compare.h"
 #include "tests/kernels/slot_owner.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::embedding_test {
 namespace {
 
 TEST(Embedding, EqualsAtEmbedding) {
@@ -71,4 +71,4 @@ TEST(GradientSlot, IsFilledByLinearAndEmbedding) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::embedding_test

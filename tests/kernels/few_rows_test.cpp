@@ -7,7 +7,7 @@
 #include "kernels/raw/attention/softmax_weights.h"
 #include "tests/kernels/compare.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::few_rows_test {
 namespace {
 
 TEST(FewRows, EqualsTheProductInDoublePrecision) {
@@ -104,4 +104,4 @@ TEST(SoftmaxWeights, WhatIsNoNumberIsImpossible) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::few_rows_test

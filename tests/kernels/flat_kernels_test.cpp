@@ -10,7 +10,7 @@
 #include "kernels/flat/sum_chunks.h"
 #include "kernels/flat/sum_squares.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::flat_kernels_test {
 namespace {
 
 // What the kernels of a device without memory were called for.
@@ -139,4 +139,4 @@ TEST(FlatSteps, ScaleGradientsAlike) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::flat_kernels_test

@@ -8,7 +8,7 @@
 #include "tests/kernels/compare.h"
 #include "tests/kernels/slot_owner.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::fused_linear_test {
 namespace {
 
 // Weights [outs[i], in] side by side in one buffer, leaves.
@@ -153,4 +153,4 @@ TEST(FusedLinear, FillsSlotsThatLieSideBySideOrApart) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::fused_linear_test

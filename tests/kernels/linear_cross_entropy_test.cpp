@@ -2,7 +2,7 @@
 #include "kernels/products/linear.h"
 #include "tests/kernels/compare.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::linear_cross_entropy_test {
 namespace {
 
 // Too many logits to keep, in fp32 and in bf16: several chunks of rows, of which the last is not whole.
@@ -96,4 +96,4 @@ TEST(LinearCrossEntropy, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::linear_cross_entropy_test

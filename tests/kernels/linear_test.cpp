@@ -3,7 +3,7 @@
 #include "kernels/products/linear_parts.h"
 #include "tests/kernels/compare.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::linear_test {
 namespace {
 
 TEST(Linear, EqualsAtLinear) {
@@ -70,4 +70,4 @@ TEST(Linear, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::linear_test

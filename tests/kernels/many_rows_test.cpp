@@ -6,7 +6,7 @@
 #include "kernels/products/rowwise_scope.h"
 #include "tests/kernels/compare.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::many_rows_test {
 namespace {
 
 TEST(ManyRows, EqualsTheProductInDoublePrecision) {
@@ -73,4 +73,4 @@ TEST(ManyRows, WhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::many_rows_test

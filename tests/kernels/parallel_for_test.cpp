@@ -16,7 +16,7 @@
 #include "kernels/operators/swiglu.h"
 #include "tests/kernels/compare.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::parallel_for_test {
 namespace {
 
 class Threads {
@@ -92,4 +92,4 @@ TEST(ParallelFor, KernelsHaveTheSameBitsOnAnyNumberOfThreads) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::parallel_for_test

@@ -4,7 +4,7 @@
 
 #include "tests/kernels/compare.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::rms_norm_test {
 namespace {
 
 // As in Hugging Face's LlamaRMSNorm.
@@ -138,4 +138,4 @@ TEST(RmsNorm, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::rms_norm_test

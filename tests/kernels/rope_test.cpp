@@ -2,7 +2,7 @@
 
 #include "tests/kernels/compare.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::rope_test {
 namespace {
 
 // As in Hugging Face's apply_rotary_pos_emb, for [B, T, heads, D].
@@ -122,4 +122,4 @@ TEST(Rope, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::rope_test

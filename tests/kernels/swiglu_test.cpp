@@ -2,7 +2,7 @@
 
 #include "tests/kernels/compare.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::swiglu_test {
 namespace {
 
 at::Tensor reference(const Inputs& in) { return at::silu(in[0]) * in[1]; }
@@ -63,4 +63,4 @@ TEST(SwiGlu, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::swiglu_test

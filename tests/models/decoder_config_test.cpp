@@ -4,7 +4,7 @@
 
 #include "io/base/error.h"
 
-namespace fsdp::models {
+namespace fsdp::models::decoder_config_test {
 namespace {
 
 using nlohmann::json;
@@ -282,4 +282,4 @@ TEST(DecoderConfig, CountsParametersAndFlops) {
 }
 
 }  // namespace
-}  // namespace fsdp::models
+}  // namespace fsdp::models::decoder_config_test

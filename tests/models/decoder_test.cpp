@@ -6,7 +6,7 @@
 #include "kernels/operators/cross_entropy.h"
 #include "tests/models/golden.h"
 
-namespace fsdp::models {
+namespace fsdp::models::decoder_test {
 namespace {
 
 DecoderConfig small_config(bool tied) {
@@ -186,4 +186,4 @@ TEST(ShiftLabels, MovesTargetsOneToTheLeft) {
 }
 
 }  // namespace
-}  // namespace fsdp::models
+}  // namespace fsdp::models::decoder_test

@@ -10,7 +10,7 @@
 #include "kernels/operators/cross_entropy.h"
 #include "tests/models/golden.h"
 
-namespace fsdp::models {
+namespace fsdp::models::golden_curve_test {
 namespace {
 
 using nlohmann::json;
@@ -143,4 +143,4 @@ INSTANTIATE_TEST_SUITE_P(All, GoldenCurve, testing::ValuesIn(golden_folders("cur
                          [](const auto& info) { return test_name(info.param); });
 
 }  // namespace
-}  // namespace fsdp::models
+}  // namespace fsdp::models::golden_curve_test

@@ -5,7 +5,7 @@
 #include "kernels/operators/cross_entropy.h"
 #include "tests/models/golden.h"
 
-namespace fsdp::models {
+namespace fsdp::models::golden_model_test {
 namespace {
 
 constexpr double kLogits = 5e-5, kLoss = 1e-5, kGradient = 1e-5, kGradientRelative = 2e-5;
@@ -125,4 +125,4 @@ INSTANTIATE_TEST_SUITE_P(All, OldLayout, testing::ValuesIn(old_layouts()),
                          [](const auto& info) { return test_name(info.param); });
 
 }  // namespace
-}  // namespace fsdp::models
+}  // namespace fsdp::models::golden_model_test

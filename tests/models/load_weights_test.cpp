@@ -6,7 +6,7 @@
 #include "io/safetensors/safetensors.h"
 #include "models/decoder.h"
 
-namespace fsdp::models {
+namespace fsdp::models::load_weights_test {
 namespace {
 
 struct Stored {
@@ -114,4 +114,4 @@ TEST_F(LoadWeights, OneTableListsAllMismatchesAndNothingIsWritten) {
 }
 
 }  // namespace
-}  // namespace fsdp::models
+}  // namespace fsdp::models::load_weights_test

@@ -8,7 +8,7 @@
 #include "io/base/error.h"
 #include "tests/models/golden.h"
 
-namespace fsdp::models {
+namespace fsdp::models::lora_test {
 namespace {
 
 std::filesystem::path base() { return std::filesystem::path(FSDP_TEST_DATA_DIR) / "models/smollm3-mini"; }
@@ -103,4 +103,4 @@ TEST(LoraModel, UnknownTargetsAreNamed) {
 }
 
 }  // namespace
-}  // namespace fsdp::models
+}  // namespace fsdp::models::lora_test

@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-namespace fsdp::models {
+namespace fsdp::models::presets_test {
 namespace {
 
 // Parameters of the published weights; a tied embedding counts once.
@@ -55,4 +55,4 @@ TEST(Presets, AreFoundByName) {
 }
 
 }  // namespace
-}  // namespace fsdp::models
+}  // namespace fsdp::models::presets_test

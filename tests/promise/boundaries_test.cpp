@@ -9,7 +9,7 @@
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::boundaries_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -206,4 +206,4 @@ TEST(DeferredConstruction, GivesTheWeightsOfAnOrdinaryOne) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::boundaries_test

@@ -6,7 +6,7 @@
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::flow_test {
 namespace {
 
 using testing::batch;
@@ -432,4 +432,4 @@ TEST(Flow, AGradientThatTheProgramPutThereIsAddedTo) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::flow_test

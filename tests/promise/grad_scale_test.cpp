@@ -6,7 +6,7 @@
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::grad_scale_test {
 namespace {
 
 using testing::batch;
@@ -174,4 +174,4 @@ TEST(GradScale, ReplicasMeetWhenTheyAreTold) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::grad_scale_test

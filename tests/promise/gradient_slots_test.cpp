@@ -9,7 +9,7 @@
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::gradient_slots_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -196,4 +196,4 @@ TEST(GradientSlots, TakeBf16GradientsInFp32) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::gradient_slots_test

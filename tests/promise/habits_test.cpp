@@ -7,7 +7,7 @@
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::habits_test {
 namespace {
 
 using ::testing::AllOf;
@@ -216,4 +216,4 @@ TEST(Habits, AGradientSetThroughTheModuleIsRefused) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::habits_test

@@ -6,7 +6,7 @@
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::memory_test {
 namespace {
 
 using testing::batch;
@@ -177,4 +177,4 @@ TEST(Memory, ErrorsNameParametersByTheirFullPath) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::memory_test

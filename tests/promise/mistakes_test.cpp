@@ -9,7 +9,7 @@
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::mistakes_test {
 namespace {
 
 using ::testing::AllOf;
@@ -373,4 +373,4 @@ TEST(Mistakes, SparseGradientsAreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::mistakes_test

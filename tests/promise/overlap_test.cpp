@@ -10,7 +10,7 @@
 #include "tests/io/temporary_folder.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::overlap_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -174,4 +174,4 @@ TEST(Overlap, AFileThatCannotBeWrittenIsNamed) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::overlap_test

@@ -8,7 +8,7 @@
 #include "tests/promise/models/parity_models.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::parity_test {
 namespace {
 
 using testing::make_seeded;
@@ -230,4 +230,4 @@ TEST(ParityCounts, GathersReducesAndPeakFollowTheFormulas) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::parity_test

@@ -6,7 +6,7 @@
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::precision_test {
 namespace {
 
 using testing::batch;
@@ -182,4 +182,4 @@ TEST(PrecisionBf16, WritesToLeavesAreSeen) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::precision_test

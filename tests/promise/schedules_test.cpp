@@ -7,7 +7,7 @@
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::schedules_test {
 namespace {
 
 using schedule::BackwardPrefetch;
@@ -206,4 +206,4 @@ TEST(Schedules, OneWorldHasOne) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::schedules_test

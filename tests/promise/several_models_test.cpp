@@ -5,7 +5,7 @@
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::several_models_test {
 namespace {
 
 using testing::batch;
@@ -195,4 +195,4 @@ TEST(SeveralModels, EvaluationBeforeTheFirstStep) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::several_models_test

@@ -13,7 +13,7 @@
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::shared_weights_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -276,4 +276,4 @@ TEST(SharedWeights, OutliveTheModelInItsOptimizer) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::shared_weights_test

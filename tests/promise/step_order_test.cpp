@@ -6,7 +6,7 @@
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::step_order_test {
 namespace {
 
 using testing::batch;
@@ -128,4 +128,4 @@ TEST(StepOrder, GathersFollowTheStrategy) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::step_order_test

@@ -9,7 +9,7 @@
 #include "tests/promise/zoo/random_tree.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::strategies_test {
 namespace {
 
 using testing::make_seeded;
@@ -282,4 +282,4 @@ INSTANTIATE_TEST_SUITE_P(Worlds, Strategies, ::testing::Range(1, 9),
                          [](const auto& info) { return std::to_string(info.param); });
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::strategies_test

@@ -11,7 +11,7 @@
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::torchscript_test {
 namespace {
 
 using testing::batch;
@@ -137,4 +137,4 @@ TEST(TorchScript, FrozenModulesAreRefused) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::torchscript_test

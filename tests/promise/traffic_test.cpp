@@ -5,7 +5,7 @@
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::traffic_test {
 namespace {
 
 using testing::batch;
@@ -222,4 +222,4 @@ TEST(Traffic, RestingBytesOfHybrids) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::traffic_test

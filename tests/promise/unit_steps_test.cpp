@@ -9,7 +9,7 @@
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::unit_steps_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -435,4 +435,4 @@ TEST(UnderAutocast, AnUnchangedModelTrainsLikeTheUnshardedOne) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::unit_steps_test

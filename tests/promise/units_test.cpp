@@ -8,7 +8,7 @@
 #include "tests/promise/zoo/zoo.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::units_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -454,4 +454,4 @@ TEST(UnusedUnits, AreAnErrorWhereAskedForAndTheNextStepIsClean) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::units_test

@@ -6,7 +6,7 @@
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::untouched_model_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -152,4 +152,4 @@ TEST(UntouchedModel, ALoopGathersItsCellOnce) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::untouched_model_test

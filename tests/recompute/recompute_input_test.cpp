@@ -7,7 +7,7 @@
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::recompute_input_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -264,4 +264,4 @@ TEST(ShardedRecomputeInput, TrainsLikeTheUnshardedModelAndGathersNothingMore) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::recompute_input_test

@@ -8,7 +8,7 @@
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::recompute_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -382,4 +382,4 @@ TEST(ShardedRecompute, AStepAfterASecondRunThatThrowsIsClean) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::recompute_test

@@ -9,7 +9,7 @@
 #include "tests/promise/zoo/zoo.h"
 #include "tests/support/ranks.h"
 
-namespace fsdp {
+namespace fsdp::zoo_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -376,4 +376,4 @@ TEST(ZooEdges, ARootThatIsReadLastCostsTheSameInEveryStep) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::zoo_test
