@@ -33,7 +33,8 @@ struct Block {
   bool add;
 };
 
-// C [kRows, kVectors of lanes], held in registers over the whole of k.
+// C [kRows, kVectors of lanes], held in registers over the whole of k. What is there is added in the end: sums over a
+// vocabulary, made of many blocks, lose a digit where each number is added to all before it.
 template <int kRows, int kVectors>
 HWY_INLINE void tile(const Block& x) {
   const Tag tag;
@@ -41,8 +42,7 @@ HWY_INLINE void tile(const Block& x) {
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v)
-      sums[row][v] = x.add ? hn::LoadU(tag, x.c + row * x.c_stride + v * kNativeLanes) : hn::Zero(tag);
+    for (int v = 0; v < kVectors; ++v) sums[row][v] = hn::Zero(tag);
   const float *column = x.a, *b = x.b;
   for (int64_t i = 0; i < x.k;) {
     // The next tile's rows, which may come from memory, in pieces too short for the processor to foresee.
@@ -63,7 +63,10 @@ HWY_INLINE void tile(const Block& x) {
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[row][v], tag, x.c + row * x.c_stride + v * kNativeLanes);
+    for (int v = 0; v < kVectors; ++v) {
+      float* to = x.c + row * x.c_stride + v * kNativeLanes;
+      hn::StoreU(x.add ? hn::Add(sums[row][v], hn::LoadU(tag, to)) : sums[row][v], tag, to);
+    }
 }
 
 // All rows of `kVectors` of columns.

@@ -103,5 +103,22 @@ TEST(DenseGemm, MayMixTypesAndRoundToBf16) {
   });
 }
 
+// Of a vocabulary, say: numbers of one sign, where each addition to a sum that has grown large would cost a digit.
+TEST(DenseGemm, ALongSumKeepsItsDigits) {
+  for_each_isa([] {
+    constexpr int64_t kDepth = 1 << 17, kColumns = 5;
+    const std::vector<float> ones(kDepth, 1), numbers = random_floats(kDepth * kColumns, 4);
+    std::vector<float> b, c(kColumns), scratch = scratch_for({1, kColumns, kDepth});
+    for (const float number : numbers) b.push_back(std::abs(number));
+    dense_gemm(1, kColumns, kDepth, {ones.data(), kDepth, 1}, {b.data(), kColumns, 1}, 1, c.data(), kColumns, false,
+               scratch.data());
+    for (size_t column = 0; column < c.size(); ++column) {
+      double expected = 0;
+      for (size_t i = column; i < b.size(); i += c.size()) expected += b[i];
+      EXPECT_NEAR(c[column] / expected, 1, 2e-6);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace fsdp::kernels::raw
