@@ -20,8 +20,6 @@
 namespace fsdp {
 namespace {
 
-bool in_graph_task() { return torch::autograd::get_current_graph_task_id() != -1; }
-
 // Inside an operator that was seen already: what it makes of its inputs there needs no gradients.
 bool below_autograd() { return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality); }
 
@@ -102,6 +100,8 @@ void Context::remove_unit(UnitState& unit) {
     count_gathered(-group->gathered_bytes());
   }
 }
+
+bool Context::in_graph_task() { return torch::autograd::get_current_graph_task_id() != -1; }
 
 // ---- touches
 

@@ -1,4 +1,4 @@
-// 180 lines because every event of a step comes together here.
+// 182 lines because every event of a step comes together here.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -90,6 +90,8 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
     bool is_last;  // of the step
   };
   using Clock = std::chrono::steady_clock;
+
+  static bool in_graph_task();  // this thread runs a backward
 
   // ---- weights
   void follow(c10::ArrayRef<Touch> touches, const char* operator_name);
