@@ -4,16 +4,17 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <utility>
+
+#include "fsdp/base/backstage.h"
 
 namespace fsdp {
 
 // Pages that nobody wrote to are all the same one. A storage of their own, by which an observer knows them.
-GradientMarks::GradientMarks(std::shared_ptr<const layout::FlatLayout> layout, std::vector<std::vector<int64_t>> sizes,
+GradientMarks::GradientMarks(const layout::FlatLayout& layout, const std::vector<std::vector<int64_t>>& sizes,
                              const at::TensorOptions& options)
-    : layout_(std::move(layout)), set_(sizes.size(), false), zeroed_(sizes.size(), false) {
+    : set_(sizes.size(), false), zeroed_(sizes.size(), false) {
   int64_t numel = 0;
-  for (size_t i = 0; i < sizes.size(); ++i) numel = std::max(numel, layout_->offsets[i] + layout_->numels[i]);
+  for (size_t i = 0; i < sizes.size(); ++i) numel = std::max(numel, layout.offsets[i] + layout.numels[i]);
   if (!options.device().is_cpu() || numel == 0) return;
   const size_t bytes = static_cast<size_t>(numel) * options.dtype().itemsize();
   void* memory =
@@ -22,7 +23,7 @@ GradientMarks::GradientMarks(std::shared_ptr<const layout::FlatLayout> layout, s
   zeros_ = at::from_blob(
       memory, {numel}, [bytes](void* start) { munmap(start, bytes); }, options);
   for (size_t i = 0; i < sizes.size(); ++i)
-    marks_.push_back(zeros_.narrow(0, layout_->offsets[i], layout_->numels[i]).view(sizes[i]).detach());
+    marks_.push_back(zeros_.narrow(0, layout.offsets[i], layout.numels[i]).view(sizes[i]).detach());
 }
 
 const c10::StorageImpl* GradientMarks::storage() const {
@@ -54,8 +55,15 @@ void GradientMarks::take(size_t i, const at::Tensor& parameter) {
   zeroed_[i] = set_[i] = false;
 }
 
-void GradientMarks::clear() {
-  if (zeros_.defined()) madvise(zeros_.mutable_data_ptr(), zeros_.nbytes(), MADV_DONTNEED);
+at::Tensor GradientMarks::release(size_t i, const at::Tensor& gradient) {
+  if (!is_mark(i, gradient)) return gradient;
+  const Backstage backstage;
+  at::Tensor sum = gradient.clone();
+  clear();
+  set_[i] = false;
+  return sum;
 }
+
+void GradientMarks::clear() { madvise(zeros_.mutable_data_ptr(), zeros_.nbytes(), MADV_DONTNEED); }
 
 }  // namespace fsdp

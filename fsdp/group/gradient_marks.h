@@ -3,8 +3,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <memory>
-#include <optional>
 #include <vector>
 
 #include "fsdp/layout/planner.h"
@@ -21,7 +19,7 @@ class GradientMarks {
 
   GradientMarks() = default;
   // For parameters of this layout, dtype and device.
-  GradientMarks(std::shared_ptr<const layout::FlatLayout> layout, std::vector<std::vector<int64_t>> sizes,
+  GradientMarks(const layout::FlatLayout& layout, const std::vector<std::vector<int64_t>>& sizes,
                 const at::TensorOptions& options);
 
   // Null where there are none.
@@ -30,17 +28,18 @@ class GradientMarks {
   Fate fate(size_t i, const at::Tensor& parameter) const;
   // Ends a fate: the parameter's .grad is as if no mark had been set, and the mark is zeros again.
   void take(size_t i, const at::Tensor& parameter);
-  // As if the mark had not been set; `gradient` was accumulated onto it.
-  void forgive(size_t i) { set_[i] = false; }
-  // Also of a detach()ed one, which Module::zero_grad puts in its place.
-  bool is_mark(size_t i, const at::Tensor& gradient) const;
+  // A gradient that autograd accumulated, onto the mark if nothing of a backward had come before: then a copy, and it
+  // is as if no mark had been set.
+  at::Tensor release(size_t i, const at::Tensor& gradient);
   // zero_() was called on it.
   void note_zeroed(size_t i) { zeroed_[i] = true; }
+
+ private:
+  // Also of a detach()ed one, which Module::zero_grad puts in its place.
+  bool is_mark(size_t i, const at::Tensor& gradient) const;
   // Gives memory back that somebody's write took.
   void clear();
 
- private:
-  std::shared_ptr<const layout::FlatLayout> layout_;
   at::Tensor zeros_;
   std::vector<at::Tensor> marks_;
   std::vector<bool> set_, zeroed_;

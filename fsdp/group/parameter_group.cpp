@@ -142,7 +142,7 @@ void ParameterGroup::make_leaves(const Precision& precision) {
                       spec.accumulate_dtype == main.scalar_type();
   spec.leaves = leaves_;
   gradients_.emplace(std::move(spec));
-  marks_ = GradientMarks(layout_, sizes_, unsharded_.local().options());
+  marks_ = GradientMarks(*layout_, sizes_, unsharded_.local().options());
 }
 
 layout::Range ParameterGroup::main_slice(size_t i) const {
@@ -168,8 +168,7 @@ size_t ParameterGroup::parameter_at(int64_t offset) const {
 }
 
 bool ParameterGroup::holds(const at::Tensor& parameter) const {
-  return parameter.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() ==
-         unsharded_.local().storage().unsafeGetStorageImpl();
+  return unsharded_.is_at(parameter.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
 }
 
 bool ParameterGroup::is_parameter(size_t i, const at::Tensor& tensor) const {
@@ -177,10 +176,9 @@ bool ParameterGroup::is_parameter(size_t i, const at::Tensor& tensor) const {
 }
 
 std::optional<std::string> ParameterGroup::find_moved_parameter() const {
-  const c10::StorageImpl* ours = unsharded_.local().storage().unsafeGetStorageImpl();
   for (size_t i = 0; i < num_parameters(); ++i) {
     const auto parameter = parameters_[i].lock();
-    if (parameter && parameter->unsafe_storage().unsafeGetStorageImpl() != ours) return names_[i];
+    if (parameter && !unsharded_.is_at(parameter->unsafe_storage().unsafeGetStorageImpl())) return names_[i];
   }
   return std::nullopt;
 }

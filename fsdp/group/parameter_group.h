@@ -1,4 +1,4 @@
-// 206 lines because a group is weights and gradients with one life cycle.
+// 207 lines because a group is weights and gradients with one life cycle.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -49,6 +49,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   const GroupLinks& links() const { return links_; }
   // The part of parameter i that this rank's optimizer owns.
   layout::Range main_slice(size_t i) const;
+  // This rank has all of the main weight, and of its gradient.
+  bool whole_main_weight() const;
   // The groups of ranks over which the main weight is sharded, for sums over all of it.
   std::vector<std::shared_ptr<comm::Comm>> main_weight_comms() const;
   // Null once the model is gone; an optimizer may outlive it.
@@ -149,7 +151,6 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void await_readers();
   void refresh_model_weight();
   int64_t main_weight_revision() const { return main_weight_.local()._version() + observed_writes_; }
-  bool whole_main_weight() const;
   at::Tensor parameter(size_t i) const;  // of the module; undefined once that is gone
   bool over_replicas() const { return traits_.shards_over_replicas && links_.replicate != nullptr; }
   at::Tensor own_model_weight() const;

@@ -58,11 +58,11 @@ void TouchTable::add(const c10::StorageImpl* storage, const Entry& entry) {
   current_.store(tables_.back().get(), std::memory_order_release);
 }
 
-void TouchTable::remove(const c10::StorageImpl* storage) {
+void TouchTable::remove(const c10::StorageImpl* storage, const ParameterGroup* group) {
   const std::lock_guard lock(write_mutex_);
   // The slot keeps its key: a chain of probes may run through it, and the address may come back. An address that was
   // never added must not take a slot.
-  if (find(storage).group != nullptr) insert(*tables_.back(), storage, {});
+  if (group != nullptr && find(storage).group == group) insert(*tables_.back(), storage, {});
 }
 
 TouchTable::Entry TouchTable::find(const c10::StorageImpl* storage) const {

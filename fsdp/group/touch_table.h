@@ -30,7 +30,8 @@ class TouchTable {
   static TouchTable& instance();
 
   void add(const c10::StorageImpl* storage, const Entry& entry);
-  void remove(const c10::StorageImpl* storage);
+  // Nothing where the address has come to be another group's meanwhile.
+  void remove(const c10::StorageImpl* storage, const ParameterGroup* group);
   // Without a group for a storage that is none of ours.
   Entry find(const c10::StorageImpl* storage) const;
 

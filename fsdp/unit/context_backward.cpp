@@ -91,16 +91,10 @@ void Context::gradient_ready(UnitState& unit, ParameterGroup& group, size_t inde
   rethrow_deferred();
   at::Tensor gradient = parameter.grad();
   const_cast<at::Tensor&>(parameter).mutable_grad().reset();
-  GradientMarks& marks = group.gradient_marks();
-  const bool is_on_mark = marks.is_mark(index, gradient);  // it came before anything else of this backward
-  if (is_on_mark) marks.forgive(index);
+  gradient = group.gradient_marks().release(index, gradient);
   enter_backward();
   const Backstage backstage;
   FSDP_CHECK(group.holds(parameter), ParameterGroup::moved_message(group.parameter_name(index)));
-  if (is_on_mark) {
-    gradient = gradient.clone();
-    marks.clear();
-  }
   if (!gradient.defined()) return;
   unit.root().had_gradients = true;
   FSDP_CHECK(gradient.layout() == at::kStrided, "[backward] gradient of '", group.parameter_name(index),

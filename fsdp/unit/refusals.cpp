@@ -15,19 +15,20 @@ std::string_view plain_name(std::string_view operator_name) {
   return operator_name.starts_with(kPrefix) ? operator_name.substr(kPrefix.size()) : operator_name;
 }
 
+template <class... Parts>
+std::exception_ptr refusal(const Parts&... parts) {
+  return std::make_exception_ptr(Error(ErrorCode::kUsage, c10::str(parts...)));
+}
+
 }  // namespace
 
 void Context::refuse_write(const Touch& touch, const char* operator_name) noexcept {
   if (touch.unit->write_scopes > 0) return;
   touch.group->isolate_unsharded();
   touch.group->distrust_unsharded();
-  try {
-    FSDP_CHECK(false, "[", operator_name, "] writes into '", touch.group->parameter_name(touch.index),
-               "', a gathered copy that is thrown away. Write to its leaf from fsdp::parameters(), or inside "
-               "full_parameters(unit, WriteBack::kYes).");
-  } catch (...) {
-    error_.set(std::current_exception());
-  }
+  defer(refusal("[", operator_name, "] writes into '", touch.group->parameter_name(touch.index),
+                "', a gathered copy that is thrown away. Write to its leaf from fsdp::parameters(), or inside "
+                "full_parameters(unit, WriteBack::kYes)."));
 }
 
 // Within a backward it is autograd that adds to it. zero_() means what Module::zero_grad(false) means by it.
@@ -35,14 +36,10 @@ void Context::note_mark_use(const Touch& mark, const char* operator_name) noexce
   const std::string_view name = plain_name(operator_name);
   if (in_graph_task() || name == "detach" || name == "detach_") return;
   if (name == "zero_") return mark.group->gradient_marks().note_zeroed(mark.index);
-  try {
-    FSDP_CHECK(false, "[", operator_name, "] uses the gradient of '", mark.group->parameter_name(mark.index),
-               "' of module->parameters(), which has none: a sharded model's gradients lie in slices in "
-               "fsdp::parameters(module). Build optimizers and averages on these, and clip with "
-               "fsdp::clip_grad_norm_(module, max_norm).");
-  } catch (...) {
-    error_.set(std::current_exception());
-  }
+  defer(refusal("[", operator_name, "] uses the gradient of '", mark.group->parameter_name(mark.index),
+                "' of module->parameters(), which has none: a sharded model's gradients lie in slices in "
+                "fsdp::parameters(module). Build optimizers and averages on these, and clip with "
+                "fsdp::clip_grad_norm_(module, max_norm)."));
 }
 
 // The norm of a slice is no norm of the gradient: torch::nn::utils::clip_grad_norm_ over leaves would clip each rank by
@@ -50,15 +47,11 @@ void Context::note_mark_use(const Touch& mark, const char* operator_name) noexce
 void Context::note_slice_use(const Touch& slice, const char* operator_name) noexcept {
   const std::string_view name = plain_name(operator_name);
   if (name != "norm" && name != "linalg_vector_norm") return;
-  if (slice.group->main_weight_comms().empty() || world_.size == 1) return;
-  try {
-    FSDP_CHECK(false, "[", operator_name, "] takes the norm of this rank's slice of a gradient in '",
-               slice.group->unit_name(),
-               "' alone, which differs from rank to rank. Use fsdp::clip_grad_norm_(module, max_norm) or "
-               "fsdp::grad_norm(); where the slice itself is meant, clone() it first.");
-  } catch (...) {
-    error_.set(std::current_exception());
-  }
+  if (slice.group->whole_main_weight()) return;
+  defer(refusal("[", operator_name, "] takes the norm of this rank's slice of a gradient in '",
+                slice.group->unit_name(),
+                "' alone, which differs from rank to rank. Use fsdp::clip_grad_norm_(module, max_norm) or "
+                "fsdp::grad_norm(); where the slice itself is meant, clone() it first."));
 }
 
 }  // namespace fsdp

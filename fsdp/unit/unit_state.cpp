@@ -15,11 +15,16 @@ UnitState::UnitState(std::shared_ptr<Context> owner, std::string unit_name)
 }
 
 UnitState::~UnitState() {
-  for (const c10::StorageImpl* storage : watched_main_grads) TouchTable::instance().remove(storage);
-  for (const auto& group : groups) {
-    TouchTable::instance().remove(group->unsharded().local().storage().unsafeGetStorageImpl());
-    TouchTable::instance().remove(group->main_weight().local().storage().unsafeGetStorageImpl());
-    TouchTable::instance().remove(group->gradient_marks().storage());
+  const auto forget = [](const c10::StorageImpl* storage, const ParameterGroup* group) {
+    TouchTable::instance().remove(storage, group);
+  };
+  watched_main_grads.resize(groups.size(), nullptr);
+  for (size_t i = 0; i < groups.size(); ++i) {
+    ParameterGroup* group = groups[i].get();
+    forget(group->unsharded().local().storage().unsafeGetStorageImpl(), group);
+    forget(group->main_weight().local().storage().unsafeGetStorageImpl(), group);
+    forget(group->gradient_marks().storage(), group);
+    forget(watched_main_grads[i], group);
   }
   for (UnitState* child : children) child->parent = nullptr;
   if (parent != nullptr) std::erase(parent->children, this);
@@ -32,7 +37,7 @@ void UnitState::watch_main_grads() {
     const DBuffer& grads = groups[i]->gradients().main_grad();
     const auto* now = grads.defined() ? grads.local().storage().unsafeGetStorageImpl() : nullptr;
     if (now == watched_main_grads[i]) continue;
-    TouchTable::instance().remove(watched_main_grads[i]);
+    TouchTable::instance().remove(watched_main_grads[i], groups[i].get());
     if (now != nullptr) TouchTable::instance().add(now, {groups[i].get(), this, Role::kMainGrad});
     watched_main_grads[i] = now;
   }

@@ -145,6 +145,15 @@ std::vector<CheckpointPlace> list_checkpoints(const fs::path& root) {
   return places;
 }
 
+std::optional<std::string> find_foreign(const fs::path& root) {
+  std::error_code failure;
+  for (const auto& item : fs::directory_iterator(root, failure)) {
+    const std::string name = item.path().filename().native();
+    if (name != kHint && name != kHintBeingWritten && !entry_of(item.path())) return name;
+  }
+  return std::nullopt;
+}
+
 fs::path checkpoint_path(const fs::path& root, int64_t step) {
   return root / (std::string(kPrefix) + std::to_string(step));
 }

@@ -21,6 +21,9 @@ struct CheckpointPlace {
 // All `step-<N>` folders, newest first, valid or not. Empty if `root` does not exist.
 std::vector<CheckpointPlace> list_checkpoints(const std::filesystem::path& root);
 
+// Name of something in `root` to which no run gives that name; nothing: there is none, or no `root`.
+std::optional<std::string> find_foreign(const std::filesystem::path& root);
+
 std::filesystem::path checkpoint_path(const std::filesystem::path& root, int64_t step);
 
 // Makes the folder (and `root`, where missing) to write step `step` into. `token` tells runs apart.

@@ -22,7 +22,7 @@ constexpr size_t kMany = 10'000;
 class TouchTableTest : public ::testing::Test {
  protected:
   void TearDown() override {
-    for (size_t i = 0; i < kMany; ++i) table_.remove(storage(i));
+    for (size_t i = 0; i < kMany; ++i) table_.remove(storage(i), group(i));
   }
   void expect_entry(size_t i, bool present) {
     const TouchTable::Entry entry = table_.find(storage(i));
@@ -40,7 +40,7 @@ TEST_F(TouchTableTest, FindsWhatWasAddedAndNothingElse) {
 
 TEST_F(TouchTableTest, ForgetsWhatWasRemovedAndKeepsTheRest) {
   for (size_t i = 0; i < kMany; ++i) table_.add(storage(i), {group(i), unit(i), Role::kUnsharded});
-  for (size_t i = 0; i < kMany; i += 3) table_.remove(storage(i));
+  for (size_t i = 0; i < kMany; i += 3) table_.remove(storage(i), group(i));
   for (size_t i = 0; i < kMany; ++i) expect_entry(i, i % 3 != 0);
 }
 
@@ -48,9 +48,16 @@ TEST_F(TouchTableTest, AnAddressMayComeBackAsAnother) {
   for (size_t round = 0; round < 1000; ++round) {
     table_.add(storage(1), {group(round), unit(round), Role::kUnsharded});
     EXPECT_EQ(table_.find(storage(1)).group, group(round));
-    table_.remove(storage(1));
+    table_.remove(storage(1), group(round));
     EXPECT_EQ(table_.find(storage(1)).group, nullptr);
   }
+}
+
+TEST_F(TouchTableTest, AnAddressThatCameBackIsNotRemovedByItsLastOwner) {
+  table_.add(storage(1), {group(2), unit(2), Role::kMainGrad});
+  table_.add(storage(1), {group(1), unit(1), Role::kUnsharded});
+  table_.remove(storage(1), group(2));
+  expect_entry(1, true);
 }
 
 TEST_F(TouchTableTest, TellsTheRole) {

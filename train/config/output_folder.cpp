@@ -1,13 +1,16 @@
 #include "train/config/output_folder.h"
 
 #include <array>
+#include <optional>
 #include <system_error>
 #include <utility>
 
 #include "fsdp/base/error.h"
 #include "io/base/atomic_file.h"
 #include "io/base/error.h"
+#include "io/base/input_file.h"
 #include "io/checkpoint/checkpoint_folder.h"
+#include "io/hub/adapter_config.h"
 #include "train/config/config_file.h"
 
 namespace fsdp::train {
@@ -38,35 +41,25 @@ bool is_inside(const fs::path& path, const fs::path& folder) {
   return !way.empty() && *way.begin() != "..";
 }
 
-// A first name in `folder` that no run of ours gives; empty: none.
-template <class IsOurs>
-std::string find_foreign(const fs::path& folder, const IsOurs& is_ours) {
+// What is in a folder `model` that no run wrote; nothing: a model, or no folder.
+std::optional<std::string> find_foreign_in_model(const fs::path& model) {
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error))
-    if (!is_ours(entry)) return entry.path().filename().string();
-  return "";
+  for (const auto& entry : fs::directory_iterator(model, error))
+    if (!entry.is_regular_file()) return entry.path().filename().string();
+  const bool has_config = io::can_be_found(model / "config.json") || io::can_be_found(model / io::kAdapterConfigFile);
+  if (has_config || !fs::exists(model, error) || fs::is_empty(model, error)) return std::nullopt;
+  return "no config.json";
 }
 
 // What is to be removed must be a run's: folders of these names may be another program's.
 void keep_what_others_left(const OutputFolder& folder) {
-  const auto is_checkpoint = [](const fs::directory_entry& entry) {
-    const std::string name = entry.path().filename().string();
-    return name == "latest" || name.starts_with("step-") || name.starts_with(".step-");
+  const auto refuse = [](const fs::path& place, const std::string& found) {
+    throw Error(ErrorCode::kUsage, "[train] output.folder: this run would remove " + place.string() +
+                                       ", which is no run's: it has " + io::in_quotes(found) +
+                                       ". Move it away, or choose another output.folder.");
   };
-  const auto is_model_file = [](const fs::directory_entry& entry) { return entry.is_regular_file(); };
-  std::error_code error;
-  std::string found = find_foreign(folder.checkpoints(), is_checkpoint);
-  fs::path place = folder.checkpoints();
-  if (found.empty()) {
-    place = folder.model();
-    found = find_foreign(place, is_model_file);
-    const bool is_model = fs::exists(place / "config.json", error) || fs::exists(place / "adapter_config.json", error);
-    if (found.empty() && fs::exists(place, error) && !fs::is_empty(place, error) && !is_model) found = "no config.json";
-  }
-  if (found.empty()) return;
-  throw Error(ErrorCode::kUsage, "[train] output.folder: this run would remove " + place.string() +
-                                     ", which is no run's: it has " + io::in_quotes(found) +
-                                     ". Move it away, or choose another output.folder.");
+  if (const auto found = io::find_foreign(folder.checkpoints())) refuse(folder.checkpoints(), *found);
+  if (const auto found = find_foreign_in_model(folder.model())) refuse(folder.model(), *found);
 }
 
 // What a run starts from must still be there when it starts.

@@ -252,8 +252,7 @@ void save_model(const ShardedModel& model, const World& world, const fs::path& f
     io::write_file_atomically(staging / "generation_config.json", io::generation_config(config).dump(2) + "\n");
     if (!tokenizer_files.empty()) {
       // Only what a tokenizer may have: another file there must not take the place of one of the model's.
-      for (const fs::path& file : io::companion_files(tokenizer_files)) {
-        if (file.filename() == "generation_config.json") continue;
+      for (const fs::path& file : io::tokenizer_files(tokenizer_files)) {
         io::copy_file_atomically(file, staging / file.filename(), io::ErrorKind::kData);
       }
     } else if (tokenizer == byte_tokenizer::kName) {

@@ -71,9 +71,10 @@ class Handshake {
       }
       const std::string text = to_text(store_.get(key));
       const size_t space = text.find(' ');
+      if (space == std::string::npos) return false;  // no rank wrote this
+      const auto proof = parse_integer<uint64_t>(std::string_view(text).substr(space + 1));
+      if (!proof) return false;
       names_[index(rank)] = text.substr(0, space);
-      const auto proof = parse_integer<uint64_t>(std::string_view(text).substr(std::min(space, text.size() - 1) + 1));
-      if (space == std::string::npos || !proof) return false;  // no rank wrote this
       proofs_[index(rank)] = *proof;
     }
     until_ = Clock::now() + options_.deadline;

@@ -1,9 +1,9 @@
 #include "fsdp/comm/rendezvous/launch_environment.h"
 
-#include <charconv>
 #include <cstring>
 
 #include "fsdp/base/check.h"
+#include "fsdp/base/number_text.h"
 
 namespace fsdp::comm {
 namespace {
@@ -31,11 +31,8 @@ class Variables {
   std::optional<int> number(const char* name) const {
     const auto value = text(name);
     if (!value) return std::nullopt;
-    int result = 0;
-    const char* end = value->data() + value->size();
-    const auto [stop, error] = std::from_chars(value->data(), end, result);
-    FSDP_CHECK(error == std::errc() && stop == end && result >= 0, "[init] ", name, ": got '", *value,
-               "', expected a number from 0 on.");
+    const auto result = parse_integer<int>(*value);
+    FSDP_CHECK(result && *result >= 0, "[init] ", name, ": got '", *value, "', expected a number from 0 on.");
     return result;
   }
 

@@ -91,7 +91,8 @@ namespace {
 
 c10::intrusive_ptr<c10d::Store> open_store(const LaunchEnvironment& launched, std::chrono::milliseconds deadline) {
   LaunchEnvironment env = launched;
-  if (stays_on_host(env)) env.store_host = kLoopback;
+  const bool is_local = stays_on_host(env);
+  if (is_local) env.store_host = kLoopback;
   const bool is_host = env.rank == 0 && env.hosted_by == StoreHost::kRankZero;
   if (!is_host) {
     const std::string failure = wait_for_port(env.store_host, env.store_port, deadline);
@@ -103,7 +104,7 @@ c10::intrusive_ptr<c10d::Store> open_store(const LaunchEnvironment& launched, st
   options.waitWorkers = false;
   options.timeout = deadline;
   options.multiTenant = false;
-  if (is_host && stays_on_host(env)) {
+  if (is_host && is_local) {
     const LoopbackSocket loopback = bind_to_loopback(env.store_port);
     if (loopback.error == EADDRINUSE) throw_in_use(env);
     if (loopback.descriptor < 0) throw_unreachable(env, deadline, std::strerror(loopback.error));

@@ -42,6 +42,7 @@ class OutputFolderTest : public ::testing::Test {
 TEST_F(OutputFolderTest, WhatARunLeftIsReplaced) {
   put("checkpoints/.step-3.tmp-ab/part");
   put("checkpoints/latest");
+  put("checkpoints/.latest.tmp");
   EXPECT_EQ(check("auto", "refuse"), "replace");
   put("model/config.json");
   put("model/model.safetensors");

@@ -148,9 +148,9 @@ DecoderStage read_decoder_stage(const JsonNode& node, GrowthLimit& limit) {
   return stage;
 }
 
-// What TemplateProcessing puts around one text.
 constexpr size_t kMaxTemplateIds = 1000;
 
+// What TemplateProcessing puts around one text.
 Template read_template(const JsonNode& node) {
   Template result;
   bool has_text = false;
