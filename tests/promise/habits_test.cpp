@@ -204,6 +204,22 @@ TEST(Habits, ClippingLeavesByTheirOwnNormIsRefusedWhereTheyAreSlices) {
   }
 }
 
+TEST(Habits, ClippingLeavesThatAreWholeIsNoClippingOfSlices) {
+  run_ranks(2, [](const World& world) {
+    ShardedBlocks sharded = shard_blocks(Mesh(world, {{"replicate", 2}, {"shard", 1}}), {});
+    SGD optimizer(parameters(*sharded.module), {.lr = 0.1});
+    const auto twin = make_block_model();
+    torch::optim::SGD twins(twin->parameters(), 0.1);
+    loss_of(*sharded.module, share_of(world, batch(1))).backward();
+    loss_of(*twin, batch(1)).backward();
+    torch::nn::utils::clip_grad_norm_(parameters(*sharded.module), 0.1);
+    torch::nn::utils::clip_grad_norm_(twin->parameters(), 0.1);
+    optimizer.step();
+    twins.step();
+    expect_same_weights(*sharded.module, *twin);
+  });
+}
+
 TEST(Habits, AGradientSetThroughTheModuleIsRefused) {
   run_ranks(2, [](const World& world) {
     ShardedBlocks sharded = shard_blocks(world);
