@@ -6,6 +6,7 @@
 #include "fsdp/base/load_cuda.h"              // load_cuda
 #include "fsdp/checkpoint/archive/archive.h"  // save, load
 #include "fsdp/checkpoint/checkpoint.h"       // checkpoint::save, load, resume, Saver
+#include "fsdp/checkpoint/state_dict.h"       // full_state_dict, sharded_state_dict, ...
 #include "fsdp/comm/collectives.h"            // sum_over_ranks, barrier, ...
 #include "fsdp/comm/init.h"                   // init, World
 #include "fsdp/deferred/deferred_init.h"      // deferred

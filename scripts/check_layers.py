@@ -95,7 +95,8 @@ ALLOWED = {
     "train/parity": DATA | {"train/loop"},
 }
 # Rooms within a room: its own matter, one room to all others.
-PARTS = {"text/tokenizer/json": "text/tokenizer", "text/tokenizer/stages": "text/tokenizer", "app/launch": "app"}
+PARTS = {"text/tokenizer/json": "text/tokenizer", "text/tokenizer/stages": "text/tokenizer", "app/launch": "app",
+         "fsdp/unit/sharding": "fsdp/unit"}
 EVERYTHING = {"fsdp", "app"}  # `fsdp` is the umbrella header
 
 # These must build and run without LibTorch.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "fsdp/base/check.h"
+#include "fsdp/base/libtorch_version.h"
 
 namespace fsdp {
 namespace {
@@ -44,11 +45,16 @@ c10::DataPtr DBuffer::exchange(c10::DataPtr memory) {
 }
 
 void DBuffer::refuse_access(const std::string& reason) {
-  c10::StorageImpl* storage = local_.storage().unsafeGetStorageImpl();
-  storage->set_nbytes(static_cast<size_t>(bytes()));  // or views would fail first, with another text
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(reason);
+  local_.storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(reason);
   refuses_access_ = true;
 }
+
+void DBuffer::allow_access() {
+  if (!std::exchange(refuses_access_, false)) return;
+  libtorch::allow_access(*local_.storage().unsafeGetStorageImpl());
+}
+
+void DBuffer::claim_bytes() { local_.storage().unsafeGetStorageImpl()->set_nbytes(static_cast<size_t>(bytes())); }
 
 int64_t DBuffer::bytes() const { return numel_ * static_cast<int64_t>(local_.element_size()); }
 

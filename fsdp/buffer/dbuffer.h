@@ -57,10 +57,13 @@ class DBuffer {
   const StreamPoint& ready() const { return ready_; }
   // Exchanges the memory for `memory`, of the same size, and returns what was there. Views follow.
   c10::DataPtr exchange(c10::DataPtr memory);
-  // From now on and for good, whoever reads or writes this buffer or a view of it gets a c10::Error with this text. For
-  // a buffer that must be read and for which there is no memory.
+  // From now on whoever asks for the memory of this buffer or of a view of it gets a c10::Error with this text, until
+  // allow_access(). For a buffer whose content would mislead, or that has no memory.
   void refuse_access(const std::string& reason);
+  void allow_access();
   bool refuses_access() const { return refuses_access_; }
+  // Views of a buffer without memory can be made as if it had some.
+  void claim_bytes();
 
   // COLLECTIVE when it runs. Fills this replicated buffer from every rank's `shard` [S], which may be own_slice().
   comm::Stage all_gather_from(const at::Tensor& shard, std::shared_ptr<comm::Comm> comm, comm::CallLabel label) const;

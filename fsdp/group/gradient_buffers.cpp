@@ -21,6 +21,7 @@ GradientBuffers::GradientBuffers(GradientSpec spec)
       placed_(spec_.leaves.size(), false),
       written_(spec_.leaves.size(), false),
       this_pass_(spec_.leaves.size(), false),
+      had_gradient_(spec_.leaves.size(), false),
       arrived_(spec_.leaves.size(), 0) {
   const int index = spec_.links.shard->rank();
   const auto buffer_of = [&](at::ScalarType dtype) {
@@ -141,15 +142,16 @@ Accumulate GradientBuffers::prepare_main_grad() {
       grad_slices_.push_back(main_grad_.part(i).detach());  // no view, so that zero_grad() may detach it
   }
   if (std::exchange(reduced_since_publish_, true)) return Accumulate::kAdd;
-  const auto is_defined = [](const at::Tensor& leaf) { return leaf.grad().defined(); };
-  if (std::none_of(spec_.leaves.begin(), spec_.leaves.end(), is_defined)) return Accumulate::kOverwrite;
+  for (size_t i = 0; i < spec_.leaves.size(); ++i) had_gradient_[i] = spec_.leaves[i].grad().defined();
+  if (std::find(had_gradient_.begin(), had_gradient_.end(), true) == had_gradient_.end()) return Accumulate::kOverwrite;
   for (size_t i = 0; i < spec_.leaves.size(); ++i) {
-    const at::Tensor grad = spec_.leaves[i].grad();
+    at::Tensor& grad = spec_.leaves[i].mutable_grad();
     if (!grad.defined()) {
       grad_slices_[i].zero_();
     } else if (!grad.is_same(grad_slices_[i])) {
       grad_slices_[i].copy_(grad);  // the program put a tensor of its own there
     }
+    grad.reset();  // what autograd adds to the leaf meanwhile must not meet what other threads add to the main grad
   }
   return Accumulate::kAdd;
 }
@@ -275,10 +277,18 @@ void GradientBuffers::release_reduce_memory() {
 void GradientBuffers::publish() {
   if (!reduced_since_publish_) return;
   for (size_t i = 0; i < spec_.leaves.size(); ++i) {
-    if (arrived_[i] != 0) spec_.leaves[i].mutable_grad() = grad_slices_[i];
+    if (arrived_[i] != 0 || had_gradient_[i]) show_gradient(i);
     arrived_[i] = 0;
   }
   reduced_since_publish_ = false;
+}
+
+// With what the loss said of the leaf itself (a penalty on the optimizer's parameters): this rank's slice of that is
+// all of it, so it is neither scaled nor reduced.
+void GradientBuffers::show_gradient(size_t i) {
+  at::Tensor& grad = spec_.leaves[i].mutable_grad();
+  if (grad.defined() && !grad.is_same(grad_slices_[i])) grad_slices_[i].add_(grad);
+  grad = grad_slices_[i];
 }
 
 void GradientBuffers::free_main_grad() {
@@ -301,6 +311,9 @@ void GradientBuffers::drop() {
   FSDP_ASSERT(phase() != GradPhase::kReducing, "gradients dropped while they are reduced");
   if (phase() == GradPhase::kCollecting) release_reduce_memory();
   if (partial_.defined() && partial_.resident()) partial_.release(*spec_.allocator);
+  for (size_t i = 0; reduced_since_publish_ && i < spec_.leaves.size(); ++i) {
+    if (had_gradient_[i]) show_gradient(i);
+  }
   std::fill(arrived_.begin(), arrived_.end(), 0);
   reduced_since_publish_ = false;
 }

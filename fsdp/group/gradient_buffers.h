@@ -110,6 +110,7 @@ class GradientBuffers {
   comm::Job reduce_to_all(const at::Tensor& staging, const std::string& unit);
   void add_replica_stages(comm::Job& job, const at::Tensor& staging, const std::string& unit);
   void release_reduce_memory();
+  void show_gradient(size_t i);
 
   GradientSpec spec_;
   bool has_replicas_;
@@ -128,6 +129,7 @@ class GradientBuffers {
   std::vector<bool> placed_;            // has a gradient in the buffer
   std::vector<bool> written_;           // got one through its slot that was not add()ed yet
   std::vector<bool> this_pass_;         // got a gradient in the running backward
+  std::vector<bool> had_gradient_;      // which leaves, when the first reduction after publish() began
   std::vector<uint8_t> arrived_;
 };
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <exception>
 
 namespace fsdp {
@@ -17,6 +19,8 @@ class GroupOwner {
   virtual void defer(std::exception_ptr error) = 0;
   // Somebody asked for the leaves, so an optimizer has a chance to be right.
   virtual void on_leaves_requested() = 0;
+  // Whether the program asked to leave this parameter alone.
+  virtual bool ignores(const at::Tensor& parameter) const = 0;
   // All ranks that share the model.
   virtual const World& world() const = 0;
 };

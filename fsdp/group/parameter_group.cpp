@@ -44,6 +44,7 @@ ParameterGroup::ParameterGroup(GroupSpec spec)
   make_buffers(spec);
   adopt_parameters(spec.parameters);
   make_leaves(spec.precision);
+  refuse_access_unless_current();
 }
 
 ParameterGroup::~ParameterGroup() {
@@ -160,6 +161,8 @@ std::vector<std::shared_ptr<comm::Comm>> ParameterGroup::main_weight_comms() con
 void ParameterGroup::rename(std::string unit_name, std::vector<std::string> names) {
   unit_name_ = std::move(unit_name);
   names_ = std::move(names);
+  unsharded_.allow_access();
+  refuse_access_unless_current();  // by the new name
 }
 
 size_t ParameterGroup::parameter_at(int64_t offset) const {
@@ -185,8 +188,17 @@ std::optional<std::string> ParameterGroup::find_moved_parameter() const {
 
 std::string ParameterGroup::moved_message(const std::string& name) {
   return c10::str("[parameters] '", name,
-                  "' left the buffer it was sharded into: Module::to(), clone() or load() gave it ",
-                  "other memory. Move, convert or load a model before fully_shard().");
+                  "' left the buffer it was sharded into: Module::to(), torch::load() or set_data() gave it ",
+                  "other memory. Move, convert or load a model before fully_shard(), or load with fsdp::load().");
+}
+
+void ParameterGroup::check_leaves() const {
+  for (size_t i = 0; i < num_parameters(); ++i) {
+    FSDP_CHECK(main_weight_.is_at(leaves_[i].unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()),
+               "[parameters] the leaf of '", names_[i],
+               "' left the main weight: set_data() or torch::nn::utils::vector_to_parameters() gave it other memory, "
+               "which no forward reads. Write into leaves in place, with copy_() under torch::NoGradGuard.");
+  }
 }
 
 // ---- weights
@@ -224,12 +236,17 @@ void ParameterGroup::begin_main_weight_write() {
   if (shares_main_weight_) await_readers();
 }
 
+void ParameterGroup::note_raw_main_weight_write() {
+  main_weight_.local().unsafeGetTensorImpl()->bump_version();
+  refuse_access_unless_current();
+}
+
 void ParameterGroup::note_main_weight_write() noexcept {
   ++observed_writes_;
-  if (!shares_main_weight_) return;
   const Backstage backstage;
   try {
-    await_readers();
+    refuse_access_unless_current();
+    if (shares_main_weight_) await_readers();
   } catch (const std::exception&) {
     if (const auto program = owner()) program->defer(std::current_exception());
   }
@@ -242,6 +259,7 @@ bool ParameterGroup::begin_model_weight_write() {
   const at::Tensor copy = model_weight_copy();
   if (!copy.defined() || (copy.scalar_type() != at::kBFloat16 && copy.scalar_type() != at::kFloat)) return false;
   if (residence_ == Residence::kShared) await_readers();
+  unsharded_.allow_access();  // until set_model_weight_current()
   return true;
 }
 
@@ -266,6 +284,7 @@ void ParameterGroup::set_model_weight_current() {
   model_revision_ = main_weight_revision();
   // Where nothing is gathered, the copy is the unsharded weight.
   if (residence_ == Residence::kPersistent && whole_main_weight()) unsharded_revision_ = model_revision_;
+  refuse_access_unless_current();
 }
 
 bool ParameterGroup::whole_main_weight() const { return !traits_.shards_main_weight || main_layout_->num_shards == 1; }
@@ -273,6 +292,17 @@ bool ParameterGroup::whole_main_weight() const { return !traits_.shards_main_wei
 bool ParameterGroup::current() const {
   if (residence_ == Residence::kAliased) return true;
   return weight_phase() == WeightPhase::kUnsharded && unsharded_revision_ == main_weight_revision();
+}
+
+void ParameterGroup::refuse_access_unless_current() {
+  if (weight_phase() == WeightPhase::kUnsharding) return;  // a gather writes there
+  if (current()) return unsharded_.allow_access();
+  if (unsharded_.refuses_access()) return;
+  unsharded_.refuse_access(c10::str(
+      "[weights] '", unit_name_,
+      "' is sharded: its parameters' memory does not hold their values now, and what asked for it is no "
+      "operator. Save with fsdp::save(module, file), not torch::save(). Before a kernel that takes data_ptr(), "
+      "call fsdp::touch({weight}), or hold fsdp::full_parameters(unit)."));
 }
 
 // What this rank contributes to a gather: [S]; undefined where every rank has all of it.
@@ -406,7 +436,8 @@ void ParameterGroup::update_in_backward() {
 }
 
 void ParameterGroup::poison() {
-  if (residence_ == Residence::kAliased || unsharded_.refuses_access()) return;
+  if (residence_ == Residence::kAliased) return;
+  unsharded_.allow_access();
   try {
     gather_.wait();  // it writes there
   } catch (const std::exception&) {
@@ -419,6 +450,7 @@ void ParameterGroup::poison() {
   } catch (const std::exception& error) {
     // Memory is what is missing. The one copy of this host is whole, and not this rank's to spoil.
     if (residence_ != Residence::kShared) {
+      unsharded_.claim_bytes();
       unsharded_.refuse_access(
           c10::str("[unshard] out of memory for the weights of '", unit_name_, "': ", error.what()));
       if (!unsharded_.resident()) return;

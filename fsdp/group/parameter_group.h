@@ -64,6 +64,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // Name of the first parameter whose data is no longer in the unsharded buffer (Module::to, clone, load), if any.
   std::optional<std::string> find_moved_parameter() const;
   static std::string moved_message(const std::string& name);
+  // Throws Error(kUsage) if a leaf's data is no longer in the main weight (set_data, vector_to_parameters).
+  void check_leaves() const;
 
   // ---- weights
   const DBuffer& unsharded() const { return unsharded_; }
@@ -86,6 +88,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void publish_model_weight();
   // The main weight has changed, or is about to: this rank reads the old weights no more.
   void finish_reading_stale_weights();
+  // Somebody wrote the main weight through its pointer.
+  void note_raw_main_weight_write();
   bool model_weight_is_current() const { return model_revision_ == main_weight_revision(); }
   // From the observer, before the write. Version counters alone do not tell: torch::optim::SGD writes through
   // Tensor::data(), which has its own.
@@ -150,6 +154,9 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void share_main_weight();
   void await_readers();
   void refresh_model_weight();
+  // [Note: Memory that nobody may read] Operators are seen before they read gathered weights; torch::save() and
+  // data_ptr() are not. While the unsharded buffer has no memory, or not the main weight's values, they get an error.
+  void refuse_access_unless_current();
   int64_t main_weight_revision() const { return main_weight_.local()._version() + observed_writes_; }
   at::Tensor parameter(size_t i) const;  // of the module; undefined once that is gone
   bool over_replicas() const { return traits_.shards_over_replicas && links_.replicate != nullptr; }

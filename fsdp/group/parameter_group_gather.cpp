@@ -12,6 +12,7 @@ namespace fsdp {
 int64_t ParameterGroup::start_unshard(const std::string& cause) {
   if (current() || weight_phase() == WeightPhase::kUnsharding) return 0;
   const TraceScope trace("unshard", unit_name_);
+  unsharded_.allow_access();
   const int64_t revision = main_weight_revision();
   if (residence_ == Residence::kShared) {
     if (shared_memory_) unsharded_.exchange(std::exchange(shared_memory_, c10::DataPtr()));
@@ -25,10 +26,6 @@ int64_t ParameterGroup::start_unshard(const std::string& cause) {
   if (!from_forward_group) {
     forget_forward_shard();
     refresh_model_weight();
-  }
-  if (unsharded_.refuses_access()) {
-    FSDP_THROW(kMemory, "[unshard] there was no memory for the weights of '", unit_name_,
-               "' before, and no way back: save what you need and start again, with smaller units or more ranks.");
   }
   const bool is_fresh = !unsharded_.resident();
   if (is_fresh) unsharded_.reallocate(*allocator_);
@@ -104,12 +101,14 @@ void ParameterGroup::finish_unshard() {
     throw;
   }
   forget_forward_shard();
+  refuse_access_unless_current();
 }
 
 void ParameterGroup::reshard(const StreamPoint& end) {
   if (residence_ == Residence::kShared && weight_phase() != WeightPhase::kResting) {
     finish_unshard();
     weight_phase_.change_to(WeightPhase::kResting);
+    refuse_access_unless_current();
   }
   if (residence_ == Residence::kPersistent) finish_unshard();  // of a gather that nobody waited for
   if (residence_ != Residence::kReleased || weight_phase() == WeightPhase::kResting) return;
@@ -117,6 +116,7 @@ void ParameterGroup::reshard(const StreamPoint& end) {
   const TraceScope trace("reshard", unit_name_);
   unsharded_.release(*allocator_, end);
   weight_phase_.change_to(WeightPhase::kResting);
+  refuse_access_unless_current();
 }
 
 void ParameterGroup::reshard_to_forward_group(const StreamPoint& end) {

@@ -4,9 +4,11 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <set>
 #include <unordered_set>
 
+#include "fsdp/base/check.h"
 #include "fsdp/group/leaves.h"
 #include "fsdp/group/parameter_group.h"
 #include "fsdp/group/registry.h"
@@ -53,12 +55,29 @@ std::set<std::shared_ptr<GroupOwner>> owners_of(const NamedTensors& tensors) {
   return owners;
 }
 
+// A parameter that came after fully_shard(), or lies outside of all units, would be trained by each rank for itself.
+void check_owned(const NamedTensors& tensors, const std::set<std::shared_ptr<GroupOwner>>& owners) {
+  if (owners.empty()) return;
+  for (const auto& [name, tensor] : tensors) {
+    if (!tensor.requires_grad() || registry::find_parameter(tensor)) continue;
+    FSDP_CHECK(std::any_of(owners.begin(), owners.end(), [&](const auto& owner) { return owner->ignores(tensor); }),
+               "[parameters] '", name,
+               "' is not sharded: it was registered or replaced after fully_shard(), or lies outside of all units, so "
+               "that each rank would train its own. Shard the whole model once it is complete, or list the parameter "
+               "in ShardOptions::ignored_parameters.");
+  }
+}
+
+std::set<std::shared_ptr<GroupOwner>> enter_library(const NamedTensors& tensors) {
+  const auto owners = owners_of(tensors);
+  for (const auto& owner : owners) owner->on_library_entry();
+  check_owned(tensors, owners);
+  return owners;
+}
+
 // What an optimizer gets.
 NamedTensors hand_out_leaves(const NamedTensors& tensors) {
-  for (const auto& owner : owners_of(tensors)) {
-    owner->on_library_entry();
-    owner->on_leaves_requested();
-  }
+  for (const auto& owner : enter_library(tensors)) owner->on_leaves_requested();
   return to_leaves(tensors);
 }
 
@@ -69,7 +88,7 @@ std::vector<at::Tensor> without_names(const NamedTensors& tensors) {
 }
 
 void clear_gradients(const NamedTensors& tensors) {
-  for (const auto& owner : owners_of(tensors)) owner->on_library_entry();
+  enter_library(tensors);
   for (const auto& [name, tensor] : tensors) at::Tensor(tensor).mutable_grad().reset();
   for (const auto& [name, leaf] : to_leaves(tensors)) at::Tensor(leaf).mutable_grad().reset();
   // What no_sync collected belongs to the gradients that are forgotten here.
@@ -109,7 +128,9 @@ std::vector<DecayGroup> decay_groups(const torch::nn::Module& module, double wei
 }
 
 std::vector<at::Tensor> leaves_of(const torch::nn::Module& module) {
-  return without_names(to_leaves(named_tensors(module)));
+  const NamedTensors tensors = named_tensors(module);
+  check_owned(tensors, owners_of(tensors));
+  return without_names(to_leaves(tensors));
 }
 
 void enter_library(const std::vector<at::Tensor>& leaves) {

@@ -16,32 +16,56 @@
 namespace fsdp {
 namespace {
 
-// A sum of squares of gradients on one device, and the groups of ranks that hold the rest of it; none: this rank has
-// all of it.
+// Sum of |x|^p over a tensor, or with an infinite p the largest |x|. 0-dim fp64.
+at::Tensor sum_of_powers(const at::Tensor& gradient, double p) {
+  const at::Tensor sizes = gradient.to(at::kDouble).abs();
+  if (!std::isinf(p)) return sizes.pow(p).sum();
+  return sizes.numel() == 0 ? at::zeros({}, sizes.options()) : sizes.amax();
+}
+
+// A sum of powers of gradients on one device, and the groups of ranks that hold the rest of it; none: this rank has all
+// of it.
 struct PartialSum {
   std::vector<std::shared_ptr<comm::Comm>> comms;
   at::Device device;
-  double on_host = 0;                 // of gradients on the CPU
-  std::vector<at::Tensor> on_device;  // of others: 0-dim fp64, to be added up
+  double p;
+  double on_host = 0;              // 2-norm of gradients on the CPU
+  std::vector<at::Tensor> powers;  // of others: 0-dim fp64, to be added up
 
   void add(const at::Tensor& gradient) {
-    if (device.is_cpu()) {
+    if (p != 2) {
+      powers.push_back(sum_of_powers(gradient, p));
+    } else if (device.is_cpu()) {
       on_host += kernels::sum_squares(gradient);
     } else {
-      on_device.push_back(kernels::sum_squares_on_device(gradient));
+      powers.push_back(kernels::sum_squares_on_device(gradient));
     }
   }
 
-  // [1], fp64.
-  at::Tensor value() const {
-    if (on_device.empty()) return at::full({1}, on_host, at::device(device).dtype(at::kDouble));
-    return at::stack(on_device).sum(0, /*keepdim=*/true);
+  at::Tensor total(const at::Tensor& values) const {
+    return std::isinf(p) ? values.amax(0, /*keepdim=*/true) : values.sum(0, /*keepdim=*/true);
+  }
+
+  // COLLECTIVE over the groups. [1], fp64.
+  at::Tensor over_ranks() const {
+    at::Tensor value = at::full({1}, on_host, at::device(device).dtype(at::kDouble));
+    if (!powers.empty()) value = on_host == 0 ? total(at::stack(powers)) : value + total(at::stack(powers));
+    for (const auto& comm : comms) {
+      if (std::isinf(p)) {
+        const at::Tensor all = at::empty({comm->size()}, value.options());
+        comm->all_gather(all, value, {"gradient norm", "", ""}).wait();
+        value = total(all);
+      } else {
+        comm->all_reduce_small(value, {"gradient norm", "", ""});
+      }
+    }
+    return value;
   }
 };
 
 // In the order in which the leaves name them, which is the same on every rank: all take part in the same sums, with or
 // without a gradient.
-std::vector<PartialSum> local_sums(const std::vector<at::Tensor>& leaves) {
+std::vector<PartialSum> local_sums(const std::vector<at::Tensor>& leaves, double p) {
   std::vector<PartialSum> sums;
   for (const at::Tensor& leaf : leaves) {
     const auto member = registry::find_leaf(leaf);
@@ -53,49 +77,60 @@ std::vector<PartialSum> local_sums(const std::vector<at::Tensor>& leaves) {
     auto known = std::find_if(sums.begin(), sums.end(), [&](const PartialSum& item) {
       return item.comms == comms && item.device == leaf.device();
     });
-    if (known == sums.end()) known = sums.insert(sums.end(), PartialSum{comms, leaf.device(), 0, {}});
+    if (known == sums.end()) known = sums.insert(sums.end(), PartialSum{comms, leaf.device(), p, 0, {}});
     if (leaf.grad().defined()) known->add(leaf.grad());
   }
   return sums;
 }
 
-// Of `total`, [1] fp64. The arithmetic of both branches is the same.
-GradNorm make_grad_norm(const at::Tensor& total, double max_norm) {
-  const auto most = static_cast<float>(max_norm);
+// Of `total`, [1] fp64: a sum of powers. The arithmetic of both branches is the same.
+template <class Number>
+GradNorm make_grad_norm(const at::Tensor& sum, double max_norm, double p) {
+  constexpr auto kDtype = c10::CppTypeToScalarType<Number>::value;
+  const at::Tensor total = p == 2 ? sum : std::isinf(p) ? sum.square() : sum.pow(2 / p);  // whose root is the norm
+  const auto most = static_cast<Number>(max_norm);
+  constexpr auto kTiny = static_cast<Number>(1e-6F);
   if (total.is_cpu()) {
-    const auto norm = static_cast<float>(std::sqrt(total.item<double>()));
-    return {at::scalar_tensor(norm, at::kFloat), at::scalar_tensor(std::min(1.0F, most / (norm + 1e-6F)), at::kFloat)};
+    const auto norm = static_cast<Number>(std::sqrt(total.item<double>()));
+    const Number factor = std::min(Number{1}, most / (norm + kTiny));
+    return {at::scalar_tensor(norm, kDtype), at::scalar_tensor(factor, kDtype)};
   }
-  const at::Tensor norm = total.sqrt().to(at::kFloat).squeeze(0);
-  const at::Tensor factor = at::scalar_tensor(most, at::kFloat) / (norm + 1e-6F);
+  const at::Tensor norm = total.sqrt().to(kDtype).squeeze(0);
+  const at::Tensor factor = at::scalar_tensor(most, kDtype) / (norm + kTiny);
   return {norm, factor.clamp_max(1).nan_to_num(/*nan=*/1)};
 }
 
 }  // namespace
 
-at::Tensor clip_grad_norm_(const torch::nn::Module& module, double max_norm) {
-  return clip_grad_norm_(leaves_of(module), max_norm);
+at::Tensor clip_grad_norm_(const torch::nn::Module& module, double max_norm, double norm_type) {
+  return clip_grad_norm_(leaves_of(module), max_norm, norm_type);
 }
 
-GradNorm grad_norm(const std::vector<at::Tensor>& leaves, double max_norm) {
+GradNorm grad_norm(const std::vector<at::Tensor>& leaves, double max_norm, double norm_type) {
   FSDP_CHECK(max_norm > 0, "[clip_grad_norm_] max_norm: got ", max_norm, ", expected a number above 0.");
+  FSDP_CHECK(norm_type > 0, "[clip_grad_norm_] norm_type: got ", norm_type,
+             ", expected 2, another number above 0, or "
+             "infinity.");
   enter_library(leaves);
   const Backstage backstage;
   at::Tensor total;
-  for (const PartialSum& sum : local_sums(leaves)) {
-    const at::Tensor shared = sum.value();
-    for (const auto& comm : sum.comms) comm->all_reduce_small(shared, {"gradient norm", "", ""});
-    total = total.defined() ? total + shared.to(total.device()) : shared;
+  for (const PartialSum& sum : local_sums(leaves, norm_type)) {
+    const at::Tensor shared = sum.over_ranks();
+    total = total.defined() ? sum.total(at::stack({total, shared.to(total.device())})) : shared;
   }
-  return make_grad_norm(total.defined() ? total : at::zeros({1}, at::kDouble), max_norm);
+  if (!total.defined()) total = at::zeros({1}, at::kDouble);
+  const bool in_fp64 = std::any_of(leaves.begin(), leaves.end(),
+                                   [](const at::Tensor& leaf) { return leaf.scalar_type() == at::kDouble; });
+  return in_fp64 ? make_grad_norm<double>(total, max_norm, norm_type)
+                 : make_grad_norm<float>(total, max_norm, norm_type);
 }
 
-at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& leaves, double max_norm) {
-  const GradNorm found = grad_norm(leaves, max_norm);
+at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& leaves, double max_norm, double norm_type) {
+  const GradNorm found = grad_norm(leaves, max_norm, norm_type);
   const Backstage backstage;
   const bool on_host = found.factor.is_cpu();  // else whether it clips is not known here, and it multiplies in any case
-  const float factor = on_host ? found.factor.item<float>() : 0.0F;
-  if (factor >= 1.0F) return found.norm;
+  const double factor = on_host ? found.factor.item<double>() : 0;
+  if (factor >= 1) return found.norm;
   for (const at::Tensor& leaf : leaves) {
     if (!leaf.grad().defined()) continue;
     if (on_host) {

@@ -10,6 +10,13 @@
 #include "fsdp/group/registry.h"
 
 namespace fsdp {
+namespace {
+
+bool can_step(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kFloat || (tensor.scalar_type() == at::kDouble && tensor.is_cpu());
+}
+
+}  // namespace
 
 FlatParameters::FlatParameters(const std::vector<std::vector<at::Tensor>>& groups, size_t num_states)
     : num_states_(num_states) {
@@ -20,7 +27,7 @@ FlatParameters::FlatParameters(const std::vector<std::vector<at::Tensor>>& group
       FSDP_CHECK(seen.insert(tensor.unsafeGetTensorImpl()).second,
                  "[optimizer] a parameter stands twice in its groups.");
       // A frozen one may be unfrozen later.
-      if (tensor.requires_grad() || tensor.scalar_type() == at::kFloat) add_leaf(tensor, options);
+      if (tensor.requires_grad() || can_step(tensor)) add_leaf(tensor, options);
     }
   }
   std::stable_sort(leaves_.begin(), leaves_.end(), [](const Leaf& a, const Leaf& b) {
@@ -33,8 +40,9 @@ void FlatParameters::add_leaf(const at::Tensor& tensor, size_t options) {
   FSDP_CHECK(!registry::find_parameter(tensor),
              "[optimizer] got a parameter of a sharded module, which only holds data ",
              "while its unit is in use. Build the optimizer on fsdp::parameters(module).");
-  FSDP_CHECK(tensor.scalar_type() == at::kFloat, "[optimizer] got a parameter of dtype ", tensor.scalar_type(),
-             ", expected fp32 main weights. Use torch::optim, or shard fp32 parameters with Precision::bf16().");
+  FSDP_CHECK(can_step(tensor), "[optimizer] got a parameter of dtype ", tensor.scalar_type(), " on ", tensor.device(),
+             ", expected fp32 main weights, or fp64 on the CPU. Use torch::optim, or shard fp32 parameters with "
+             "Precision::bf16().");
   FSDP_CHECK(tensor.is_contiguous(),
              "[optimizer] got a parameter with gaps between its elements, expected a contiguous one.");
   Leaf leaf{tensor, nullptr, 0, 0, options, 0};
@@ -153,14 +161,18 @@ void FlatParameters::update_run(size_t first, size_t end, const Update& update) 
   const Leaf& head = leaves_[first];
   const at::Tensor& gradient = head.tensor.grad();
   if (!gradient.defined()) return;
-  FSDP_CHECK(gradient.scalar_type() == at::kFloat, "[optimizer] got a gradient of dtype ", gradient.scalar_type(),
-             ", expected fp32 like its parameter.");
+  FSDP_CHECK(gradient.scalar_type() == head.tensor.scalar_type(), "[optimizer] got a gradient of dtype ",
+             gradient.scalar_type(), ", expected ", head.tensor.scalar_type(), " like its parameter.");
   FSDP_CHECK(gradient.numel() == head.tensor.numel(), "[optimizer] gradient of ", gradient.numel(),
              " elements for a parameter of ", head.tensor.numel(), ". Do not replace .grad by another shape.");
   const bool write_copy = head.group && head.group->begin_model_weight_write();
   const FlatRun run = make_run(first, end, write_copy);
   if (run.weight.numel() > 0) update(run);
-  run.weight.unsafeGetTensorImpl()->bump_version();  // the kernel wrote through a raw pointer
+  if (head.group) {
+    head.group->note_raw_main_weight_write();
+  } else {
+    run.weight.unsafeGetTensorImpl()->bump_version();
+  }
   if (write_copy) head.group->set_model_weight_current();
 }
 

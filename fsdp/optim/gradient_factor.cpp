@@ -6,11 +6,12 @@
 namespace fsdp {
 
 GradientFactor GradientFactor::of(const at::Tensor& tensor, const char* optimizer) {
-  FSDP_CHECK(tensor.defined() && tensor.numel() == 1 && tensor.scalar_type() == at::kFloat, "[", optimizer,
-             "] gradient_factor: expected a tensor of one fp32 number. Give it GradNorm::factor, or a plain number.");
+  FSDP_CHECK(tensor.defined() && tensor.numel() == 1 && at::isFloatingType(tensor.scalar_type()), "[", optimizer,
+             "] gradient_factor: expected a tensor of one floating-point number. Give it GradNorm::factor, or a plain "
+             "number.");
   if (!tensor.is_cpu()) return {1, tensor};
   const Backstage backstage;
-  return {tensor.item<float>(), {}};
+  return {tensor.item<double>(), {}};
 }
 
 at::Tensor GradientFactor::on_device_of(const at::Tensor& weight) const {

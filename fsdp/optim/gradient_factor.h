@@ -9,7 +9,7 @@ struct GradientFactor {
   double number = 1;
   at::Tensor tensor;  // undefined: 1
 
-  // Of a tensor as grad_norm() returns it: fp32, one number. One on the CPU becomes a number. Throws Error(kUsage) for
+  // Of a tensor as grad_norm() returns it: one number. One on the CPU becomes a number. Throws Error(kUsage) for
   // others, naming `optimizer`.
   static GradientFactor of(const at::Tensor& tensor, const char* optimizer);
   // What a kernel that works on `weight` reads. Waits for the tensor's device where `weight` is on another.

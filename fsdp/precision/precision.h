@@ -4,25 +4,32 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace fsdp {
+
+// Modules by what they compute, those derived from LibTorch's own included; in TorchScript by the name of their class.
+enum class ModuleKind { kBatchNorm, kInstanceNorm, kGroupNorm, kLayerNorm };
 
 // Element types of one parameter group. Main weights, their gradients and the optimizer state keep the dtype the
 // parameters had when they were sharded (fp32 as a rule).
 struct Precision {
-  std::optional<at::ScalarType> param;   // gathered and computed with; unset: the parameters' own dtype
-  std::optional<at::ScalarType> reduce;  // gradients on the wire; unset: the parameters' own dtype
+  std::optional<at::ScalarType> param = {};   // gathered and computed with; unset: the parameters' own dtype
+  std::optional<at::ScalarType> reduce = {};  // gradients on the wire; unset: the parameters' own dtype
   // Unsharded sums of gradients that wait for a later microbatch (no_sync, ZeRO-0 and ZeRO-1); unset: the parameters'
   // own dtype. Sharded sums always have the parameters' own dtype, which is what optimizers expect of a gradient.
-  std::optional<at::ScalarType> accumulate;
+  std::optional<at::ScalarType> accumulate = {};
   // For fsdp::forward() only, which sees inputs and outputs; operators are never given other tensors than the
   // program's.
-  bool cast_inputs = true;               // floating point inputs become `param`
-  std::optional<at::ScalarType> output;  // what a floating point output becomes; unset: it stays as it is
+  bool cast_inputs = true;                    // floating point inputs become `param`
+  std::optional<at::ScalarType> output = {};  // what a floating point output becomes; unset: it stays as it is
+  // The parameters of these keep their own dtype whatever `param` says: LibTorch wants weights and running statistics
+  // of one dtype, and takes inputs of another. After: FSDP1, which excepts batch norms from mixed precision.
+  std::vector<ModuleKind> keep_fp32 = {ModuleKind::kBatchNorm, ModuleKind::kInstanceNorm};
 
-  static Precision fp32() { return {at::kFloat, at::kFloat, at::kFloat, true, {}}; }
+  static Precision fp32() { return {.param = at::kFloat, .reduce = at::kFloat, .accumulate = at::kFloat}; }
   // bf16 compute and gather; fp32 main weights and reduction (Megatron's O1).
-  static Precision bf16() { return {at::kBFloat16, at::kFloat, at::kFloat, true, {}}; }
+  static Precision bf16() { return {.param = at::kBFloat16, .reduce = at::kFloat, .accumulate = at::kFloat}; }
 
   bool operator==(const Precision&) const = default;
 };

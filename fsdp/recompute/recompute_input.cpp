@@ -106,14 +106,17 @@ std::vector<at::Tensor> recompute_input(const MakeTensor& make, const std::vecto
   const at::Tensor made = RecomputeInputFunction::apply(at::TensorList(all), region);
   check_owns_memory(made);
   const variable_list outputs = use(made);
-  const auto node = std::dynamic_pointer_cast<RecomputeInputNode>(made.grad_fn());
+  const auto function = made.grad_fn();  // its pointer's kind differs between versions of LibTorch
+  auto* node = dynamic_cast<RecomputeInputNode*>(function.get());
+  FSDP_ASSERT(node != nullptr, "another function made what recompute_input made");
   const WeakStorage emptied = made.storage().getWeakStorageImpl();
   for (const at::Tensor& output : outputs) {
     if (!output.defined()) continue;
     FSDP_CHECK(!output.is_alias_of(made),
                "[recompute_input] use returned memory of the tensor that it got, which is given back.");
     if (!output.requires_grad()) continue;
-    output.register_hook([node, emptied](const at::Tensor&) { RecomputeInputFunction::fill(node->ctx_, emptied); });
+    output.register_hook(
+        [function, node, emptied](const at::Tensor&) { RecomputeInputFunction::fill(node->ctx_, emptied); });
   }
   region->empty(*made.storage().unsafeGetStorageImpl());
   return outputs;

@@ -203,6 +203,7 @@ void Context::move_to(c10::ArrayRef<Touch> touches, const char* operator_name) {
   for (const Touch& touch : touches) {
     if (!touch.unit->current()) start_unshard(*touch.unit, c10::str(operator_name, " reads '", parameter, "'"));
     touch.unit->prefetched = false;
+    touch.unit->awaits_use = false;
     touch.unit->last_use = transitions_;
     for (UnitState* unit = touch.unit; unit != nullptr; unit = unit->parent) unit->left = {};
   }
@@ -274,6 +275,7 @@ bool Context::may_reshard(const UnitState& unit) const {
 void Context::reshard_others(c10::ArrayRef<Touch> touches, const std::vector<int>& ahead) {
   const bool delays = options_.schedule.kind == schedule::Kind::kDelayedRelease;
   const auto is_needed = [&](const UnitState& unit) {
+    if (unit.awaits_use) return true;
     if (std::find(ahead.begin(), ahead.end(), unit.id) != ahead.end()) return true;
     if (delays && transitions_ - unit.last_use <= options_.schedule.delay) return true;
     return std::any_of(touches.begin(), touches.end(),
@@ -349,6 +351,13 @@ void Context::unshard(UnitState& unit, const std::string& cause) {
   finish_unshard(unit);
 }
 
+void Context::begin_unshard(UnitState& unit, const std::string& cause) {
+  rethrow_deferred();
+  const Backstage backstage;
+  start_unshard(unit, cause);
+  unit.awaits_use = true;
+}
+
 void Context::enter(UnitState& unit, const char* cause) {
   rethrow_deferred();
   if (in_graph_task()) {
@@ -392,6 +401,7 @@ void Context::reshard(UnitState& unit, After after, const StreamPoint& end) {
   // Autocast keeps converted weights, and would hand them out after an optimizer's step.
   if (after_bytes < before && at::autocast::is_autocast_enabled(device_.type())) at::autocast::clear_cache();
   unit.prefetched = false;
+  unit.awaits_use = false;
   unit.left = {};
   std::erase(live_, &unit);
   if (current_ == &unit) current_ = nullptr;
@@ -439,16 +449,6 @@ void Context::end_compute() {
 
 // ---- between steps
 
-void Context::check_moved_parameters() const {
-  for (const UnitState* unit : units_) {
-    if (unit == nullptr) continue;
-    for (const auto& group : unit->groups) {
-      const auto moved = group->find_moved_parameter();
-      FSDP_CHECK(!moved, ParameterGroup::moved_message(*moved));
-    }
-  }
-}
-
 void Context::on_library_entry() {
   if (in_graph_task()) return;
   try {
@@ -458,7 +458,7 @@ void Context::on_library_entry() {
     defer(std::current_exception());
   }
   rethrow_deferred();
-  check_moved_parameters();
+  check_moved_tensors();
   for (UnitState* unit : units_) {
     if (unit == nullptr) continue;
     for (const auto& group : unit->groups) group->heed_gradient_marks();

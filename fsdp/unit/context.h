@@ -13,12 +13,12 @@
 #include <thread>
 #include <vector>
 
-#include "fsdp/base/deferred_error.h"
 #include "fsdp/base/trace.h"
 #include "fsdp/group/parameter_group.h"
 #include "fsdp/mesh/mesh.h"
 #include "fsdp/schedule/static_order.h"
 #include "fsdp/unit/advisor.h"
+#include "fsdp/unit/deferred_error.h"
 #include "fsdp/unit/observer.h"
 #include "fsdp/unit/options.h"
 #include "fsdp/unit/unit.h"
@@ -54,9 +54,11 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   std::optional<kernels::GradientSlot> open_gradient_slot(UnitState& unit, ParameterGroup& group, size_t index);
   void on_library_entry() override;
   void on_leaves_requested() override { leaves_requested_ = true; }
+  bool ignores(const at::Tensor& parameter) const override;
 
   // ---- what a program asks for
-  void unshard(UnitState& unit, const std::string& cause);  // COLLECTIVE
+  void unshard(UnitState& unit, const std::string& cause);        // COLLECTIVE
+  void begin_unshard(UnitState& unit, const std::string& cause);  // COLLECTIVE; returns at once
   void reshard(UnitState& unit);
   void rest(UnitState& root);  // every unit of it
   // What a touch does between units, for explicit boundaries: the unit's forward begins (COLLECTIVE), and ends.
@@ -79,6 +81,7 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
 
   void add_unit(UnitState& unit);
   void set_unused(UnitState& unit, UnusedUnit unused);
+  void ignore(const std::vector<at::Tensor>& parameters);
   void remove_unit(UnitState& unit);
   const std::vector<UnitState*>& units() const { return units_; }
 
@@ -114,7 +117,7 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   void reshard(UnitState& unit, After after, const StreamPoint& end = {});
   void note_left_units();
   void rest_all();
-  void check_moved_parameters() const;
+  void check_moved_tensors() const;
   void count_gathered(int64_t change);
   void begin_compute(const UnitState& unit);
   void end_compute();
@@ -152,7 +155,8 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   std::thread::id user_thread_;
   std::shared_ptr<TraceSink> trace_;  // where the program's own thread traces
   std::vector<UnitState*> units_;     // null where one was destroyed
-  std::vector<UnitState*> live_;      // units whose weights are gathered or on their way, and may be freed
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> ignored_;
+  std::vector<UnitState*> live_;  // units whose weights are gathered or on their way, and may be freed
   schedule::StaticOrder order_;
   bool forward_open_ = false;
   bool records_graph_ = false;     // the operator that is about to run does

@@ -2,12 +2,9 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <malloc.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/passes/tensorexpr_fuser.h>
-#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <map>
@@ -15,32 +12,19 @@
 #include <unordered_set>
 
 #include "fsdp/base/check.h"
-#include "fsdp/base/load_cuda.h"
 #include "fsdp/comm/connection.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/group/registry.h"
 #include "fsdp/group/touch_table.h"
 #include "fsdp/memory/host_cache.h"
-#include "fsdp/unit/agreement.h"
 #include "fsdp/unit/buffers.h"
 #include "fsdp/unit/context.h"
 #include "fsdp/unit/observer.h"
+#include "fsdp/unit/sharding/agreement.h"
+#include "fsdp/unit/sharding/subject.h"
 
 namespace fsdp {
 namespace {
-
-struct SubjectParameter {
-  std::string name;
-  at::Tensor tensor;
-};
-using SubjectParameters = std::vector<SubjectParameter>;
-
-// What fully_shard() was called with.
-struct Subject {
-  SubjectParameters parameters;
-  std::vector<at::Tensor> buffers;
-  std::vector<const void*> modules;
-};
 
 // A unit and what it needs to be seen; shared by the hooks of its parameters, whose life is its own.
 struct LiveUnit {
@@ -63,96 +47,6 @@ class GradientHook : public torch::autograd::PostAccumulateGradHook {
   ParameterGroup* group_;
   size_t index_;
 };
-
-void add_module(Subject& subject, const torch::nn::Module& module, const std::string& prefix) {
-  for (const auto& item : module.named_parameters()) subject.parameters.push_back({prefix + item.key(), item.value()});
-  for (const at::Tensor& buffer : module.buffers()) subject.buffers.push_back(buffer);
-  subject.modules.push_back(&module);
-}
-
-Subject subject_of(const torch::nn::Module& module) {
-  Subject subject;
-  add_module(subject, module, "");
-  return subject;
-}
-
-Subject subject_of(const std::vector<torch::nn::Module*>& modules) {
-  FSDP_CHECK(!modules.empty(), "[fully_shard] got an empty list of modules, expected at least one.");
-  Subject subject;
-  for (size_t i = 0; i < modules.size(); ++i) {
-    FSDP_CHECK(modules[i] != nullptr, "[fully_shard] module ", i, " of the list is null.");
-    for (const auto& inner : modules[i]->modules(/*include_self=*/false)) {
-      const auto found = std::find(modules.begin(), modules.end(), inner.get());
-      FSDP_CHECK(found == modules.end(), "[fully_shard] module ", found - modules.begin(),
-                 " of the list lies in module ", i, ". List modules that do not contain each other.");
-    }
-    add_module(subject, *modules[i], std::to_string(i) + ".");
-  }
-  return subject;
-}
-
-Subject subject_of(const torch::jit::Module& module) {
-  Subject subject;
-  for (const auto& item : module.named_parameters()) subject.parameters.push_back({item.name, item.value});
-  for (const auto& buffer : module.buffers()) subject.buffers.push_back(buffer);
-  subject.modules.push_back(module._ivalue().get());
-  return subject;
-}
-
-// Tensors whose construction was put off get their values now; the default generator goes on where it was. Returns
-// whether there were any.
-bool materialize_subject(const Subject& subject) {
-  std::vector<at::Tensor> tensors = subject.buffers;
-  for (const SubjectParameter& parameter : subject.parameters) tensors.push_back(parameter.tensor);
-  if (std::none_of(tensors.begin(), tensors.end(), is_deferred)) return false;
-  materialize(tensors);
-  return true;
-}
-
-// Where the weights of a subject that has come to life will be: where the first of its parameters is, unless options
-// say.
-c10::Device device_of(const Subject& subject, const ShardOptions& options) {
-  std::optional<c10::Device> device = options.device;
-  for (const SubjectParameter& parameter : subject.parameters) {
-    const at::Tensor& tensor = parameter.tensor;
-    if (!device && tensor.defined()) device = is_deferred(tensor) ? c10::Device(c10::kCPU) : tensor.device();
-  }
-  if (!device || device->is_cpu() || device->is_meta()) return c10::kCPU;
-  if (device->is_cuda()) load_cuda();
-  return device->has_index() ? *device : c10::impl::VirtualGuardImpl(device->type()).getDevice();
-}
-
-void check_parameter(const SubjectParameter& parameter, const ShardOptions& options, c10::Device device) {
-  const at::Tensor& tensor = parameter.tensor;
-  FSDP_CHECK(tensor.defined(), "[fully_shard] '", parameter.name, "' is undefined. Initialise it first.");
-  const bool may_be_on_cpu = device.is_cpu() || options.device.has_value();
-  FSDP_CHECK(tensor.device() == device || (tensor.is_cpu() && may_be_on_cpu), "[fully_shard] '", parameter.name,
-             "': got device ", tensor.device(), ", expected ", device,
-             ". All weights of a world are on one device: move the model there first, or set ShardOptions::device.");
-  FSDP_CHECK(at::isFloatingType(tensor.scalar_type()), "[fully_shard] '", parameter.name, "': got dtype ",
-             tensor.scalar_type(), ", expected a floating-point type. List it in ShardOptions::ignored_parameters.");
-  FSDP_CHECK(tensor.is_leaf(), "[fully_shard] '", parameter.name,
-             "' is computed from other tensors. Shard leaves only.");
-  FSDP_CHECK(tensor.dim() >= 1, "[fully_shard] '", parameter.name,
-             "': got a 0-dim tensor, expected at least 1 dim. Make ",
-             "it 1-D, or list it in ShardOptions::ignored_parameters.");
-  FSDP_CHECK(tensor.is_contiguous(), "[fully_shard] '", parameter.name, "': got strides ", tensor.strides(),
-             ", expected a contiguous tensor. Call contiguous() before registering it.");
-}
-
-// The distinct parameters that no unit owns and nobody asked to leave alone.
-SubjectParameters unowned_parameters(const SubjectParameters& all, const ShardOptions& options, c10::Device device) {
-  std::unordered_set<const c10::TensorImpl*> skip;
-  for (const at::Tensor& tensor : options.ignored_parameters) skip.insert(tensor.unsafeGetTensorImpl());
-  SubjectParameters list;
-  for (const SubjectParameter& parameter : all) {
-    if (parameter.tensor.defined() && !skip.insert(parameter.tensor.unsafeGetTensorImpl()).second) continue;
-    if (parameter.tensor.defined() && registry::find_parameter(parameter.tensor)) continue;
-    check_parameter(parameter, options, device);
-    list.push_back(parameter);
-  }
-  return list;
-}
 
 std::vector<ParameterGroup*> groups_below(UnitState& unit) {
   std::vector<ParameterGroup*> groups;
@@ -267,11 +161,19 @@ void check_mesh(const Mesh& mesh, Strategy strategy) {
              "{{\"replicate\", hosts}, {\"shard\", ranks_per_host}}).");
 }
 
-// Parameters that share dtype, trainability and mesh.
+// Parameters that share dtypes, trainability and mesh.
 struct GroupPlan {
   SubjectParameters members;
   Mesh mesh;
+  Precision precision;
 };
+
+Precision precision_of(const SubjectParameter& parameter, const Precision& precision) {
+  const std::vector<ModuleKind>& kept = precision.keep_fp32;
+  Precision own = precision;
+  if (parameter.kind && std::find(kept.begin(), kept.end(), *parameter.kind) != kept.end()) own.param.reset();
+  return own;
+}
 
 // In the module's order.
 std::vector<GroupPlan> split_into_groups(const SubjectParameters& parameters, const Mesh& mesh,
@@ -279,17 +181,20 @@ std::vector<GroupPlan> split_into_groups(const SubjectParameters& parameters, co
   std::vector<GroupPlan> groups;
   for (const SubjectParameter& parameter : parameters) {
     const Mesh own = options.mesh_of ? options.mesh_of(parameter.name).value_or(mesh) : mesh;
+    const Precision precision = precision_of(parameter, options.precision);
     const auto fits = [&](const GroupPlan& group) {
       const at::Tensor& first = group.members.front().tensor;
-      return first.scalar_type() == parameter.tensor.scalar_type() &&
-             first.requires_grad() == parameter.tensor.requires_grad() && group.mesh.describe() == own.describe();
+      const auto dtype = first.scalar_type();
+      return group.precision.param.value_or(dtype) == precision.param.value_or(dtype) &&
+             dtype == parameter.tensor.scalar_type() && first.requires_grad() == parameter.tensor.requires_grad() &&
+             group.mesh.describe() == own.describe();
     };
     const auto found = std::find_if(groups.begin(), groups.end(), fits);
     if (found == groups.end()) {
       FSDP_CHECK(own.world().connection == mesh.world().connection, "[fully_shard] '", parameter.name,
                  "': ShardOptions::mesh_of gave a mesh of another world.");
       check_mesh(own, options.strategy);
-      groups.push_back({{parameter}, own});
+      groups.push_back({{parameter}, own, precision});
     } else {
       found->members.push_back(parameter);
     }
@@ -402,6 +307,7 @@ Unit shard(const Subject& subject, const Mesh& mesh, const ShardOptions& options
   context->on_library_entry();
   const bool was_deferred = materialize_subject(subject);
   const SubjectParameters parameters = unowned_parameters(subject.parameters, options, device);
+  context->ignore(options.ignored_parameters);
   const std::vector<UnitState*> nested = nested_units(subject.parameters, *context);
   FSDP_CHECK(!parameters.empty() || (!nested.empty() && !is_same_module(subject.parameters, nested)),
              "[fully_shard] the module has no parameters to shard: it has ", subject.parameters.size(),
@@ -429,7 +335,9 @@ Unit shard(const Subject& subject, const Mesh& mesh, const ShardOptions& options
     if (parameters.empty()) child->held_parent = state;
   }
   for (const GroupPlan& group : groups) {
-    add_group(unit, group.members, options, make_links(group.mesh, options.strategy, *context));
+    ShardOptions own = options;
+    own.precision = group.precision;
+    add_group(unit, group.members, own, make_links(group.mesh, options.strategy, *context));
   }
   state->set_reshard_after_forward(
       options.reshard_after_forward.value_or(traits(options.strategy).reshard_after_forward));
@@ -454,11 +362,7 @@ Unit fully_shard(const std::vector<torch::nn::Module*>& modules, const Mesh& mes
 Unit fully_shard(torch::jit::Module& module, const Mesh& mesh, const ShardOptions& options) {
   // A kernel that the executor compiles from several operators is none itself: nobody would see what it reads.
   torch::jit::setTensorExprFuserEnabled(false);
-  const Subject subject = subject_of(module);
-  FSDP_CHECK(!subject.parameters.empty(),
-             "[fully_shard] the TorchScript module has no parameters. A frozen module has turned them into ",
-             "constants; save it without torch.jit.freeze.");
-  return shard(subject, mesh, options);
+  return shard(subject_of(module), mesh, options);
 }
 
 }  // namespace fsdp

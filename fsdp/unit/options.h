@@ -54,17 +54,17 @@ enum class BufferSync {
 // Everything fully_shard() can be told. The defaults suit a 3B model on 8 devices.
 struct ShardOptions {
   Strategy strategy = Strategy::kOptimGradsParams;
-  std::optional<ReshardAfterForward> reshard_after_forward;  // unset: what the strategy says
+  std::optional<ReshardAfterForward> reshard_after_forward = {};  // unset: what the strategy says
   // On a mesh with replicas: when gradients are added up over them. Unit::set_requires_all_reduce() can hold them back.
   ReduceTiming replica_reduce = ReduceTiming::kLastMicrobatch;
-  Precision precision;
-  LayoutOptions layout;
+  Precision precision = {};
+  LayoutOptions layout = {};
   InitialWeights initial_weights = InitialWeights::kVerify;
   // These stay as they are: not sharded, not gathered, their gradients not reduced.
-  std::vector<at::Tensor> ignored_parameters;
+  std::vector<at::Tensor> ignored_parameters = {};
   // Parameters that are cut over another mesh of the same world, by the name they have in the module; nothing: the mesh
   // of the call. Parameters of one mesh, dtype and trainability make one group of the unit.
-  std::function<std::optional<Mesh>(const std::string& name)> mesh_of;
+  std::function<std::optional<Mesh>(const std::string& name)> mesh_of = {};
   UnusedUnit unused = UnusedUnit::kSkip;
   // Of all buffers below a root: at the end of each backward that reduced gradients for an optimizer step. COLLECTIVE.
   BufferSync buffers = BufferSync::kPerRank;
@@ -72,10 +72,10 @@ struct ShardOptions {
   // Where the weights live from then on; unset: where the parameters are. A model that was built on the CPU, deferred
   // or not, gets to a GPU this way without ever being there as a whole; its buffers stay, so move them (Module::to)
   // before.
-  std::optional<c10::Device> device;
+  std::optional<c10::Device> device = {};
   // Of all units of the world; later calls of fully_shard() must agree with the first.
-  schedule::Schedule schedule;
-  AllocatorOptions allocator;
+  schedule::Schedule schedule = {};
+  AllocatorOptions allocator = {};
 };
 
 // What all units of a world have in common.

@@ -1,5 +1,7 @@
 // Habits of LibTorch programs that cannot be right on a sharded model. An observer may not throw: the program hears of
 // it at its next call of the library, or in its next backward.
+#include <algorithm>
+#include <iterator>
 #include <string_view>
 
 #include "fsdp/base/check.h"
@@ -20,12 +22,23 @@ std::exception_ptr refusal(const Parts&... parts) {
   return std::make_exception_ptr(Error(ErrorCode::kUsage, c10::str(parts...)));
 }
 
+// Operators that make one number, or one vector for such numbers, of a whole gradient.
+bool sums_up(std::string_view name) {
+  static constexpr std::string_view kNames[] = {"norm", "linalg_vector_norm", "dot", "vdot", "cat", "mean", "std",
+                                                "var"};
+  return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
+}
+
 }  // namespace
 
 void Context::refuse_write(const Touch& touch, const char* operator_name) noexcept {
   if (touch.unit->write_scopes > 0) return;
   touch.group->isolate_unsharded();
   touch.group->distrust_unsharded();
+  if (plain_name(operator_name) == "set_") {
+    return defer(std::make_exception_ptr(
+        Error(ErrorCode::kUsage, ParameterGroup::moved_message(touch.group->parameter_name(touch.index)))));
+  }
   defer(refusal("[", operator_name, "] writes into '", touch.group->parameter_name(touch.index),
                 "', a gathered copy that is thrown away. Write to its leaf from fsdp::parameters(), or inside "
                 "full_parameters(unit, WriteBack::kYes)."));
@@ -43,15 +56,34 @@ void Context::note_mark_use(const Touch& mark, const char* operator_name) noexce
 }
 
 // The norm of a slice is no norm of the gradient: torch::nn::utils::clip_grad_norm_ over leaves would clip each rank by
-// a factor of its own.
+// a factor of its own, and LBFGS would search along a line of its own.
 void Context::note_slice_use(const Touch& slice, const char* operator_name) noexcept {
-  const std::string_view name = plain_name(operator_name);
-  if (name != "norm" && name != "linalg_vector_norm") return;
-  if (slice.group->whole_main_weight()) return;
-  defer(refusal("[", operator_name, "] takes the norm of this rank's slice of a gradient in '",
-                slice.group->unit_name(),
-                "' alone, which differs from rank to rank. Use fsdp::clip_grad_norm_(module, max_norm) or "
-                "fsdp::grad_norm(); where the slice itself is meant, clone() it first."));
+  if (!sums_up(plain_name(operator_name)) || slice.group->whole_main_weight()) return;
+  defer(refusal("[", operator_name, "] reads this rank's slice of a gradient in '", slice.group->unit_name(),
+                "' as if it were whole, with a result that differs from rank to rank. Use "
+                "fsdp::clip_grad_norm_(module, max_norm) or fsdp::grad_norm(), and optimizers that work element by "
+                "element; where the slice itself is meant, clone() it first."));
+}
+
+void Context::ignore(const std::vector<at::Tensor>& parameters) {
+  for (const at::Tensor& parameter : parameters) ignored_.emplace_back(parameter.getIntrusivePtr());
+}
+
+bool Context::ignores(const at::Tensor& parameter) const {
+  return std::any_of(ignored_.begin(), ignored_.end(), [&](const auto& ignored) {
+    return !ignored.expired() && ignored._unsafe_get_target() == parameter.unsafeGetTensorImpl();
+  });
+}
+
+void Context::check_moved_tensors() const {
+  for (const UnitState* unit : units_) {
+    if (unit == nullptr) continue;
+    for (const auto& group : unit->groups) {
+      const auto moved = group->find_moved_parameter();
+      FSDP_CHECK(!moved, ParameterGroup::moved_message(*moved));
+      group->check_leaves();
+    }
+  }
 }
 
 }  // namespace fsdp

@@ -77,6 +77,13 @@ std::vector<int> ids_of(const UnitState& unit, const std::vector<Unit>& units) {
 
 void Unit::unshard() { state_->context->unshard(*state_, "Unit::unshard()"); }
 
+UnshardHandle Unit::unshard_async() {
+  state_->context->begin_unshard(*state_, "Unit::unshard_async()");
+  return UnshardHandle(state_);
+}
+
+void UnshardHandle::wait() { unit_->context->unshard(*unit_, "UnshardHandle::wait()"); }
+
 void Unit::reshard() {
   state_->context->rethrow_deferred();
   state_->context->reshard(*state_);

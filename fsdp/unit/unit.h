@@ -36,6 +36,20 @@ struct RestingBytes {
   int64_t padding = 0;  // part of the above that belongs to no parameter
 };
 
+class Unit;
+
+// A gather that unshard_async() began.
+class UnshardHandle {
+ public:
+  // Returns when the parameters are readable. Again: no-op.
+  void wait();
+
+ private:
+  friend class Unit;
+  explicit UnshardHandle(std::shared_ptr<UnitState> unit) : unit_(std::move(unit)) {}
+  std::shared_ptr<UnitState> unit_;
+};
+
 // What fully_shard() made of one module. A cheap handle: copies mean the same unit. Every method may throw an Error
 // that happened earlier inside an operator, where it could not be thrown.
 class Unit {
@@ -45,6 +59,9 @@ class Unit {
   // COLLECTIVE over the shard axis. Makes the parameters of this unit (not of nested ones) readable. They stay so until
   // reshard(), or until the schedule reshards them in a forward or backward.
   void unshard();
+  // COLLECTIVE likewise. Begins it and returns. Whoever reads the parameters waits, with or without wait(). No schedule
+  // reshards them before they were read, or the step ends.
+  UnshardHandle unshard_async();
   // Local. Frees the gathered parameters of this unit; no-op where they rest or the strategy keeps them.
   void reshard();
 

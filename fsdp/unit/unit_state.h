@@ -86,6 +86,7 @@ class UnitState {
   int num_ranks = 1;     // whose gradients are added up
 
   bool prefetched = false;       // gathered ahead, not read yet
+  bool awaits_use = false;       // the program asked for it (unshard_async), and has not read it yet
   int64_t last_use = 0;          // the transition of the Context in which it was entered last
   StreamPoint left;              // on a device: where the program stopped computing with it, until it comes back
   int gathers_in_pass = 0;       // in the running forward

@@ -169,6 +169,26 @@ TEST(ExplicitTouch, GathersTheUnitOfEachTensor) {
   });
 }
 
+TEST(ExplicitTouch, AnAsynchronousUnshardIsOneGatherWhoeverWaitsForIt) {
+  run_ranks(2, [](const World& world) {
+    ShardedBlocks sharded = shard_blocks(world);
+    const torch::Tensor rows = share_of(world, batch(7));
+    const torch::Tensor expected = make_block_model()->forward(rows);
+    UnshardHandle handle = sharded.blocks[1].unshard_async();
+    handle.wait();
+    handle.wait();
+    EXPECT_EQ(sharded.root.counters().gathers, 1);
+    EXPECT_EQ(resident(sharded), block_bytes(world));
+    const float value = sharded.module->block(1).up->weight.const_data_ptr<float>()[0];
+    EXPECT_EQ(value, make_block_model()->block(1).up->weight[0][0].item<float>());
+    sharded.blocks[1].reshard();
+    EXPECT_EQ(resident(sharded), 0);
+    sharded.blocks[0].unshard_async();  // the forward waits for it
+    EXPECT_TRUE(torch::allclose(sharded.module->forward(rows), expected, 1e-5, 1e-6));
+    EXPECT_EQ(sharded.root.counters().gathers, 1 + 4);
+  });
+}
+
 TEST(ExplicitTouch, FromAnotherThreadIsAnErrorThere) {
   run_ranks(2, [](const World& world) {
     ShardedBlocks sharded = shard_blocks(world);

@@ -69,7 +69,8 @@ TEST(Mistakes, AGatherWithoutMemoryForItsWeightsIsAnErrorOfTheOperator) {
     EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("left in the fixed pool"));
     expect_same_weights(*sharded.module, *make_block_model());
     EXPECT_THROW(sharded.module->forward(rows), c10::Error);
-    EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("no way back"));
+    EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("left in the fixed pool"));
+    expect_same_weights(*sharded.module, *make_block_model());
   });
 }
 
@@ -296,8 +297,8 @@ TEST(Mistakes, UnsuitableParametersAreRefusedByName) {
       Holder module(std::move(value), trainable);
       return error_of([&] { fully_shard(module, Mesh::shard(world)); });
     };
-    EXPECT_THAT(refusal(torch::tensor(1.0F)), AllOf(HasSubstr("'weight'"), HasSubstr("0-dim")));
-    EXPECT_THAT(refusal(torch::zeros({3, 4}).t()), AllOf(HasSubstr("'weight'"), HasSubstr("contiguous")));
+    EXPECT_THAT(refusal(torch::zeros({3, 1}).expand({3, 4})), AllOf(HasSubstr("'weight'"), HasSubstr("contiguous()")));
+    EXPECT_THAT(refusal(torch::zeros({3}, torch::kComplexFloat)), AllOf(HasSubstr("'weight'"), HasSubstr("Complex")));
     EXPECT_THAT(refusal(torch::zeros({3}, torch::kLong), false), AllOf(HasSubstr("'weight'"), HasSubstr("Long")));
   });
 }

@@ -36,7 +36,7 @@ class ModuleState : public Stateful {
   void before_read() override {
     for (const auto& group : module_.groups) {
       group->begin_main_weight_write();
-      group->main_weight().local().unsafeGetTensorImpl()->bump_version();
+      group->note_raw_main_weight_write();
     }
   }
 

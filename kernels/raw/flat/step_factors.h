@@ -4,25 +4,30 @@
 
 namespace fsdp::kernels {
 
-struct AdamWFactors {
-  float keep;  // 1 - lr * wd
-  float beta1;
-  float rest1;  // 1 - beta1
-  float beta2;
-  float rest2;
-  float step_size;   // lr / (1 - beta1^n)
-  float root_scale;  // 1 / sqrt(1 - beta2^n)
-  float eps;
-  float gradient;
+template <class Number>
+struct AdamWFactorsOf {
+  Number keep;  // 1 - lr * wd
+  Number beta1;
+  Number rest1;  // 1 - beta1
+  Number beta2;
+  Number rest2;
+  Number step_size;   // lr / (1 - beta1^n)
+  Number root_scale;  // 1 / sqrt(1 - beta2^n)
+  Number eps;
+  Number gradient;
 };
 
-struct SGDFactors {
-  float lr;
-  float momentum;
-  float keep;  // what a gradient adds to the buffer
-  float weight_decay;
-  float look_ahead;  // momentum for Nesterov's form
-  float gradient;
+template <class Number>
+struct SGDFactorsOf {
+  Number lr;
+  Number momentum;
+  Number keep;  // what a gradient adds to the buffer
+  Number weight_decay;
+  Number look_ahead;  // momentum for Nesterov's form
+  Number gradient;
 };
+
+using AdamWFactors = AdamWFactorsOf<float>;
+using SGDFactors = SGDFactorsOf<float>;
 
 }  // namespace fsdp::kernels

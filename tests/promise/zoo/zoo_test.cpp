@@ -342,17 +342,6 @@ INSTANTIATE_TEST_SUITE_P(Models, Zoo, ::testing::ValuesIn(names()), [](const aut
 
 // ---- at the edges
 
-// Flat buffers hold elements in the order of contiguous tensors. Inputs may have any memory format: see `cnn`.
-TEST(ZooEdges, WeightsInChannelsLastAreRefusedByName) {
-  run_ranks(1, [](const World& world) {
-    nn::Sequential module(nn::Conv2d(nn::Conv2dOptions(2, 4, 3)));
-    torch::Tensor& weight = module->at<nn::Conv2dImpl>(0).weight;
-    weight.set_data(weight.detach().contiguous(torch::MemoryFormat::ChannelsLast));
-    EXPECT_THAT(error_of([&] { fully_shard(*module, Mesh::shard(world)); }),
-                AllOf(HasSubstr("'0.weight'"), HasSubstr("contiguous")));
-  });
-}
-
 // A root that was gathered ahead is entered when it is read, like any unit, or the recorded order lacks it next time.
 TEST(ZooEdges, ARootThatIsReadLastCostsTheSameInEveryStep) {
   run_ranks(2, [](const World& world) {

@@ -1,4 +1,4 @@
-#include "fsdp/unit/agreement.h"
+#include "fsdp/unit/sharding/agreement.h"
 
 #include <ATen/ATen.h>
 #define XXH_INLINE_ALL
@@ -29,6 +29,7 @@ uint64_t digest_of_shape(const UnitDescription& unit) {
                    static_cast<int>(options.replica_reduce), "/", describe(options.schedule), "/", unit.meshes, "/",
                    static_cast<int>(options.unused), "/", static_cast<int>(options.buffers), "/",
                    options.schedule.max_bytes, "/", static_cast<int>(options.precision.accumulate.value_or(at::kLong)));
+  for (const ModuleKind kind : options.precision.keep_fp32) text += c10::str("/", static_cast<int>(kind));
   return XXH3_64bits(text.data(), text.size());
 }
 

@@ -1,4 +1,4 @@
-#include "fsdp/base/deferred_error.h"
+#include "fsdp/unit/deferred_error.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,183 @@
+// State dicts against the unsharded twin: what FSDP1's FULL_, SHARDED_ and LOCAL_STATE_DICT are used for.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "fsdp/fsdp.h"
+#include "tests/promise/models/block_model.h"
+#include "tests/support/ranks.h"
+
+namespace fsdp::state_dict_test {
+namespace {
+
+using ::testing::AllOf;
+using testing::batch;
+using testing::error_of;
+using testing::expect_same_weights;
+using ::testing::HasSubstr;
+using testing::loss_of;
+using testing::make_block_model;
+using testing::run_ranks;
+using testing::shard_blocks;
+using testing::ShardedBlocks;
+using testing::share_of;
+
+constexpr Strategy kStrategies[] = {Strategy::kNoShard, Strategy::kOptim, Strategy::kOptimGrads,
+                                    Strategy::kOptimGradsParams};
+
+// A model that has trained three steps with momentum.
+struct Trained {
+  explicit Trained(const World& world, Strategy strategy = Strategy::kOptimGradsParams)
+      : sharded(shard_blocks(world, {.strategy = strategy})), optimizer(parameters(*sharded.module), {.lr = 0.01}) {
+    for (uint64_t step = 0; step < 3; ++step) train(world, step);
+  }
+  void train(const World& world, uint64_t step) {
+    loss_of(*sharded.module, share_of(world, batch(step))).backward();
+    optimizer.step();
+    zero_grad(*sharded.module);
+  }
+  ShardedBlocks sharded;
+  AdamW optimizer;
+};
+
+struct Twin {
+  Twin() : optimizer(module->parameters(), torch::optim::AdamWOptions(0.01).weight_decay(0.01)) {
+    for (uint64_t step = 0; step < 3; ++step) train(step);
+  }
+  void train(uint64_t step) {
+    loss_of(*module, batch(step)).backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  torch::Tensor moment(const torch::Tensor& parameter) {
+    const auto& state = *optimizer.state().at(parameter.unsafeGetTensorImpl());
+    return static_cast<const torch::optim::AdamWParamState&>(state).exp_avg();
+  }
+  std::shared_ptr<testing::BlockModel> module = make_block_model();
+  torch::optim::AdamW optimizer;
+};
+
+void for_worlds(const std::function<void(const World&, Strategy)>& body) {
+  for (const Strategy strategy : kStrategies) {
+    for (const int size : {1, 2, 3}) {
+      SCOPED_TRACE(::testing::Message() << name(strategy) << ", world " << size);
+      run_ranks(size, [&](const World& world) { body(world, strategy); });
+    }
+  }
+}
+
+TEST(StateDict, AFullOneHasTheTensorsOfTheUnshardedModel) {
+  for_worlds([](const World& world, Strategy strategy) {
+    Trained trained(world, strategy);
+    Twin twin;
+    const StateDict weights = full_state_dict(*trained.sharded.module);
+    const StateDict moments = full_optimizer_state_dict(*trained.sharded.module, trained.optimizer);
+    EXPECT_EQ(weights.tensors.size(), twin.module->parameters().size());
+    for (const auto& item : twin.module->named_parameters()) {
+      EXPECT_TRUE(torch::allclose(weights.tensors.at(item.key()), item.value(), 1e-4, 1e-5)) << item.key();
+      EXPECT_TRUE(torch::allclose(moments.tensors.at("exp_avg/" + item.key()), twin.moment(item.value()), 1e-4, 1e-5))
+          << item.key();
+      EXPECT_EQ(moments.tensors.at("step/" + item.key()).item<int64_t>(), 3);
+    }
+    trained.train(world, 3);  // copies: what is written now leaves them alone
+    EXPECT_TRUE(torch::allclose(weights.tensors.at("inlet.weight"), twin.module->inlet->weight, 1e-4, 1e-5));
+  });
+}
+
+TEST(StateDict, FullGradientsAreThoseOfTheUnshardedModel) {
+  for_worlds([](const World& world, Strategy strategy) {
+    const ShardedBlocks sharded = shard_blocks(world, {.strategy = strategy});
+    const auto twin = make_block_model();
+    EXPECT_TRUE(full_gradients(*sharded.module).tensors.empty());
+    loss_of(*sharded.module, share_of(world, batch(1))).backward();
+    loss_of(*twin, batch(1)).backward();
+    const StateDict gradients = full_gradients(*sharded.module);
+    for (const auto& item : twin->named_parameters()) {
+      EXPECT_TRUE(torch::allclose(gradients.tensors.at(item.key()), item.value().grad(), 1e-4, 1e-6)) << item.key();
+    }
+  });
+}
+
+TEST(StateDict, OnlyRankZeroHoldsItWhereThatIsAskedFor) {
+  run_ranks(3, [](const World& world) {
+    Trained trained(world);
+    const StateDict dict = full_state_dict(*trained.sharded.module, DictHolder::kRankZero);
+    EXPECT_EQ(dict.tensors.empty(), world.rank != 0);
+    const StateDict all = full_state_dict(*trained.sharded.module);
+    for (const auto& [name, tensor] : dict.tensors) EXPECT_TRUE(torch::equal(tensor, all.tensors.at(name))) << name;
+  });
+}
+
+TEST(StateDict, AFullOneGoesToAnyWorldAndTrainingGoesOn) {
+  StateDict weights, moments;
+  run_ranks(3, [&](const World& world) {
+    Trained trained(world);
+    const StateDict model = full_state_dict(*trained.sharded.module, DictHolder::kRankZero);
+    const StateDict optimizer = full_optimizer_state_dict(*trained.sharded.module, trained.optimizer);
+    if (world.rank != 0) return;
+    weights = model;
+    moments = optimizer;
+  });
+  Twin twin;
+  twin.train(3);
+  for (const DictHolder holder : {DictHolder::kEveryRank, DictHolder::kRankZero}) {
+    run_ranks(2, [&](const World& world) {
+      ShardedBlocks other = shard_blocks(world);
+      AdamW optimizer(parameters(*other.module), {.lr = 0.01});
+      const bool has = holder == DictHolder::kEveryRank || world.rank == 0;
+      load_full_state_dict(*other.module, has ? weights : StateDict(), holder);
+      load_full_optimizer_state_dict(*other.module, optimizer, has ? moments : StateDict(), holder);
+      loss_of(*other.module, share_of(world, batch(3))).backward();
+      optimizer.step();
+      expect_same_weights(*other.module, *twin.module);
+    });
+  }
+}
+
+TEST(StateDict, OneOfAnotherModelIsRefusedOnEveryRankAndChangesNothing) {
+  run_ranks(2, [](const World& world) {
+    Trained trained(world);
+    const StateDict before = full_state_dict(*trained.sharded.module);
+    StateDict dict = before;
+    for (auto& [name, tensor] : dict.tensors) tensor = torch::zeros_like(tensor);
+    dict.tensors.erase("inlet.bias");
+    dict.tensors["stranger"] = torch::ones({2});
+    dict.tensors["outlet.bias"] = torch::ones({7});
+    EXPECT_THAT(error_of([&] { load_full_state_dict(*trained.sharded.module, dict); }),
+                AllOf(HasSubstr("inlet.bias is missing"), HasSubstr("stranger belongs to nothing"),
+                      HasSubstr("outlet.bias has shape [7]")));
+    const StateDict after = full_state_dict(*trained.sharded.module);
+    for (const auto& [name, tensor] : before.tensors) EXPECT_TRUE(torch::equal(tensor, after.tensors.at(name)));
+  });
+}
+
+TEST(StateDict, AShardedOneComesBackToTheSameCut) {
+  for_worlds([](const World& world, Strategy strategy) {
+    Trained trained(world, strategy);
+    const ShardedStateDict weights = sharded_state_dict(*trained.sharded.module);
+    const ShardedStateDict moments = sharded_optimizer_state_dict(*trained.sharded.module, trained.optimizer);
+    const StateDict before = full_state_dict(*trained.sharded.module);
+    trained.train(world, 3);
+    const StateDict then = full_state_dict(*trained.sharded.module);
+    load_sharded_state_dict(*trained.sharded.module, weights);
+    load_sharded_optimizer_state_dict(*trained.sharded.module, trained.optimizer, moments);
+    const StateDict after = full_state_dict(*trained.sharded.module);
+    for (const auto& [name, tensor] : before.tensors) EXPECT_TRUE(torch::equal(tensor, after.tensors.at(name)));
+    trained.train(world, 3);
+    const StateDict again = full_state_dict(*trained.sharded.module);
+    for (const auto& [name, tensor] : then.tensors) EXPECT_TRUE(torch::equal(tensor, again.tensors.at(name))) << name;
+  });
+}
+
+TEST(StateDict, AShardedOneOfAnotherCutIsRefused) {
+  run_ranks(2, [](const World& world) {
+    Trained trained(world);
+    ShardedStateDict dict = sharded_state_dict(*trained.sharded.module);
+    dict.slices.front().end += 1;
+    dict.slices.front().data = torch::cat({dict.slices.front().data, torch::zeros({1})});
+    EXPECT_THAT(error_of([&] { load_sharded_state_dict(*trained.sharded.module, dict); }),
+                AllOf(HasSubstr("has elements"), HasSubstr("expected")));
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::state_dict_test
