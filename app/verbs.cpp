@@ -5,6 +5,7 @@ namespace fsdp::app {
 const std::vector<Verb>& verbs() {
   static const std::vector<Verb> all = {
       {"prepare", "turn documents into a data set of tokens", run_prepare},
+      {"plan", "say what a run will take, before it exists", run_plan},
       {"train", "train a model, alone or as one of many ranks", run_train},
       {"launch", "start a verb as several ranks on this host", run_launch},
       {"generate", "continue prompts with a trained model, or chat with it", run_generate},

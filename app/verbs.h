@@ -9,6 +9,7 @@ namespace fsdp::app {
 using Arguments = std::vector<std::string>;
 
 // One function per verb, each in the file of its name. Returns the exit code; errors are thrown and end in main().
+int run_plan(const Arguments& arguments);
 int run_train(const Arguments& arguments);
 int run_prepare(const Arguments& arguments);
 int run_launch(const Arguments& arguments);

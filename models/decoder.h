@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/operators/cross_entropy.h"
+#include "models/config/activations.h"
 #include "models/config/decoder_config.h"
 #include "models/decoder_layer.h"
 #include "models/rotary_table.h"
@@ -69,7 +70,7 @@ class DecoderImpl : public torch::nn::Module {
   // fp32 scalar. Logits of more than kMostLogitBytes are never whole in memory.
   at::Tensor loss(const at::Tensor& input_ids_BT, const at::Tensor& targets_N, const Sequence& sequence = {},
                   kernels::Reduction reduction = kernels::Reduction::kMean, const kernels::LossTerms& terms = {});
-  static constexpr int64_t kMostLogitBytes = int64_t{256} << 20;
+  static constexpr int64_t kMostLogitBytes = kMostWholeLogitBytes;
 
   // Cross entropy of each target [B * T] alone, fp32, 0 where it is kernels::kIgnoreIndex; without gradients. Logits of
   // more than kMostLogitBytes are never whole in memory.

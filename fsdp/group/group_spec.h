@@ -12,6 +12,7 @@
 #include "fsdp/group/whole_weights.h"
 #include "fsdp/layout/planner.h"
 #include "fsdp/precision/precision.h"
+#include "fsdp/strategy/residence.h"
 #include "fsdp/strategy/strategy.h"
 
 namespace fsdp {
@@ -31,14 +32,6 @@ struct GroupSpec {
   GroupLinks links;
   std::shared_ptr<BufferAllocator> allocator;
   std::weak_ptr<GroupOwner> owner;
-};
-
-// How the full parameters live between uses.
-enum class Residence {
-  kAliased,     // the unsharded buffer is the main weight itself: nothing to gather, nothing to free
-  kPersistent,  // always in memory, brought up to date after an optimizer step
-  kReleased,    // memory only while unsharded
-  kShared,      // in memory that all ranks of the host share: unsharded is a matter of versions (group/host_weights.h)
 };
 
 }  // namespace fsdp

@@ -13,15 +13,6 @@
 #include "fsdp/group/registry.h"
 
 namespace fsdp {
-namespace {
-
-Residence choose_residence(const StrategyTraits& traits, bool used_in_place, bool same_dtype, bool one_host) {
-  if (used_in_place) return same_dtype ? Residence::kAliased : Residence::kPersistent;
-  if (one_host) return Residence::kShared;
-  return traits.gather == GatherTiming::kPerStep ? Residence::kPersistent : Residence::kReleased;
-}
-
-}  // namespace
 
 ParameterGroup::ParameterGroup(GroupSpec spec)
     : names_(std::move(spec.names)),
@@ -59,8 +50,8 @@ void ParameterGroup::make_buffers(const GroupSpec& spec) {
   const auto options = parameters.front().options().device(spec.device).requires_grad(false);
   const int rank = links_.shard->rank();
   const Placement placement = traits_.shards_main_weight ? Placement::kShard : Placement::kReplicate;
-  residence_ = choose_residence(traits_, whole_main_weight() && !copies_whole_, param_dtype == main_dtype,
-                                links_.host && !over_replicas() && !copies_whole_);
+  residence_ = choose_residence(traits_, {whole_main_weight() && !copies_whole_, param_dtype == main_dtype,
+                                          links_.host && !over_replicas() && !copies_whole_});
 
   main_weight_ = DBuffer(main_layout_, placement, main_index_, options, Backing::kOwned);
   for (size_t i = 0; i < parameters.size(); ++i) {

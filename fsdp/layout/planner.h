@@ -10,6 +10,9 @@ namespace fsdp::layout {
 // Where the tensors of one parameter group lie in one flat buffer that is cut into equal shards. Pure arithmetic: the
 // planner and the runtime share it. All sizes and positions are in elements.
 
+// Tensors start and shards end at multiples of so many bytes, in every dtype that a group has.
+inline constexpr int64_t kAlignBytes = 16;
+
 // A tensor to be placed. A shard boundary may cut it only at a multiple of `granule` from its start.
 struct TensorSpec {
   int64_t numel;

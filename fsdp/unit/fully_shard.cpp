@@ -146,7 +146,7 @@ layout::FlatLayout plan_group(const SubjectParameters& members, const ShardOptio
   const at::ScalarType main = members.front().tensor.scalar_type();
   const size_t smallest = std::min({c10::elementSize(main), c10::elementSize(options.precision.param.value_or(main)),
                                     c10::elementSize(options.precision.reduce.value_or(main))});
-  return layout::plan(specs, num_shards, static_cast<int64_t>(16 / smallest));
+  return layout::plan(specs, num_shards, layout::kAlignBytes / static_cast<int64_t>(smallest));
 }
 
 void check_mesh(const Mesh& mesh, Strategy strategy) {

@@ -5,8 +5,8 @@
 // operator earlier; beside them it takes one chunk of logits, which becomes their gradient in place.
 //   The weight's gradient is a sum over chunks. A product sums a chunk in fp32, but a bf16 sum is rounded after each of
 // them: with c chunks of like size the error is sqrt((1 + 4 + .. + c^2) / c^2) of one rounding's, 1.4 for 4 chunks, 2.4
-// for 16. Beyond kMostRoundings chunks the sum is fp32. In one fp32 sum for all cases, the largest vocabularies would
-// cost twice the memory of their gradient, and each chunk twice the traffic of adding to it.
+// for 16. Beyond kMostChunksInNarrowSum chunks the sum is fp32. In one fp32 sum for all cases, the largest vocabularies
+// would cost twice the memory of their gradient, and each chunk twice the traffic of adding to it.
 //   Saved: the two gradients, in saved_data, because the backward gives them away without a copy; so it runs once.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -24,9 +24,7 @@ namespace fsdp::kernels::cuda {
 namespace {
 
 constexpr auto kLinearCrossEntropy = "linear_cross_entropy";
-constexpr int64_t kChunkBytes = int64_t{1} << 29;  // of logits
-constexpr int64_t kRowsTogether = 128;             // a chunk is a multiple of: what a product's tiles like
-constexpr int64_t kMostRoundings = 16;
+constexpr int64_t kRowsTogether = 128;  // a chunk is a multiple of: what a product's tiles like
 
 struct Chunks {
   int64_t rows, count;
@@ -34,7 +32,7 @@ struct Chunks {
 
 // Chunks of like size.
 Chunks cut_rows(int64_t rows, int64_t row_bytes) {
-  const int64_t most = std::max<int64_t>(kRowsTogether, kChunkBytes / std::max<int64_t>(1, row_bytes));
+  const int64_t most = std::max<int64_t>(kRowsTogether, kDeviceLogitBytesAtATime / std::max<int64_t>(1, row_bytes));
   const int64_t count = std::max<int64_t>(1, (rows + most - 1) / most), even = (rows + count - 1) / count;
   const int64_t together = std::clamp((even + kRowsTogether - 1) / kRowsTogether * kRowsTogether, kRowsTogether,
                                       most / kRowsTogether * kRowsTogether);
@@ -106,7 +104,8 @@ Results run(const Problem& problem, bool needs_grad_x, bool needs_grad_weight) {
   results.loss = at::empty({}, wide);
   if (needs_grad_x) results.grad_x_NE = at::empty(problem.x_NE.sizes(), options);
   if (needs_grad_weight) {
-    results.grad_weight_VE = at::empty(problem.weight_VE.sizes(), chunks.count > kMostRoundings ? wide : options);
+    results.grad_weight_VE =
+        at::empty(problem.weight_VE.sizes(), chunks.count > kMostChunksInNarrowSum ? wide : options);
     if (rows == 0) results.grad_weight_VE.zero_();
   }
   const auto* targets = problem.targets_N.const_data_ptr<int64_t>();

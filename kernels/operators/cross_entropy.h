@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "kernels/raw/rows/logit_limits.h"
+
 namespace fsdp::kernels {
 
 inline constexpr int64_t kIgnoreIndex = -100;  // target value that carries no loss, as in torch and Hugging Face
@@ -46,10 +48,6 @@ at::Tensor cross_entropy(const at::Tensor& logits_NV, const at::Tensor& targets_
 // of a bf16 weight's gradient is bf16 for up to 16 chunks, else fp32: see kernels/cuda/linear_cross_entropy_cuda.cpp.
 at::Tensor linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor& weight_VE, const at::Tensor& targets_N,
                                 Reduction reduction = Reduction::kMean, const LossTerms& terms = {});
-
-inline constexpr int64_t kLogitBytesAtATime = int64_t{1} << 25;
-inline constexpr int64_t kMostLogitBytesKept = int64_t{1} << 26;
-inline constexpr int64_t kMostGradientKept = int64_t{1} << 26;  // 256 MiB
 
 // How many targets are not kIgnoreIndex: what the mean divides by. targets int64, any shape, on the CPU.
 int64_t count_valid_targets(const at::Tensor& targets);

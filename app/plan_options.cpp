@@ -1,0 +1,177 @@
+#include "app/plan_options.h"
+
+#include <array>
+#include <filesystem>
+#include <stdexcept>
+
+#include "fsdp/base/error.h"
+#include "io/base/error.h"
+#include "io/tokens/token_shards.h"
+#include "train/config/config_file.h"
+#include "train/model/model_choice.h"
+#include "train/model/planned_run.h"
+
+namespace fsdp::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::kUsage, "[plan] " + message); }
+
+// GPUs hold a context and the buffers of communicators beside tensors; nothing here knows how much.
+constexpr int64_t kReserveOfGpu = int64_t{2} << 30;
+
+bool has_config(const PlanOptions& options) { return !options.file.empty() || !options.overrides.empty(); }
+
+void check_one_model(const PlanOptions& options) {
+  const int given = (options.preset.empty() ? 0 : 1) + (options.model.empty() ? 0 : 1) + (has_config(options) ? 1 : 0);
+  if (given == 0) refuse("got no model. Pass --preset NAME, --model config.json or a training configuration.");
+  if (given > 1)
+    refuse(
+        "got several models, expected one of --preset, --model and a training configuration. Presets of a "
+        "configuration are --model.preset=NAME.");
+}
+
+// The vocabulary of a data set that is there counts, as it does in training.
+train::ModelChoice choose_model(const train::Config& config) {
+  int64_t vocab_size = 0;
+  if (!config.data.path.empty() && fs::exists(fs::path(config.data.path) / "dataset.json"))
+    vocab_size = io::read_dataset_manifest(config.data.path).vocab_size;
+  const bool is_inline = config.model.path.empty() && config.model.preset.empty();
+  if (is_inline && config.model.vocab_size == 0 && vocab_size == 0)
+    refuse("model.vocab_size: got 0, which means that of the data set, and no data set at data.path " +
+           io::in_quotes(config.data.path) + ". Set model.vocab_size, or data.path to a prepared data set.");
+  return train::choose_model(config.model, vocab_size, /*data_eos_id=*/-1);
+}
+
+layout::Granularity parse_granularity(const std::string& text, int64_t& block) {
+  if (text == "element") return layout::Granularity::kElement;
+  if (text == "row") return layout::Granularity::kRow;
+  if (text == "tensor") return layout::Granularity::kTensor;
+  const std::string prefix = "block:";
+  if (text.rfind(prefix, 0) == 0) {
+    try {
+      block = std::stoll(text.substr(prefix.size()));
+    } catch (const std::exception&) {
+      block = 0;
+    }
+    if (block > 0) return layout::Granularity::kBlock;
+  }
+  refuse("granularity: got " + io::in_quotes(text) + ", expected element, row, tensor, or block:N with N elements.");
+}
+
+std::variant<bool, int64_t> parse_reshard(const std::string& text) {
+  if (text == "true" || text == "false") return text == "true";
+  try {
+    size_t used = 0;
+    const int64_t group = std::stoll(text, &used);
+    if (used == text.size()) return group;
+  } catch (const std::exception&) {
+  }
+  refuse("reshard after forward: got " + io::in_quotes(text) + ", expected true, false, or a number of ranks.");
+}
+
+plan::Transport parse_transport(const std::string& text) {
+  static constexpr std::array<std::pair<const char*, plan::Transport>, 4> kNames = {
+      {{"nccl", plan::Transport::kNccl},
+       {"gloo", plan::Transport::kGloo},
+       {"shm", plan::Transport::kSharedMemory},
+       {"two_level", plan::Transport::kTwoLevel}}};
+  for (const auto& [name, transport] : kNames) {
+    if (text == name) return transport;
+  }
+  refuse("transport: got " + io::in_quotes(text) + ", expected one of nccl, gloo, shm, two_level.");
+}
+
+Strategy strategy_named(const std::string& text) {
+  try {
+    return parse_strategy(text);
+  } catch (const std::invalid_argument& error) {
+    throw Error(ErrorCode::kUsage, error.what());
+  }
+}
+
+// Of a model without a training configuration: large ones are trained like this.
+plan::Setup usual_setup(const models::DecoderConfig& config) {
+  plan::Setup setup;
+  setup.precision = plan::parse_planned_precision("bf16");
+  setup.work.sequence_length = std::min<int64_t>(config.max_position_embeddings, 4096);
+  return setup;
+}
+
+void apply(const PlanOptions& options, plan::Setup& setup) {
+  if (options.strategy) setup.strategy = strategy_named(*options.strategy);
+  if (options.precision) setup.precision = plan::parse_planned_precision(*options.precision);
+  if (options.optimizer) setup.optimizer = plan::parse_optimizer(*options.optimizer);
+  if (options.recompute) setup.work.recompute = plan::parse_recompute(*options.recompute);
+  if (options.reshard_after_forward) setup.reshard_after_forward = parse_reshard(*options.reshard_after_forward);
+  if (options.granularity) setup.granularity = parse_granularity(*options.granularity, setup.block);
+  if (options.sequence_length) setup.work.sequence_length = *options.sequence_length;
+  if (options.microbatch) setup.work.microbatch_sequences = *options.microbatch;
+  if (options.microbatches) setup.work.microbatches = *options.microbatches;
+  if (options.recompute_every) setup.work.recompute_every = *options.recompute_every;
+  if (options.prefetch_depth)
+    setup.schedule = schedule::Schedule::static_order(static_cast<int>(*options.prefetch_depth));
+  if (options.transport) setup.transport = parse_transport(*options.transport);
+}
+
+}  // namespace
+
+void add_plan_options(CLI::App& parser, PlanOptions& options) {
+  parser.allow_extras();
+  parser.add_option("CONFIG", options.file, "training configuration (TOML)");
+  parser.add_option("--preset", options.preset, "a published model; `fsdp inspect --presets` lists them");
+  parser.add_option("--model", options.model, "config.json, or the folder that holds one");
+  parser.add_option("--world", options.world, "number of ranks");
+  parser.add_option("--mesh", options.mesh, "shard=16, replicate=8,shard=16 or 8x16; one axis may be left to --world");
+  parser.add_option("--strategy", options.strategy, "optim_grads_params (ZeRO-3), hybrid (HSDP), ...");
+  parser.add_option("--precision", options.precision, "fp32, bf16, or bf16_reduce: gradients travel in bf16, too");
+  parser.add_option("--optimizer", options.optimizer, "adamw, sgd or sgd_momentum");
+  parser.add_option("--sequence", options.sequence_length, "tokens of a sequence");
+  parser.add_option("--microbatch", options.microbatch, "sequences of a microbatch, of each rank");
+  parser.add_option("--microbatches", options.microbatches, "microbatches of a step, of each rank");
+  parser.add_option("--recompute", options.recompute, "none, elementwise, gate_up or block");
+  parser.add_option("--recompute-every", options.recompute_every, "in the first of every so many blocks");
+  parser.add_option("--reshard-after-forward", options.reshard_after_forward, "true, false, or a number of ranks");
+  parser.add_option("--prefetch-depth", options.prefetch_depth, "units gathered ahead");
+  parser.add_option("--granularity", options.granularity, "what no rank border cuts: element, row, tensor, block:N");
+  parser.add_option("--node", options.node, "ranks per node")->capture_default_str();
+  parser.add_option("--rails", options.network.rails, "network links per node")->capture_default_str();
+  parser.add_option("--pod", options.network.pod_nodes, "nodes below one part of a slimmed fat tree; 0: all");
+  parser.add_option("--slimming", options.network.slimming, "how much thinner the tree is above a pod")
+      ->capture_default_str();
+  parser.add_option("--transport", options.transport, "nccl, gloo, shm or two_level: whose scratch memory counts");
+  parser.add_option("--reserve", options.reserve, "bytes to set aside on each rank [2GiB with nccl, else 0]");
+  parser.add_flag("--json", options.json, "for programs: bytes as integers");
+}
+
+PlanQuestion resolve(const PlanOptions& options) {
+  check_one_model(options);
+  PlanQuestion question;
+  train::Config config;
+  if (has_config(options)) config = train::load_config(options.file, options.overrides);
+  const std::string default_mesh = "replicate=" + std::to_string(config.shard.replicas);
+  const plan::MeshShape mesh =
+      plan::parse_mesh(options.mesh.empty() && options.world > 0 ? default_mesh : options.mesh, options.world);
+  if (has_config(options)) {
+    config.shard.replicas = mesh.replicas;
+    question.setup = train::planned_setup(config, {mesh.replicas * mesh.shards, options.node});
+    question.model = train::planned_model(config, choose_model(config));
+  } else {
+    const models::DecoderConfig decoder = options.preset.empty() ? models::read_decoder_config(options.model)
+                                                                 : train::preset_named(options.preset).config;
+    question.setup = usual_setup(decoder);
+    question.model = plan::decoder_model(options.preset.empty() ? options.model : options.preset, decoder);
+  }
+  question.setup.replicas = mesh.replicas;
+  question.setup.shards = mesh.shards;
+  question.setup.node_size = options.node;
+  apply(options, question.setup);
+  question.report.network = options.network;
+  const bool on_gpu = question.setup.transport == plan::Transport::kNccl;
+  question.report.reserve = options.reserve.empty() ? (on_gpu ? kReserveOfGpu : 0) : plan::parse_bytes(options.reserve);
+  plan::check(question.setup);
+  return question;
+}
+
+}  // namespace fsdp::app

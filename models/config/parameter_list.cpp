@@ -1,0 +1,44 @@
+#include "models/config/parameter_list.h"
+
+#include <utility>
+
+namespace fsdp::models {
+
+std::vector<NamedShape> block_parameters(const DecoderConfig& config, int64_t layer) {
+  const std::string block = "model.layers." + std::to_string(layer) + ".";
+  const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
+  const int64_t queries = config.num_attention_heads * config.head_dim;
+  const int64_t keys = config.num_key_value_heads * config.head_dim;
+  std::vector<NamedShape> list;
+  const auto add = [&](const std::string& name, std::vector<int64_t> shape) {
+    list.push_back({block + name, std::move(shape)});
+  };
+  const auto add_linear = [&](const std::string& name, int64_t out, int64_t in, bool has_bias) {
+    add(name + ".weight", {out, in});
+    if (has_bias) add(name + ".bias", {out});
+  };
+  const bool input_bias = config.attention_bias != AttentionBias::kNone;
+  add_linear("self_attn.q_proj", queries, hidden, input_bias);
+  add_linear("self_attn.k_proj", keys, hidden, input_bias);
+  add_linear("self_attn.v_proj", keys, hidden, input_bias);
+  add_linear("self_attn.o_proj", hidden, queries, config.attention_bias == AttentionBias::kInputsAndOutput);
+  if (config.has_qk_norm) {
+    add("self_attn.q_norm.weight", {config.head_dim});
+    add("self_attn.k_norm.weight", {config.head_dim});
+  }
+  add_linear("mlp.gate_proj", inner, hidden, false);
+  add_linear("mlp.up_proj", inner, hidden, false);
+  add_linear("mlp.down_proj", hidden, inner, false);
+  add("input_layernorm.weight", {hidden});
+  add("post_attention_layernorm.weight", {hidden});
+  return list;
+}
+
+std::vector<NamedShape> outer_parameters(const DecoderConfig& config) {
+  const std::vector<int64_t> table = {config.vocab_size, config.hidden_size};
+  std::vector<NamedShape> list = {{"model.embed_tokens.weight", table}, {"model.norm.weight", {config.hidden_size}}};
+  if (!config.tie_word_embeddings) list.push_back({"lm_head.weight", table});
+  return list;
+}
+
+}  // namespace fsdp::models

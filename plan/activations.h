@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "plan/model.h"
+#include "plan/setup.h"
+
+namespace fsdp::plan {
+
+// Bytes of one microbatch on one rank that are neither weights nor gradients. Blocks: models::kept_bytes_per_token(),
+// exact; what operators hold only while they run is an estimate from the largest of them. Nothing of a model that is no
+// decoder.
+struct Activations {
+  std::vector<int64_t> kept;     // block by block, from its forward to its backward
+  std::vector<int64_t> working;  // beside that, in its backward: what is computed again, and gradients of activations
+  int64_t outer_kept = 0;    // last norm, tables of angles: from the end of the forward to the start of the backward
+  int64_t loss_kept = 0;     // logits, or gradients in their place, between the loss's forward and backward
+  int64_t loss_working = 0;  // beside that, at most
+};
+
+Activations plan_activations(const PlannedModel& model, const Setup& setup);
+
+}  // namespace fsdp::plan

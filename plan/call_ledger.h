@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "plan/group.h"
+
+namespace fsdp::plan {
+
+enum class CollectiveKind { kGather, kReduceScatter, kAllReduce };
+
+// Between which ranks.
+enum class CollectiveAxis { kShard, kForwardGroup, kReplicate };
+
+enum class CollectiveLoad { kWeights, kGradients };
+
+// All calls of one kind in a step of one rank.
+struct Collective {
+  CollectiveKind kind;
+  CollectiveAxis axis;
+  CollectiveLoad load;
+  RankGroup group;
+  int64_t calls = 0;
+  int64_t received_bytes = 0;
+  int64_t smallest_shard = 0;  // bytes that a rank contributes to a call
+  int64_t largest_shard = 0;
+
+  bool same_kind(const Collective& other) const {
+    return kind == other.kind && axis == other.axis && load == other.load;
+  }
+};
+
+// What a step calls: by kind, and in the sums of the runtime's Counters.
+struct CallLedger {
+  int64_t gathers = 0;
+  int64_t reduces = 0;
+  int64_t gather_bytes = 0;  // received by this rank
+  int64_t reduce_bytes = 0;
+  std::vector<Collective> collectives;
+
+  void add(const Collective& call, int64_t shard_bytes, int64_t received);
+};
+
+// Memory as RotaryAllocator hands it out: slabs by size, none given back.
+class Slabs {
+ public:
+  void take(int64_t bytes);
+  void give_back(int64_t bytes);
+  int64_t held() const { return held_; }
+
+ private:
+  struct SizeClass {
+    int64_t in_use = 0;
+    int64_t count = 0;
+  };
+  std::map<int64_t, SizeClass> classes_;
+  int64_t held_ = 0;
+};
+
+}  // namespace fsdp::plan

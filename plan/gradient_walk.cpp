@@ -1,0 +1,109 @@
+#include "plan/gradient_walk.h"
+
+#include <algorithm>
+
+namespace fsdp::plan {
+namespace {
+
+constexpr size_t kMostReducesInFlight = 2;  // with threads of their own; see make_room_to_collect() of the runtime
+
+}  // namespace
+
+GradientWalk::GradientWalk(const std::vector<std::vector<GroupPlan>>& units, const Setup& setup, Slabs& slabs)
+    : setup_(setup), traits_(traits(setup.strategy)), groups_(rank_groups(setup)), slabs_(slabs) {
+  for (const auto& plans : units) {
+    auto& states = units_.emplace_back();
+    for (const GroupPlan& plan : plans) {
+      if (plan.trains) states.emplace_back().plan = &plan;
+    }
+  }
+}
+
+bool GradientWalk::reduces_now() const {
+  return place_ == MicrobatchPlace::kLast || traits_.reduce_timing == ReduceTiming::kEveryMicrobatch;
+}
+
+void GradientWalk::begin_collecting(int unit) {
+  for (GroupState& group : units_[static_cast<size_t>(unit)]) begin_collecting(group);
+}
+
+// Context::make_room_to_collect() and GradientBuffers::begin_collecting().
+void GradientWalk::begin_collecting(GroupState& group) {
+  if (group.phase == Phase::kCollecting) return;
+  const bool unified = setup_.schedule.threads == schedule::CommThreads::kUnified;
+  const size_t limit = unified ? 1 : kMostReducesInFlight;
+  while (group.phase == Phase::kReducing || reduces_.size() >= limit) finish_oldest_reduce();
+  group.phase = Phase::kCollecting;
+  group.collects_wide = !reduces_now() && group.plan->wide_buffer > 0;
+  take(group.collects_wide ? group.plan->wide_buffer : group.plan->reduce_buffer);
+}
+
+void GradientWalk::finish_collecting(int unit, CallLedger& calls) {
+  if (!reduces_now()) return;
+  for (GroupState& group : units_[static_cast<size_t>(unit)]) start_reduce(group, calls);
+}
+
+// GradientBuffers::make_reduction().
+void GradientWalk::start_reduce(GroupState& group, CallLedger& calls) {
+  const GroupPlan& plan = *group.plan;
+  if (group.collects_wide) {
+    take(plan.reduce_buffer);
+    give_back(plan.wide_buffer);
+    group.collects_wide = false;
+  }
+  take(plan.staging);
+  group.phase = Phase::kReducing;
+  calls.reduces += 1;
+  if (plan.reduce_buffer > 0) {
+    const bool all = traits_.reduce == ReduceKind::kAllReduce;
+    calls.add({all ? CollectiveKind::kAllReduce : CollectiveKind::kReduceScatter, CollectiveAxis::kShard,
+               CollectiveLoad::kGradients, groups_.shard},
+              plan.reduce_shard, groups_.shard.received(plan.reduce_buffer) * (all ? 2 : 1));
+    if (groups_.has_replicas()) reduce_over_replicas(group, calls);
+  }
+  reduces_.push_back(&group);
+  int64_t in_flight = 0;
+  for (const GroupState* each : reduces_) in_flight += each->plan->reduce_buffer;
+  peak_ = std::max(peak_, in_flight);
+}
+
+void GradientWalk::reduce_over_replicas(GroupState& group, CallLedger& calls) {
+  const GroupPlan& plan = *group.plan;
+  if (!group.has_partial) take(plan.partial);
+  group.has_partial = true;
+  group.reaches_replicas = place_ == MicrobatchPlace::kLast || setup_.replica_reduce == ReduceTiming::kEveryMicrobatch;
+  if (!group.reaches_replicas) return;
+  take(plan.replica_wire);
+  const bool scatters = traits_.shards_over_replicas;
+  calls.add({scatters ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, CollectiveAxis::kReplicate,
+             CollectiveLoad::kGradients, groups_.replicate},
+            plan.replica_reduce_shard, groups_.replicate.received(plan.reduce_shard) * (scatters ? 1 : 2));
+}
+
+void GradientWalk::finish_reductions() {
+  while (!reduces_.empty()) finish_oldest_reduce();
+}
+
+void GradientWalk::finish_oldest_reduce() {
+  GroupState& group = *reduces_.front();
+  reduces_.pop_front();
+  give_back(group.plan->reduce_buffer);
+  give_back(group.plan->staging);
+  group.phase = Phase::kEmpty;
+  if (!group.reaches_replicas) return;
+  give_back(group.plan->replica_wire);
+  give_back(group.plan->partial);
+  group.reaches_replicas = group.has_partial = false;
+}
+
+void GradientWalk::take(int64_t bytes) {
+  slabs_.take(bytes);
+  resident_ += bytes;
+}
+
+void GradientWalk::give_back(int64_t bytes) {
+  slabs_.give_back(bytes);
+  resident_ -= bytes;
+}
+
+}  // namespace fsdp::plan

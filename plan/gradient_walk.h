@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "plan/call_ledger.h"
+#include "plan/group.h"
+#include "plan/setup.h"
+
+namespace fsdp::plan {
+
+// Whether the microbatch is the last one of its step.
+enum class MicrobatchPlace { kInner, kLast };
+
+// Which gradients are collected and on their way at each point of a step: what fsdp/unit/context_backward.cpp and
+// fsdp/group/gradient_buffers.cpp do, on bytes instead of tensors.
+class GradientWalk {
+ public:
+  GradientWalk(const std::vector<std::vector<GroupPlan>>& units, const Setup& setup, Slabs& slabs);
+
+  bool trains(int unit) const { return !units_[static_cast<size_t>(unit)].empty(); }
+  void begin_microbatch(MicrobatchPlace place) { place_ = place; }
+  // The first gradient of a unit arrives: there is a buffer to collect it in.
+  void begin_collecting(int unit);
+  // The last one has arrived: reduces them, if this microbatch does.
+  void finish_collecting(int unit, CallLedger& calls);
+  void finish_reductions();
+
+  int64_t resident_bytes() const { return resident_; }
+  int64_t peak_on_their_way() const { return peak_; }  // without staging
+  void reset_peak() { peak_ = 0; }
+
+ private:
+  enum class Phase { kEmpty, kCollecting, kReducing };
+  struct GroupState {
+    const GroupPlan* plan;
+    Phase phase = Phase::kEmpty;
+    bool collects_wide = false;
+    bool has_partial = false;
+    bool reaches_replicas = false;  // the reduction on its way
+  };
+
+  bool reduces_now() const;
+  void begin_collecting(GroupState& group);
+  void start_reduce(GroupState& group, CallLedger& calls);
+  void reduce_over_replicas(GroupState& group, CallLedger& calls);
+  void finish_oldest_reduce();
+  void take(int64_t bytes);
+  void give_back(int64_t bytes);
+
+  const Setup& setup_;
+  StrategyTraits traits_;
+  RankGroups groups_;
+  Slabs& slabs_;
+  std::vector<std::vector<GroupState>> units_;  // groups that train
+  std::deque<GroupState*> reduces_;             // in flight, oldest first
+  MicrobatchPlace place_ = MicrobatchPlace::kLast;
+  int64_t resident_ = 0;
+  int64_t peak_ = 0;
+};
+
+}  // namespace fsdp::plan

@@ -1,0 +1,185 @@
+#include "plan/group.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace fsdp::plan {
+namespace {
+
+int64_t size_of(io::DType dtype) { return static_cast<int64_t>(io::item_size(dtype)); }
+
+// Element types of one group, resolved.
+struct Types {
+  io::DType main, param, reduce, accumulate;
+};
+
+Types types_of(io::DType main, const PlannedPrecision& precision) {
+  return {main, precision.param.value_or(main), precision.reduce.value_or(main), precision.accumulate.value_or(main)};
+}
+
+layout::FlatLayout make_layout(std::span<const PlannedParameter> members, const Setup& setup, const Types& types,
+                               int64_t ranks) {
+  std::vector<layout::TensorSpec> tensors;
+  for (const PlannedParameter& member : members) {
+    tensors.push_back({member.numel(), layout::granule_of(setup.granularity, member.shape, setup.block)});
+  }
+  const int64_t smallest = std::min({size_of(types.main), size_of(types.param), size_of(types.reduce)});
+  return layout::plan(tensors, ranks, layout::kAlignBytes / smallest);
+}
+
+// Numbers that `n` ranks of a group need as scratch to reduce-scatter shards of so many: Transport::staging_numel().
+int64_t staging_numel(Transport transport, const RankGroup& group, int64_t shard_numel) {
+  switch (transport) {
+    case Transport::kGloo:
+      return (group.size - 1) * shard_numel;
+    case Transport::kTwoLevel:  // in two levels where each node has as many ranks
+      return ((group.size % group.per_node == 0 ? group.nodes : group.size) - 1) * shard_numel;
+    case Transport::kNccl:
+    case Transport::kSharedMemory:
+      return 0;
+  }
+  return 0;
+}
+
+bool keeps_one_copy(const Setup& setup, const RankGroups& groups) {
+  const bool shares = setup.transport == Transport::kSharedMemory ||
+                      (setup.transport == Transport::kTwoLevel && groups.shard.nodes == 1);
+  return shares && setup.copies == GatheredCopies::kOnePerHost && groups.shard.size > 1 &&
+         traits(setup.strategy).reduce != ReduceKind::kAllReduce;
+}
+
+// As ParameterGroup::make_buffers().
+void plan_weights(GroupPlan& group, const Setup& setup, const RankGroups& groups, const Types& types) {
+  const StrategyTraits strategy = traits(setup.strategy);
+  const bool over_replicas = strategy.shards_over_replicas && groups.has_replicas();
+  const int64_t total = group.layout->total_numel(), shard = group.layout->shard_numel;
+  const int64_t parts = over_replicas ? groups.replicate.size : 1;
+  const int64_t main_numel = strategy.shards_main_weight ? shard / parts : total;
+  const bool whole = !strategy.shards_main_weight || groups.shard.size * parts == 1;
+  const bool copies_whole = setup.whole_shard == WholeShard::kCopied && strategy.shards_main_weight && whole;
+  const bool same_dtype = types.param == types.main;
+  group.residence = choose_residence(
+      strategy, {whole && !copies_whole, same_dtype, keeps_one_copy(setup, groups) && !over_replicas && !copies_whole});
+  group.main_weight = main_numel * size_of(types.main);
+  group.padding =
+      group.layout->padding() / (strategy.shards_main_weight ? groups.shard.size * parts : 1) * size_of(types.main);
+  group.unsharded = total * size_of(types.param);
+  const bool has_copy = !same_dtype || over_replicas;
+  switch (group.residence) {
+    case Residence::kAliased:
+      break;
+    case Residence::kPersistent:
+      group.model_weight = group.unsharded;
+      break;
+    case Residence::kShared:
+      group.model_weight = same_dtype ? 0 : group.unsharded / groups.shard.size;
+      break;
+    case Residence::kReleased:
+      group.model_weight = has_copy ? shard * size_of(types.param) : 0;
+      break;
+  }
+  const bool gathers = group.residence == Residence::kReleased || (group.residence == Residence::kPersistent && !whole);
+  group.gather_shard = gathers ? shard * size_of(types.param) : 0;
+  group.replica_gather_shard = gathers && over_replicas ? main_numel * size_of(types.param) : 0;
+  if (groups.has_forward_group() && group.residence == Residence::kReleased)
+    group.forward_shard = group.unsharded / groups.forward.size;
+}
+
+// As GradientBuffers.
+void plan_gradients(GroupPlan& group, const Setup& setup, const RankGroups& groups, const Types& types) {
+  group.main_grad = group.main_weight;
+  group.optimizer = num_states(setup.optimizer) * group.main_weight;
+  const bool in_main_grad = setup.transport == Transport::kNccl && setup.world() == 1 &&
+                            setup.whole_shard == WholeShard::kInPlace && types.reduce == types.main &&
+                            types.accumulate == types.main;
+  const int64_t total = group.layout->total_numel(), shard = group.layout->shard_numel;
+  group.reduce_shard = shard * size_of(types.reduce);
+  if (in_main_grad) return;
+  group.reduce_buffer = total * size_of(types.reduce);
+  if (types.accumulate != types.reduce) group.wide_buffer = total * size_of(types.accumulate);
+  int64_t staging = staging_numel(setup.transport, groups.shard, shard);
+  if (groups.has_replicas()) {
+    const int64_t part = shard / groups.replicate.size;
+    group.partial = shard * size_of(types.main);
+    group.replica_wire = types.reduce != types.main ? shard * size_of(types.reduce) : 0;
+    group.replica_reduce_shard = part * size_of(types.reduce);
+    staging = std::max(staging, staging_numel(setup.transport, groups.replicate, part));
+  }
+  group.staging = staging * size_of(types.reduce);
+}
+
+}  // namespace
+
+RankGroup rank_group(int64_t size, int64_t stride, int64_t node_size) {
+  RankGroup group{size, 1, size};
+  group.per_node = std::clamp<int64_t>(node_size / stride, 1, size);
+  group.nodes = (size + group.per_node - 1) / group.per_node;
+  return group;
+}
+
+RankGroups rank_groups(const Setup& setup) {
+  RankGroups groups;
+  if (traits(setup.strategy).reduce == ReduceKind::kAllReduce) {
+    groups.shard = rank_group(setup.world(), 1, setup.node_size);
+    return groups;
+  }
+  groups.shard = rank_group(setup.shards, 1, setup.node_size);
+  groups.replicate = rank_group(setup.replicas, setup.shards, setup.node_size);
+  const int64_t forward = setup.forward_group();
+  if (forward > 1 && forward < setup.shards) groups.forward = rank_group(forward, 1, setup.node_size);
+  return groups;
+}
+
+GroupPlan plan_group(std::span<const PlannedParameter> members, const Setup& setup) {
+  const RankGroups groups = rank_groups(setup);
+  const Types types = types_of(members.front().dtype, setup.precision);
+  GroupPlan group;
+  group.num_tensors = members.size();
+  for (const PlannedParameter& member : members) group.numel += member.numel();
+  group.trains = members.front().trains;
+  group.layout = std::make_shared<const layout::FlatLayout>(
+      make_layout(members, setup, types, groups.shard.size * groups.replicate.size).coarsened(groups.replicate.size));
+  plan_weights(group, setup, groups, types);
+  if (group.trains) plan_gradients(group, setup, groups, types);
+  return group;
+}
+
+std::vector<GroupPlan> plan_unit(const PlannedUnit& unit, const Setup& setup) {
+  std::vector<std::vector<PlannedParameter>> groups;
+  for (const PlannedParameter& parameter : unit.parameters) {
+    const auto fits = [&](const auto& group) {
+      return group.front().dtype == parameter.dtype && group.front().trains == parameter.trains;
+    };
+    const auto found = std::find_if(groups.begin(), groups.end(), fits);
+    if (found == groups.end()) {
+      groups.push_back({parameter});
+    } else {
+      found->push_back(parameter);
+    }
+  }
+  std::vector<GroupPlan> plans;
+  for (const auto& members : groups) plans.push_back(plan_group(members, setup));
+  return plans;
+}
+
+std::vector<std::vector<GroupPlan>> plan_units(const PlannedModel& model, const Setup& setup) {
+  const auto alike = [](const PlannedParameter& a, const PlannedParameter& b) {
+    return a.shape == b.shape && a.dtype == b.dtype && a.trains == b.trains;
+  };
+  std::vector<std::vector<GroupPlan>> units;
+  std::vector<size_t> distinct;  // blocks that were planned
+  for (size_t i = 0; i < model.blocks.size(); ++i) {
+    const std::vector<PlannedParameter>& own = model.blocks[i].parameters;
+    const auto twin = std::find_if(distinct.begin(), distinct.end(), [&](size_t other) {
+      const std::vector<PlannedParameter>& its = model.blocks[other].parameters;
+      return std::equal(own.begin(), own.end(), its.begin(), its.end(), alike);
+    });
+    const bool is_new = twin == distinct.end();
+    units.push_back(is_new ? plan_unit(model.blocks[i], setup) : units[*twin]);
+    if (is_new) distinct.push_back(i);
+  }
+  units.push_back(plan_unit(model.root, setup));
+  return units;
+}
+
+}  // namespace fsdp::plan

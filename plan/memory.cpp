@@ -1,0 +1,85 @@
+#include "plan/memory.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace fsdp::plan {
+namespace {
+
+struct PartText {
+  std::string_view name, meaning;
+};
+
+constexpr std::array<PartText, kNumParts> kPartTexts = {{
+    {"main weight", "what the optimizer updates"},
+    {"model weight", "a copy of it that rests in the compute dtype or per shard group"},
+    {"main grad", "reduced gradients, in the main weight's dtype"},
+    {"optimizer", "its state"},
+    {"gathered weights", "of units in use or on their way"},
+    {"gradients on their way", "collected and reduced, with staging and partial sums"},
+    {"idle buffers", "held for other moments of the step"},
+    {"activations", "kept for the backward, and gradients of them"},
+    {"loss", "logits and what is made of them"},
+    {"reserve", "set aside: context, communicators, fragmentation"},
+}};
+
+std::string where_of(const PlannedModel& model, const Moment& moment) {
+  const auto unit = static_cast<size_t>(moment.unit);
+  const std::string& name = unit < model.blocks.size() ? model.blocks[unit].name : model.root.name;
+  switch (moment.phase) {
+    case Moment::Phase::kForward:
+      return "end of the forward of " + name;
+    case Moment::Phase::kLoss:
+      return "loss";
+    case Moment::Phase::kBackward:
+      return "backward of " + name;
+    case Moment::Phase::kReduce:
+      return "start of the reduction of " + name;
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string_view name(Part part) { return kPartTexts.at(static_cast<size_t>(part)).name; }
+
+std::string_view meaning(Part part) { return kPartTexts.at(static_cast<size_t>(part)).meaning; }
+
+int64_t MemoryPlan::at_rest() const {
+  return (*this)[Part::kMainWeight] + (*this)[Part::kModelWeight] + (*this)[Part::kMainGrad] +
+         (*this)[Part::kOptimizer];
+}
+
+int64_t MemoryPlan::total() const { return std::accumulate(bytes.begin(), bytes.end(), int64_t{0}); }
+
+MemoryPlan plan_memory(const PlannedModel& model, const std::vector<std::vector<GroupPlan>>& units,
+                       const StepWalk& walk, int64_t reserve) {
+  MemoryPlan memory;
+  const auto part = [&](Part which) -> int64_t& { return memory.bytes[static_cast<size_t>(which)]; };
+  for (size_t i = 0; i < units.size(); ++i) {
+    int64_t gathered = 0, gradients = 0;
+    for (const GroupPlan& group : units[i]) {
+      part(Part::kMainWeight) += group.main_weight;
+      part(Part::kModelWeight) += group.model_weight;
+      part(Part::kMainGrad) += group.main_grad;
+      part(Part::kOptimizer) += group.optimizer;
+      memory.padding += group.padding;
+      gathered += group.released();
+      gradients += group.reduce_buffer;
+    }
+    if (i == model.blocks.size()) continue;
+    memory.largest_gathered_block = std::max(memory.largest_gathered_block, gathered);
+    memory.largest_gradient_block = std::max(memory.largest_gradient_block, gradients);
+  }
+  memory.peak = walk.peak();
+  memory.where = where_of(model, memory.peak);
+  part(Part::kGathered) = memory.peak.gathered;
+  part(Part::kGradients) = memory.peak.gradients;
+  part(Part::kIdle) = walk.held_bytes - memory.peak.gathered - memory.peak.gradients;
+  part(Part::kActivations) = memory.peak.activations;
+  part(Part::kLoss) = memory.peak.loss;
+  part(Part::kReserve) = reserve;
+  return memory;
+}
+
+}  // namespace fsdp::plan

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plan/model.h"
+#include "plan/step_walk.h"
+
+namespace fsdp::plan {
+
+enum class Part {
+  kMainWeight,   // what the optimizer updates
+  kModelWeight,  // a copy in the compute dtype, or per shard group, that rests beside it
+  kMainGrad,     // from the first backward on
+  kOptimizer,    // from the first step on
+  kGathered,     // weights of units in use or on their way
+  kGradients,    // collected or on their way, with staging and partial sums
+  kIdle,         // buffers that the allocator holds for another moment of the step
+  kActivations,
+  kLoss,     // logits and their gradients
+  kReserve,  // what the caller sets aside: context and communicators of a GPU
+};
+inline constexpr size_t kNumParts = 10;
+std::string_view name(Part part);
+std::string_view meaning(Part part);
+
+// Bytes of one rank, of every part, at the moment of a steady step at which most is held.
+struct MemoryPlan {
+  std::array<int64_t, kNumParts> bytes{};
+  int64_t padding = 0;  // part of the main weight that belongs to no parameter
+  Moment peak{};
+  std::string where;  // the peak, in words: "backward of model.layers.79"
+  // Largest block, for what two of them take.
+  int64_t largest_gathered_block = 0;
+  int64_t largest_gradient_block = 0;
+
+  int64_t operator[](Part part) const { return bytes[static_cast<size_t>(part)]; }
+  int64_t at_rest() const;  // weights, gradients, optimizer
+  int64_t total() const;
+};
+
+MemoryPlan plan_memory(const PlannedModel& model, const std::vector<std::vector<GroupPlan>>& units,
+                       const StepWalk& walk, int64_t reserve);
+
+}  // namespace fsdp::plan

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/base/dtype.h"
+#include "models/config/decoder_config.h"
+
+namespace fsdp::plan {
+
+// A parameter as fully_shard() would find it: its dtype is the main weight's.
+struct PlannedParameter {
+  std::string name;
+  std::vector<int64_t> shape;
+  io::DType dtype = io::DType::F32;
+  bool trains = true;
+
+  int64_t numel() const;
+};
+
+// The parameters of one unit, in the module's order.
+struct PlannedUnit {
+  std::string name;
+  std::vector<PlannedParameter> parameters;
+
+  int64_t num_parameters() const;
+  bool trains() const;  // any of them
+};
+
+// A model that need not exist: units as the trainer makes them. A step computes with the root's first parameters
+// (embedding), then with the blocks in order, then with the root's last ones (norm, head).
+struct PlannedModel {
+  std::string name;
+  std::vector<PlannedUnit> blocks;
+  PlannedUnit root;
+  std::optional<models::DecoderConfig> decoder;  // what activations and FLOPs need; without it they are not planned
+
+  int64_t num_parameters() const;
+  int64_t num_units() const { return static_cast<int64_t>(blocks.size()) + 1; }
+};
+
+// The decoder of that configuration with fp32 main weights, all of which train: what `fsdp train` shards.
+PlannedModel decoder_model(std::string name, const models::DecoderConfig& config);
+
+}  // namespace fsdp::plan

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "plan/memory.h"
+#include "plan/model.h"
+#include "plan/setup.h"
+#include "plan/step_walk.h"
+#include "plan/traffic.h"
+
+namespace fsdp::plan {
+
+// Beside the setup: what a report counts on.
+struct ReportOptions {
+  int64_t reserve = 0;  // bytes of a rank that are set aside
+  Network network;
+};
+
+// What a run of `model` as `setup` will take, on one rank unless said otherwise.
+struct Report {
+  std::string model;
+  Setup setup;
+  int64_t parameters = 0;
+  int64_t units = 0;
+  double flops_per_token = 0;  // forward and backward; 0 where unknown
+  MemoryPlan memory;
+  TrafficPlan traffic;
+  StepWalk step;
+};
+
+// A model with 80 blocks takes about a millisecond. Throws io::Error(kUsage): see check(Setup).
+Report make_report(const PlannedModel& model, const Setup& setup, const ReportOptions& options = {});
+
+// Tables for people; every key of the tables for programs: bytes as integers.
+std::string to_text(const Report& report);
+nlohmann::json to_json(const Report& report);
+
+// "1 x 128 ranks, optim_grads_params, bf16, adamw; 1 x 1 sequences of 8192 tokens, recompute block".
+std::string describe(const Setup& setup);
+// In a few lines, for the log of a run.
+std::string to_summary(const Report& report);
+
+}  // namespace fsdp::plan

@@ -1,0 +1,81 @@
+#include <array>
+#include <cstdio>
+
+#include "fsdp/base/units.h"
+#include "plan/report.h"
+
+namespace fsdp::plan {
+namespace {
+
+std::string padded(std::string text, size_t width) {
+  if (text.size() < width) text.append(width - text.size(), ' ');
+  return text;
+}
+
+std::string right(const std::string& text, size_t width) {
+  return text.size() < width ? std::string(width - text.size(), ' ') + text : text;
+}
+
+std::string decimal(double value, int digits) {
+  std::array<char, 48> text{};
+  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
+  return text.data();
+}
+
+std::string memory_table(const Report& report) {
+  const MemoryPlan& memory = report.memory;
+  std::string text = "memory of a rank\n";
+  for (size_t i = 0; i < kNumParts; ++i) {
+    const auto part = static_cast<Part>(i);
+    if (memory[part] == 0) continue;
+    text += "  " + padded(std::string(name(part)), 24) + right(format_bytes(memory[part]), 12) + "  " +
+            std::string(meaning(part)) + "\n";
+  }
+  text += "  " + padded("at most", 24) + right(format_bytes(memory.total()), 12) + "  in the " + memory.where +
+          "; at rest " + format_bytes(memory.at_rest()) + "\n";
+  text += "  the largest block: weights " + format_bytes(memory.largest_gathered_block) + " gathered, gradients " +
+          format_bytes(memory.largest_gradient_block) + "; padding " + decimal(report.traffic.padding_percent, 4) +
+          " %\n";
+  return text;
+}
+
+std::string traffic_table(const Report& report) {
+  const TrafficPlan& traffic = report.traffic;
+  std::string text = "a rank receives in a step" + right("calls", 17) + right("per rank and call", 24) +
+                     right("in the node", 14) + right("other nodes", 14) + right("other pods", 14) + "\n";
+  for (const TrafficLine& line : traffic.lines) {
+    const Collective& call = line.call;
+    const std::string sizes = call.smallest_shard == call.largest_shard
+                                  ? format_bytes(call.largest_shard)
+                                  : format_bytes(call.smallest_shard) + " - " + format_bytes(call.largest_shard);
+    text += "  " + padded(describe(call), 34) + right(std::to_string(call.calls), 6) + right(sizes, 24) +
+            right(format_bytes(line.inside_node), 14) + right(format_bytes(line.between_nodes), 14) +
+            right(format_bytes(line.between_pods), 14) + "\n";
+  }
+  text += "  " + padded("all", 64) + right(format_bytes(traffic.inside_node), 14) +
+          right(format_bytes(traffic.between_nodes), 14) + right(format_bytes(traffic.between_pods), 14) + "\n";
+  if (traffic.between_nodes > 0) text += "  each rail of a node receives " + format_bytes(traffic.per_rail) + "\n";
+  if (traffic.pod_load > 0)
+    text += "  over the slimmed upper level that is as much as " +
+            format_bytes(static_cast<int64_t>(traffic.pod_load)) + " per rank on a full link\n";
+  for (const std::string& warning : traffic.warnings) text += "  note: " + warning + "\n";
+  return text;
+}
+
+}  // namespace
+
+std::string to_text(const Report& report) {
+  std::string text = report.model + ": " + format_count(report.parameters) + " parameters in " +
+                     std::to_string(report.units) + " units; " + describe(report.setup) + "\n";
+  text += "a step: " + format_count(report.setup.tokens_per_step()) + " tokens";
+  if (report.flops_per_token > 0) {
+    text += ", " +
+            decimal(report.flops_per_token * static_cast<double>(report.setup.tokens_per_step()) /
+                        static_cast<double>(report.setup.world()) / 1e12,
+                    1) +
+            " TFLOP per rank";
+  }
+  return text + "\n\n" + memory_table(report) + "\n" + traffic_table(report);
+}
+
+}  // namespace fsdp::plan

@@ -1,0 +1,206 @@
+#include "plan/setup.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "io/base/error.h"
+
+namespace fsdp::plan {
+namespace {
+
+[[noreturn]] void refuse(const std::string& message) { throw io::Error(io::ErrorKind::kUsage, "[plan] " + message); }
+
+void expect_at_least_one(const char* what, int64_t value) {
+  if (value < 1) refuse(std::string(what) + ": got " + std::to_string(value) + ", expected at least 1.");
+}
+
+// "1, 2, 4, ..., 64": at most ten.
+std::string divisors_text(int64_t number) {
+  std::vector<int64_t> divisors;
+  for (int64_t each = 1; each <= number; ++each) {
+    if (number % each == 0) divisors.push_back(each);
+  }
+  std::string text;
+  for (size_t i = 0; i < divisors.size(); ++i) {
+    if (divisors.size() > 10 && i == 9) {
+      text += ", ...";
+      i = divisors.size() - 1;
+    }
+    text += (text.empty() ? "" : ", ") + std::to_string(divisors[i]);
+  }
+  return text;
+}
+
+std::optional<int64_t> parse_count(std::string_view text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 1) return std::nullopt;
+  return value;
+}
+
+template <class Value, size_t N>
+using Names = std::array<std::pair<std::string_view, Value>, N>;
+
+template <class Value, size_t N>
+Value find_by_name(const char* what, std::string_view text, const Names<Value, N>& names) {
+  std::string legal;
+  for (const auto& [each, value] : names) {
+    if (each == text) return value;
+    legal.append(legal.empty() ? "" : ", ").append(each);
+  }
+  refuse(std::string(what) + ": got " + io::in_quotes(text) + ", expected one of " + legal + ".");
+}
+
+template <class Value, size_t N>
+std::string_view name_of(const Value& value, const Names<Value, N>& names) {
+  const auto found = std::find_if(names.begin(), names.end(), [&](const auto& each) { return each.second == value; });
+  return found == names.end() ? std::string_view("other") : found->first;
+}
+
+constexpr Names<PlannedPrecision, 3> kPrecisions = {{
+    {"fp32", {io::DType::F32, io::DType::F32, io::DType::F32}},
+    {"bf16", {io::DType::BF16, io::DType::F32, io::DType::F32}},
+    {"bf16_reduce", {io::DType::BF16, io::DType::BF16, io::DType::F32}},
+}};
+constexpr Names<Optimizer, 3> kOptimizers = {
+    {{"adamw", Optimizer::kAdamW}, {"sgd", Optimizer::kSgd}, {"sgd_momentum", Optimizer::kSgdMomentum}}};
+constexpr Names<models::Recompute, 4> kRecomputes = {{{"none", models::Recompute::kNone},
+                                                      {"elementwise", models::Recompute::kElementwise},
+                                                      {"gate_up", models::Recompute::kGateUp},
+                                                      {"block", models::Recompute::kBlock}}};
+
+struct NamedSizes {
+  std::optional<int64_t> replicas, shards;
+};
+
+// "replicate=8,shard=16" in any order, or "8x16".
+NamedSizes parse_sizes(std::string_view text) {
+  const auto nonsense = [&] {
+    refuse("mesh: got " + io::in_quotes(text) + ", expected \"shard=16\", \"replicate=8,shard=16\" or \"8x16\".");
+  };
+  NamedSizes sizes;
+  if (const size_t cross = text.find('x'); cross != std::string_view::npos) {
+    sizes = {parse_count(text.substr(0, cross)), parse_count(text.substr(cross + 1))};
+    if (!sizes.replicas || !sizes.shards) nonsense();
+    return sizes;
+  }
+  for (std::string_view rest = text; !rest.empty();) {
+    const std::string_view part = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(rest.size(), part.size() + 1));
+    const size_t equals = part.find('=');
+    if (equals == std::string_view::npos) nonsense();
+    const std::string_view axis = part.substr(0, equals);
+    std::optional<int64_t>& size = axis == "replicate" ? sizes.replicas : sizes.shards;
+    if ((axis != "replicate" && axis != "shard") || size) nonsense();
+    size = parse_count(part.substr(equals + 1));
+    if (!size) nonsense();
+  }
+  return sizes;
+}
+
+}  // namespace
+
+bool Setup::reshards() const {
+  if (!reshard_after_forward) return traits(strategy).reshard_after_forward;
+  const auto* group = std::get_if<int64_t>(&*reshard_after_forward);
+  return group != nullptr ? *group > 1 : std::get<bool>(*reshard_after_forward);
+}
+
+int64_t Setup::forward_group() const {
+  const auto* group = reshard_after_forward ? std::get_if<int64_t>(&*reshard_after_forward) : nullptr;
+  return group != nullptr ? *group : reshards() ? shards : 1;
+}
+
+void check(const Setup& setup) {
+  expect_at_least_one("replicas", setup.replicas);
+  expect_at_least_one("shards", setup.shards);
+  expect_at_least_one("ranks per node", setup.node_size);
+  expect_at_least_one("microbatches", setup.work.microbatches);
+  expect_at_least_one("sequences of a microbatch", setup.work.microbatch_sequences);
+  expect_at_least_one("sequence length", setup.work.sequence_length);
+  expect_at_least_one("recompute every", setup.work.recompute_every);
+  if (setup.replicas > kMostRanks || setup.shards > kMostRanks || setup.world() > kMostRanks)
+    refuse("world: got " + std::to_string(setup.replicas) + " x " + std::to_string(setup.shards) +
+           " ranks, expected at most " + std::to_string(kMostRanks) + ".");
+  if (traits(setup.strategy).mesh == MeshNeed::kShardAndReplicateAxis && setup.replicas == 1)
+    refuse("strategy " + std::string(fsdp::name(setup.strategy)) + " with one replica of " +
+           std::to_string(setup.shards) + " shards: it needs an axis 'replicate'. Set the mesh to " +
+           "replicate=R,shard=S with R one of " + divisors_text(setup.shards) +
+           " above 1, or take optim_grads_params.");
+  const int64_t group = setup.forward_group();
+  if (group < 1 || setup.shards % group != 0)
+    refuse("reshard after forward: got groups of " + std::to_string(group) + " ranks in shard groups of " +
+           std::to_string(setup.shards) + ", expected a divisor: " + divisors_text(setup.shards) + ".");
+  try {
+    schedule::check(setup.schedule);
+  } catch (const std::invalid_argument& error) {
+    throw io::Error(io::ErrorKind::kUsage, error.what());
+  }
+}
+
+MeshShape parse_mesh(std::string_view text, int64_t world) {
+  if (world < 0) refuse("world: got " + std::to_string(world) + ", expected at least 1.");
+  const NamedSizes sizes = parse_sizes(text);
+  if (world == 0) return {sizes.replicas.value_or(1), sizes.shards.value_or(1)};
+  const int64_t given = sizes.replicas.value_or(1) * sizes.shards.value_or(1);
+  const bool whole = sizes.replicas && sizes.shards;
+  if (given > world || world % given != 0 || (whole && given != world))
+    refuse("mesh " + std::string(text) + ": got " + std::to_string(given) + " for " + std::to_string(world) +
+           " ranks, expected sizes that multiply to " + std::to_string(world) + ". Divisors: " + divisors_text(world) +
+           ".");
+  return {sizes.replicas.value_or(sizes.shards ? world / given : 1), sizes.shards.value_or(world / given)};
+}
+
+PlannedPrecision parse_planned_precision(std::string_view text) { return find_by_name("precision", text, kPrecisions); }
+
+std::string name(const PlannedPrecision& precision) { return std::string(name_of(precision, kPrecisions)); }
+
+Optimizer parse_optimizer(std::string_view text) { return find_by_name("optimizer", text, kOptimizers); }
+
+std::string_view name(Optimizer optimizer) { return name_of(optimizer, kOptimizers); }
+
+int64_t num_states(Optimizer optimizer) {
+  switch (optimizer) {
+    case Optimizer::kAdamW:
+      return 2;
+    case Optimizer::kSgd:
+      return 0;
+    case Optimizer::kSgdMomentum:
+      return 1;
+  }
+  return 0;
+}
+
+models::Recompute parse_recompute(std::string_view text) { return find_by_name("recompute", text, kRecomputes); }
+
+std::string_view name(models::Recompute recompute) { return name_of(recompute, kRecomputes); }
+
+int64_t parse_bytes(std::string_view text) {
+  static constexpr Names<double, 10> kUnits = {{{"", 1},
+                                                {"B", 1},
+                                                {"KB", 1e3},
+                                                {"MB", 1e6},
+                                                {"GB", 1e9},
+                                                {"TB", 1e12},
+                                                {"KiB", 1024.0},
+                                                {"MiB", 1048576.0},
+                                                {"GiB", 1073741824.0},
+                                                {"TiB", 1099511627776.0}}};
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  std::string_view unit = text.substr(static_cast<size_t>(end - text.data()));
+  while (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
+  const auto found = std::find_if(kUnits.begin(), kUnits.end(), [&](const auto& each) { return each.first == unit; });
+  const double bytes = found == kUnits.end() ? -1 : number * found->second;
+  if (error != std::errc() || !(bytes >= 0) || bytes > 9e18)
+    refuse("bytes: got " + io::in_quotes(text) + ", expected a number and a unit, such as 80GiB or 80GB.");
+  return static_cast<int64_t>(std::llround(bytes));
+}
+
+}  // namespace fsdp::plan

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "fsdp/layout/planner.h"
+#include "fsdp/schedule/schedule.h"
+#include "fsdp/strategy/strategy.h"
+#include "io/base/dtype.h"
+#include "models/config/activations.h"
+#include "plan/model.h"
+
+namespace fsdp::plan {
+
+enum class Optimizer { kAdamW, kSgd, kSgdMomentum };
+
+// What carries collectives, as far as memory goes: NCCL (weights on GPUs); on CPUs Gloo, memory that all ranks share,
+// or memory within nodes and Gloo between them.
+enum class Transport { kNccl, kGloo, kSharedMemory, kTwoLevel };
+
+// Of gathered weights, where a shard group lies in one node and shares memory (HostWeightCopies of the runtime).
+enum class GatheredCopies { kPerRank, kOnePerHost };
+
+// What one rank does with the weights if it has all of them (WholeWeights of the runtime).
+enum class WholeShard { kInPlace, kCopied };
+
+// Element types as in fsdp::Precision; unset: the main weight's own.
+struct PlannedPrecision {
+  std::optional<io::DType> param;
+  std::optional<io::DType> reduce;
+  std::optional<io::DType> accumulate;
+
+  bool operator==(const PlannedPrecision&) const = default;
+};
+
+// What one rank computes in a step.
+struct Work {
+  int64_t microbatches = 1;
+  int64_t microbatch_sequences = 1;
+  int64_t sequence_length = 4096;
+  models::Recompute recompute = models::Recompute::kNone;
+  int64_t recompute_every = 1;  // of the first of every so many blocks
+
+  int64_t microbatch_tokens() const { return microbatch_sequences * sequence_length; }
+};
+
+// How a model is sharded and trained. The mesh is replicas x shards; shard groups are neighbouring ranks.
+struct Setup {
+  int64_t replicas = 1;
+  int64_t shards = 1;
+  Strategy strategy = Strategy::kOptimGradsParams;
+  // As in fsdp::ShardOptions: true, weights rest sharded between forward and backward; false, they stay; n, they rest
+  // sharded between n neighbours. Unset: what the strategy says.
+  std::optional<std::variant<bool, int64_t>> reshard_after_forward;
+  PlannedPrecision precision;
+  layout::Granularity granularity = layout::Granularity::kElement;
+  int64_t block = 1;  // elements, with Granularity::kBlock
+  Optimizer optimizer = Optimizer::kAdamW;
+  ReduceTiming replica_reduce = ReduceTiming::kLastMicrobatch;
+  schedule::Schedule schedule;
+  Transport transport = Transport::kNccl;
+  GatheredCopies copies = GatheredCopies::kPerRank;
+  WholeShard whole_shard = WholeShard::kInPlace;
+  int64_t node_size = 8;  // ranks per node; the last node may be smaller
+  Work work;
+
+  int64_t world() const { return replicas * shards; }
+  bool reshards() const;          // after a forward
+  int64_t forward_group() const;  // ranks between which weights rest then; 1: they stay
+  int64_t tokens_per_step() const { return world() * work.microbatches * work.microbatch_tokens(); }
+};
+
+inline constexpr int64_t kMostRanks = 16384;
+
+// Throws io::Error(kUsage) that says what would be legal: sizes below 1, more than kMostRanks ranks, a hybrid strategy
+// without replicas, a forward group that does not divide the shard group, a schedule that makes no sense.
+void check(const Setup& setup);
+
+// replicas and shards of `world` ranks from "shard=16", "replicate=8,shard=16", "8x16" or "" (all in one shard group).
+// Throws io::Error(kUsage) if they do not multiply to `world`, naming the divisors; world 0: whatever they give.
+struct MeshShape {
+  int64_t replicas;
+  int64_t shards;
+};
+MeshShape parse_mesh(std::string_view text, int64_t world);
+
+// "fp32"; "bf16": bf16 weights, fp32 gradients on the wire; "bf16_reduce": those in bf16, too.
+PlannedPrecision parse_planned_precision(std::string_view text);
+std::string name(const PlannedPrecision& precision);
+Optimizer parse_optimizer(std::string_view text);  // "adamw", "sgd", "sgd_momentum"
+std::string_view name(Optimizer optimizer);
+int64_t num_states(Optimizer optimizer);                   // of the main weight's size and dtype
+models::Recompute parse_recompute(std::string_view text);  // "none", "elementwise", "gate_up", "block"
+std::string_view name(models::Recompute recompute);
+
+// "80GiB", "80 GB", "1.5TiB", "4096": bytes.
+int64_t parse_bytes(std::string_view text);
+
+}  // namespace fsdp::plan

@@ -1,0 +1,231 @@
+// Plans against runs: real decoders, all strategies, and every count and byte of the runtime's own account.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <random>
+
+#include "fsdp/fsdp.h"
+#include "models/decoder.h"
+#include "plan/report.h"
+#include "tests/support/ranks.h"
+#include "train/model/parallelize.h"
+
+namespace fsdp::plan::runtime_test {
+namespace {
+
+using testing::run_ranks;
+
+models::DecoderConfig small_decoder(int64_t layers, bool tied, bool biases) {
+  models::DecoderConfig config = models::family_config(biases ? "qwen2" : "llama");
+  config.vocab_size = 67;
+  config.hidden_size = 20;
+  config.intermediate_size = 36;
+  config.num_hidden_layers = layers;
+  config.num_attention_heads = 2;
+  config.num_key_value_heads = 1;
+  config.head_dim = 10;
+  config.tie_word_embeddings = tied;
+  return config;
+}
+
+at::ScalarType torch_type(io::DType dtype) { return dtype == io::DType::BF16 ? at::kBFloat16 : at::kFloat; }
+
+// The same choices for the runtime.
+ShardOptions options_of(const Setup& setup) {
+  ShardOptions options;
+  options.strategy = setup.strategy;
+  options.precision.param = torch_type(*setup.precision.param);
+  options.precision.reduce = torch_type(*setup.precision.reduce);
+  options.precision.accumulate = torch_type(*setup.precision.accumulate);
+  if (setup.reshard_after_forward) {
+    const auto* group = std::get_if<int64_t>(&*setup.reshard_after_forward);
+    if (group != nullptr) options.reshard_after_forward = static_cast<int>(*group);
+    if (group == nullptr) options.reshard_after_forward = std::get<bool>(*setup.reshard_after_forward);
+  }
+  options.replica_reduce = setup.replica_reduce;
+  options.layout = {setup.granularity, setup.block};
+  options.schedule = setup.schedule;
+  if (setup.whole_shard == WholeShard::kCopied) options.whole_weights = WholeWeights::kCopied;
+  return options;
+}
+
+// What the ranks of this process talk over; see tests/support/ranks.h.
+void choose_transport(Setup& setup) {
+  comm::ConnectOptions options;
+  testing::choose_transport(options);
+  const char* choice = std::getenv("FSDP_TEST_TRANSPORT");
+  const std::string name = choice == nullptr ? "gloo" : choice;
+  setup.transport = name == "gloo"        ? Transport::kGloo
+                    : name == "two-level" ? Transport::kTwoLevel
+                                          : Transport::kSharedMemory;
+  setup.copies = testing::one_copy_of_weights() ? GatheredCopies::kOnePerHost : GatheredCopies::kPerRank;
+  setup.node_size = name == "two-level" ? std::max<int64_t>(1, setup.world() / 2) : setup.world();
+}
+
+template <class Optimizer, class Options>
+void train_and_compare(const World& world, const models::DecoderConfig& config, const Report& plan, Options options) {
+  const Setup& setup = plan.setup;
+  auto decoder = testing::make_seeded(7, [&] {
+    models::Decoder made(config);
+    made->reset_parameters(7);
+    return made;
+  });
+  const Mesh mesh(world, {{"replicate", static_cast<int>(setup.replicas)}, {"shard", static_cast<int>(setup.shards)}});
+  train::ShardedModel model = train::parallelize(std::move(decoder), mesh, options_of(setup));
+  Optimizer optimizer(parameters(*model.decoder), options);
+  const at::Tensor ids = at::arange(2 * 5, at::kLong).view({2, 5}) % 67;
+  const at::Tensor targets = models::shift_labels(ids).flatten();
+  for (int step = 0; step < 3; ++step) {
+    model.root.reset_counters();
+    for (int64_t i = 0; i < setup.work.microbatches; ++i) {
+      const Microbatch scope(model.root, i + 1 == setup.work.microbatches);
+      model.decoder->loss(ids, targets).backward();
+    }
+    optimizer.step();
+    zero_grad(*model.decoder);
+  }
+  const RestingBytes rest = model.root.resting_bytes();
+  EXPECT_EQ(plan.memory[Part::kMainWeight], rest.main_weight);
+  EXPECT_EQ(plan.memory[Part::kModelWeight], rest.model_weight);
+  EXPECT_EQ(plan.memory[Part::kMainGrad], rest.main_grad);
+  EXPECT_EQ(plan.memory.padding, rest.padding);
+  EXPECT_EQ(plan.memory[Part::kOptimizer], optimizer.state_bytes());
+  EXPECT_EQ(plan.parameters, model.root.num_parameters());
+  const Counters counters = model.root.counters();
+  EXPECT_EQ(plan.step.calls.gathers, counters.gathers);
+  EXPECT_EQ(plan.step.calls.reduces, counters.reduces);
+  EXPECT_EQ(plan.step.calls.gather_bytes, counters.gather_bytes);
+  EXPECT_EQ(plan.step.calls.reduce_bytes, counters.reduce_bytes);
+  EXPECT_EQ(plan.step.peak_unsharded_bytes, counters.peak_unsharded_bytes);
+  EXPECT_EQ(plan.step.peak_reduce_bytes, counters.peak_reduce_bytes);
+  const MemoryCategories memory = model.root.memory();
+  // A plan is rank 0's. Where groups lie across hosts and others do not, some ranks need other scratch.
+  const bool all_alike = setup.node_size % setup.shards == 0 || setup.shards % setup.node_size == 0;
+  if (all_alike || world.rank == 0) {
+    EXPECT_EQ(plan.step.held_bytes, memory.gathered + memory.reduce + memory.idle);
+  }
+}
+
+void compare(const models::DecoderConfig& config, Setup setup) {
+  choose_transport(setup);
+  const Report plan = make_report(decoder_model("small", config), setup);
+  SCOPED_TRACE(describe(setup) + ", " + schedule::describe(setup.schedule) + ", " +
+               std::to_string(config.num_hidden_layers) + " layers");
+  run_ranks(static_cast<int>(setup.world()), [&](const World& world) {
+    SCOPED_TRACE(describe(setup) + ", " + schedule::describe(setup.schedule) + ", rank " + std::to_string(world.rank));
+    if (setup.optimizer == Optimizer::kAdamW) {
+      train_and_compare<AdamW>(world, config, plan, AdamWOptions{});
+    } else {
+      SGDOptions options;
+      options.momentum = setup.optimizer == Optimizer::kSgdMomentum ? 0.9 : 0;
+      train_and_compare<SGD>(world, config, plan, options);
+    }
+  });
+}
+
+constexpr Strategy kOfOneAxis[] = {Strategy::kNoShard, Strategy::kOptim, Strategy::kOptimGrads,
+                                   Strategy::kOptimGradsParams};
+constexpr Strategy kHybrids[] = {Strategy::kHybrid, Strategy::kHybridZero2, Strategy::kHybridOptim};
+
+Setup setup_of(Strategy strategy, int64_t replicas, int64_t shards, const char* precision) {
+  Setup setup;
+  setup.strategy = strategy;
+  setup.replicas = replicas;
+  setup.shards = shards;
+  setup.precision = parse_planned_precision(precision);
+  return setup;
+}
+
+TEST(PlanAgainstRuntime, EveryStrategyAndPrecisionToTheByte) {
+  const models::DecoderConfig config = small_decoder(4, false, false);
+  for (const char* precision : {"fp32", "bf16", "bf16_reduce"}) {
+    for (const Strategy strategy : kOfOneAxis) {
+      for (const int64_t ranks : {1, 2, 3, 4}) compare(config, setup_of(strategy, 1, ranks, precision));
+      compare(config, setup_of(strategy, 2, 2, precision));
+    }
+    for (const Strategy strategy : kHybrids) compare(config, setup_of(strategy, 2, 2, precision));
+  }
+}
+
+TEST(PlanAgainstRuntime, ManyMicrobatches) {
+  const models::DecoderConfig config = small_decoder(3, true, false);
+  for (const int64_t microbatches : {2, 3, 6}) {
+    for (const char* precision : {"fp32", "bf16_reduce"}) {
+      for (const Strategy strategy : kOfOneAxis) {
+        plan::Setup setup = setup_of(strategy, 1, 2, precision);
+        setup.work.microbatches = microbatches;
+        compare(config, setup);
+      }
+      for (const Strategy strategy : kHybrids) {
+        plan::Setup setup = setup_of(strategy, 2, 2, precision);
+        setup.work.microbatches = microbatches;
+        compare(config, setup);
+        setup.replica_reduce = ReduceTiming::kEveryMicrobatch;
+        compare(config, setup);
+      }
+    }
+  }
+}
+
+std::vector<schedule::Schedule> all_kinds_of_schedules() {
+  using schedule::Schedule;
+  std::vector<Schedule> list = {Schedule::static_order(0),
+                                Schedule::static_order(2),
+                                Schedule::static_order(3, 9000),
+                                Schedule::delayed_release(1),
+                                Schedule::delayed_release(2),
+                                Schedule::on_demand(),
+                                Schedule::fsdp1(true, schedule::BackwardPrefetch::kPost, true),
+                                Schedule::fsdp1(false, schedule::BackwardPrefetch::kNone, false)};
+  Schedule unified;
+  unified.threads = schedule::CommThreads::kUnified;
+  list.push_back(unified);
+  Schedule early;
+  early.release = schedule::ReleaseOrder::kReshardFirst;
+  early.forward_depth = 2;
+  early.max_gathers_in_flight = 1;
+  list.push_back(early);
+  return list;
+}
+
+TEST(PlanAgainstRuntime, EverySchedule) {
+  const models::DecoderConfig config = small_decoder(5, false, true);
+  for (const schedule::Schedule& schedule : all_kinds_of_schedules()) {
+    for (const Strategy strategy : {Strategy::kOptimGradsParams, Strategy::kOptimGrads, Strategy::kOptim}) {
+      plan::Setup setup = setup_of(strategy, 1, 2, "bf16");
+      setup.schedule = schedule;
+      compare(config, setup);
+    }
+  }
+}
+
+// Shapes, worlds, strategies, dtypes, layouts, optimizers.
+TEST(PlanAgainstRuntime, RandomSetups) {
+  const char* given = std::getenv("FSDP_TEST_SEED");
+  const auto seed = given != nullptr ? std::stoul(given) : 20261125UL;
+  std::printf("seed %lu (FSDP_TEST_SEED chooses another)\n", seed);
+  std::mt19937_64 random(seed);
+  const auto pick = [&](const auto& list) { return list[random() % std::size(list)]; };
+  const std::vector<schedule::Schedule> schedules = all_kinds_of_schedules();
+  for (int i = 0; i < 40; ++i) {
+    const int64_t replicas = pick(std::array<int64_t, 4>{1, 1, 2, 3});
+    const int64_t shards = pick(std::array<int64_t, 5>{1, 2, 3, 4, 2});
+    plan::Setup setup = setup_of(replicas > 1 && random() % 2 ? pick(kHybrids) : pick(kOfOneAxis), replicas,
+                                 replicas == 3 ? std::min<int64_t>(shards, 2) : shards,
+                                 pick(std::array<const char*, 3>{"fp32", "bf16", "bf16_reduce"}));
+    if (random() % 3 == 0) setup.reshard_after_forward = int64_t{setup.shards % 2 == 0 ? 2 : 1};
+    if (random() % 4 == 0) setup.reshard_after_forward = random() % 2 == 0;
+    setup.work.microbatches = 1 + static_cast<int64_t>(random() % 5);
+    if (random() % 2) setup.schedule = pick(schedules);
+    setup.optimizer = pick(std::array<Optimizer, 3>{Optimizer::kAdamW, Optimizer::kSgd, Optimizer::kSgdMomentum});
+    setup.granularity = pick(std::array<layout::Granularity, 3>{
+        layout::Granularity::kElement, layout::Granularity::kRow, layout::Granularity::kBlock});
+    setup.block = 8;
+    if (setup.world() == 1 && random() % 2) setup.whole_shard = WholeShard::kCopied;
+    if (random() % 2) setup.replica_reduce = ReduceTiming::kEveryMicrobatch;
+    compare(small_decoder(1 + static_cast<int64_t>(random() % 6), random() % 2, random() % 2), setup);
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::plan::runtime_test

@@ -1,0 +1,91 @@
+#include "train/model/planned_run.h"
+
+#include <algorithm>
+
+#include "fsdp/fsdp.h"
+#include "train/model/parallelize.h"
+#include "train/model/recomputation.h"
+#include "train/model/tuning.h"
+
+namespace fsdp::train {
+namespace {
+
+io::DType planned_type(at::ScalarType dtype) { return dtype == at::kBFloat16 ? io::DType::BF16 : io::DType::F32; }
+
+plan::PlannedParameter planned_parameter(const std::string& name, const at::Tensor& tensor) {
+  return {name, tensor.sizes().vec(), planned_type(tensor.scalar_type()), tensor.requires_grad()};
+}
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::kUsage, "[plan] " + message); }
+
+plan::Work planned_work(const Config& config, int64_t world) {
+  const int64_t batch = config.train.batch_sequences;
+  const int64_t unit = world * std::max<int64_t>(1, config.train.microbatch_sequences);
+  if (batch % unit != 0)
+    refuse("train.batch_sequences: got " + std::to_string(batch) + " for " + std::to_string(world) +
+           " ranks, expected a multiple of " + std::to_string(unit) +
+           " (ranks x train.microbatch_sequences). Set it to " + std::to_string((batch + unit - 1) / unit * unit) +
+           ".");
+  plan::Work work;
+  work.sequence_length = config.data.sequence_length;
+  work.microbatch_sequences = config.train.microbatch_sequences > 0 ? config.train.microbatch_sequences : batch / world;
+  work.microbatches = batch / world / work.microbatch_sequences;
+  const Recomputation recomputation = parse_recomputation(config.train.recompute, config.train.recompute_every);
+  work.recompute = recomputation.what;
+  work.recompute_every = recomputation.every;
+  return work;
+}
+
+}  // namespace
+
+plan::PlannedModel planned_model(const Config& config, const ModelChoice& choice) {
+  const Tuning tuning = choose_tuning(config.tune, choice);
+  const models::Decoder outline = deferred([&] {
+    models::Decoder whole(choice.config, at::TensorOptions().dtype(base_type(tuning, config.shard)));
+    apply_tuning(tuning, whole, /*seed=*/0);
+    return whole;
+  });
+  plan::PlannedModel model;
+  model.name = config.model.preset.empty() ? choice.config.model_type : config.model.preset;
+  model.decoder = choice.config;
+  model.root.name = "root";
+  const std::string blocks = "model.layers.";
+  for (int64_t i = 0; i < choice.config.num_hidden_layers; ++i) {
+    model.blocks.emplace_back().name = blocks + std::to_string(i);
+  }
+  for (const auto& item : outline->named_parameters()) {
+    const bool in_block = item.key().rfind(blocks, 0) == 0;
+    plan::PlannedUnit& unit = in_block ? model.blocks.at(std::stoul(item.key().substr(blocks.size()))) : model.root;
+    unit.parameters.push_back(planned_parameter(item.key(), item.value()));
+  }
+  return model;
+}
+
+plan::Setup planned_setup(const Config& config, const RankCounts& ranks) {
+  if (config.shard.replicas < 1 || ranks.world % config.shard.replicas != 0)
+    refuse("shard.replicas: got " + std::to_string(config.shard.replicas) + " for " + std::to_string(ranks.world) +
+           " ranks, expected a divisor of the number of ranks.");
+  const ShardOptions options = shard_options(config.shard);
+  plan::Setup setup;
+  setup.replicas = config.shard.replicas;
+  setup.shards = ranks.world / setup.replicas;
+  setup.strategy = options.strategy;
+  if (options.reshard_after_forward) {
+    const auto* whole = std::get_if<bool>(&*options.reshard_after_forward);
+    if (whole != nullptr) setup.reshard_after_forward = *whole;
+    if (whole == nullptr) setup.reshard_after_forward = int64_t{std::get<int>(*options.reshard_after_forward)};
+  }
+  setup.precision = plan::parse_planned_precision(config.shard.precision);
+  setup.schedule = options.schedule;
+  setup.node_size = std::min(ranks.per_node, ranks.world);
+  const bool one_node = setup.node_size == ranks.world;
+  setup.transport = config.shard.device == "cuda" ? plan::Transport::kNccl
+                    : one_node                    ? plan::Transport::kSharedMemory
+                                                  : plan::Transport::kTwoLevel;
+  setup.copies = plan::GatheredCopies::kOnePerHost;
+  if (options.whole_weights == WholeWeights::kCopied) setup.whole_shard = plan::WholeShard::kCopied;
+  setup.work = planned_work(config, ranks.world);
+  return setup;
+}
+
+}  // namespace fsdp::train
