@@ -7,6 +7,7 @@
 #include "fsdp/base/error.h"
 #include "io/base/error.h"
 #include "io/tokens/token_shards.h"
+#include "train/base/edit_distance.h"
 #include "train/config/config_file.h"
 #include "train/model/model_choice.h"
 #include "train/model/planned_run.h"
@@ -30,6 +31,23 @@ void check_one_model(const PlanOptions& options) {
     refuse(
         "got several models, expected one of --preset, --model and a training configuration. Presets of a "
         "configuration are --model.preset=NAME.");
+}
+
+// Keys of a training configuration have a dot; what has none was meant for the planner.
+void check_overrides(const std::vector<std::string>& overrides) {
+  for (const std::string& text : overrides) {
+    const std::string key = text.substr(0, text.find('='));
+    if (key.rfind("--", 0) == 0 && key.find('.') != std::string::npos) continue;
+    CLI::App parser;
+    PlanOptions ignored;
+    add_plan_options(parser, ignored);
+    std::string nearest = "--world";
+    for (const CLI::Option* option : parser.get_options()) {
+      const std::string name = option->get_name();
+      if (train::edit_distance(key, name) < train::edit_distance(key, nearest)) nearest = name;
+    }
+    refuse("unknown option " + io::in_quotes(key) + "; did you mean " + nearest + "? `fsdp plan --help` lists all.");
+  }
 }
 
 // The vocabulary of a data set that is there counts, as it does in training.
@@ -141,13 +159,28 @@ void add_plan_options(CLI::App& parser, PlanOptions& options) {
   parser.add_option("--slimming", options.network.slimming, "how much thinner the tree is above a pod")
       ->capture_default_str();
   parser.add_option("--transport", options.transport, "nccl, gloo, shm or two_level: whose scratch memory counts");
+  parser.add_option("--memory", options.memory, "what a rank has, such as 80GiB");
   parser.add_option("--reserve", options.reserve, "bytes to set aside on each rank [2GiB with nccl, else 0]");
+  auto* fit = parser.add_flag("--fit", options.fit,
+                              "search: the setups that no other beats in time and memory, and why others lose");
+  fit->excludes(parser.add_flag("--why", options.why, "what limits this setup, and the changes that relieve it most"));
+  parser.add_option("--mtbf-hours", options.reliability.rank_mtbf_hours, "mean time between failures of a rank")
+      ->capture_default_str();
+  parser.add_option("--checkpoint-rate", options.checkpoint_rate, "bytes that a rank writes per second [2GB]");
+  parser.add_option("--storage-rate", options.storage_rate, "bytes per second that all ranks write together at most");
+  parser.add_option("--snapshot-seconds", options.reliability.snapshot_seconds,
+                    "that a step waits for an asynchronous checkpoint; 0: until it is written");
+  parser.add_option("--restart-seconds", options.reliability.restart_seconds, "from a failure to the next step")
+      ->capture_default_str();
+  parser.add_option("--svg", options.picture, "file for a picture of the memory, by part");
   parser.add_flag("--json", options.json, "for programs: bytes as integers");
 }
 
 PlanQuestion resolve(const PlanOptions& options) {
+  check_overrides(options.overrides);
   check_one_model(options);
   PlanQuestion question;
+  plan::Setup& setup = question.space.base;
   train::Config config;
   if (has_config(options)) config = train::load_config(options.file, options.overrides);
   const std::string default_mesh = "replicate=" + std::to_string(config.shard.replicas);
@@ -155,22 +188,34 @@ PlanQuestion resolve(const PlanOptions& options) {
       plan::parse_mesh(options.mesh.empty() && options.world > 0 ? default_mesh : options.mesh, options.world);
   if (has_config(options)) {
     config.shard.replicas = mesh.replicas;
-    question.setup = train::planned_setup(config, {mesh.replicas * mesh.shards, options.node});
+    setup = train::planned_setup(config, {mesh.replicas * mesh.shards, options.node});
     question.model = train::planned_model(config, choose_model(config));
   } else {
     const models::DecoderConfig decoder = options.preset.empty() ? models::read_decoder_config(options.model)
                                                                  : train::preset_named(options.preset).config;
-    question.setup = usual_setup(decoder);
+    setup = usual_setup(decoder);
     question.model = plan::decoder_model(options.preset.empty() ? options.model : options.preset, decoder);
   }
-  question.setup.replicas = mesh.replicas;
-  question.setup.shards = mesh.shards;
-  question.setup.node_size = options.node;
-  apply(options, question.setup);
-  question.report.network = options.network;
-  const bool on_gpu = question.setup.transport == plan::Transport::kNccl;
-  question.report.reserve = options.reserve.empty() ? (on_gpu ? kReserveOfGpu : 0) : plan::parse_bytes(options.reserve);
-  plan::check(question.setup);
+  setup.replicas = mesh.replicas;
+  setup.shards = mesh.shards;
+  setup.node_size = options.node;
+  apply(options, setup);
+  question.space.options.network = options.network;
+  const bool on_gpu = setup.transport == plan::Transport::kNccl;
+  question.space.options.reserve =
+      options.reserve.empty() ? (on_gpu ? kReserveOfGpu : 0) : plan::parse_bytes(options.reserve);
+  plan::check(setup);
+  question.space.memory = options.memory.empty() ? 0 : plan::parse_bytes(options.memory);
+  if (options.fit && question.space.memory == 0)
+    refuse("--fit: got no memory of a rank, expected --memory, such as --memory 80GiB.");
+  question.space.precisions = {setup.precision};
+  if (!options.precision && setup.precision == plan::parse_planned_precision("bf16"))
+    question.space.precisions.push_back(plan::parse_planned_precision("bf16_reduce"));
+  question.reliability = options.reliability;
+  if (!options.checkpoint_rate.empty())
+    question.reliability.checkpoint_bytes_per_s = static_cast<double>(plan::parse_bytes(options.checkpoint_rate));
+  if (!options.storage_rate.empty())
+    question.reliability.storage_bytes_per_s = static_cast<double>(plan::parse_bytes(options.storage_rate));
   return question;
 }
 

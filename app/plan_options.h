@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "app/command_line.h"
+#include "plan/reliability.h"
 #include "plan/report.h"
+#include "plan/search.h"
 
 namespace fsdp::app {
 
@@ -22,7 +24,13 @@ struct PlanOptions {
   std::optional<int64_t> sequence_length, microbatch, microbatches, recompute_every, prefetch_depth;
   int64_t node = 8;
   plan::Network network;
+  std::string memory;  // of a rank
   std::string reserve;
+  bool fit = false;
+  bool why = false;
+  plan::Reliability reliability;
+  std::string checkpoint_rate, storage_rate;
+  std::string picture;
   bool json = false;
   std::vector<std::string> overrides;  // --section.key=value
 };
@@ -31,8 +39,8 @@ void add_plan_options(CLI::App& parser, PlanOptions& options);
 
 struct PlanQuestion {
   plan::PlannedModel model;
-  plan::Setup setup;
-  plan::ReportOptions report;
+  plan::SearchSpace space;  // its base is the setup that was asked for
+  plan::Reliability reliability;
 };
 
 // Throws Error(kUsage) or io::Error(kUsage) that names the option, what was got and what would be legal.

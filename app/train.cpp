@@ -11,21 +11,24 @@ namespace fsdp::app {
 namespace {
 
 constexpr const char* kTrainHelp =
-    "Usage: fsdp train [CONFIG.toml] [--section.key=value ...]\n\n"
+    "Usage: fsdp train [CONFIG.toml] [--section.key=value ...] [--dry-run]\n\n"
     "Trains a model: alone, or as one rank of `fsdp launch`, torchrun, srun or mpirun. Keys of the configuration with\n"
-    "their defaults:\n";
+    "their defaults. --dry-run checks everything, prints what a rank will hold and what will travel, and ends.\n";
 
 }  // namespace
 
 int run_train(const Arguments& arguments) {
   std::string file;
   Arguments overrides;
+  auto kind = train::RunKind::kReal;
   for (const std::string& argument : arguments) {
     if (argument == "--help" || argument == "-h") {
       std::printf("%s%s", kTrainHelp, train::option_help().c_str());
       return 0;
     }
-    if (argument.rfind('-', 0) != 0 && file.empty() && overrides.empty()) {
+    if (argument == "--dry-run") {
+      kind = train::RunKind::kDry;
+    } else if (argument.rfind('-', 0) != 0 && file.empty() && overrides.empty()) {
       file = argument;
     } else {
       overrides.push_back(argument);
@@ -36,7 +39,7 @@ int run_train(const Arguments& arguments) {
   options.dump_folder = config.output.folder;  // where the calls of a rank go if one fails
   train::StopSignal stop_signal;               // before init() starts threads
   const World world = init(options);
-  return train::run_training(config, world, stop_signal);
+  return train::run_training(config, world, stop_signal, kind);
 }
 
 }  // namespace fsdp::app

@@ -1,10 +1,20 @@
 #include "plan/report.h"
-
-#include "fsdp/base/units.h"
-
 namespace fsdp::plan {
 
 namespace {
+
+int64_t checkpoint_bytes_of(const PlannedModel& model, Optimizer optimizer) {
+  int64_t bytes = 0;
+  const auto add = [&](const PlannedUnit& unit) {
+    for (const PlannedParameter& parameter : unit.parameters) {
+      const auto size = static_cast<int64_t>(io::item_size(parameter.dtype));
+      bytes += parameter.numel() * size * (1 + (parameter.trains ? num_states(optimizer) : 0));
+    }
+  };
+  for (const PlannedUnit& block : model.blocks) add(block);
+  add(model.root);
+  return bytes;
+}
 
 std::string rest_text(const Setup& setup) {
   if (!setup.reshards()) return "whole";
@@ -22,6 +32,7 @@ Report make_report(const PlannedModel& model, const Setup& setup, const ReportOp
   report.parameters = model.num_parameters();
   report.units = model.num_units();
   if (model.decoder) report.flops_per_token = models::flops_per_token(*model.decoder, setup.work.sequence_length);
+  report.checkpoint_bytes = checkpoint_bytes_of(model, setup.optimizer);
   report.step = walk_step(model, units, plan_activations(model, setup), setup);
   report.memory = plan_memory(model, units, report.step, options.reserve);
   report.traffic = plan_traffic(units, report.step.calls, setup, options.network);
@@ -41,18 +52,6 @@ std::string describe(const Setup& setup) {
     if (work.recompute_every > 1) text += " in every block of " + std::to_string(work.recompute_every);
   }
   return text;
-}
-
-std::string to_summary(const Report& report) {
-  const MemoryPlan& memory = report.memory;
-  const CallLedger& calls = report.step.calls;
-  return "plan: per rank weights " + format_bytes(memory[Part::kMainWeight] + memory[Part::kModelWeight]) +
-         ", gradients " + format_bytes(memory[Part::kMainGrad]) + ", optimizer " +
-         format_bytes(memory[Part::kOptimizer]) + ", buffers " + format_bytes(report.step.held_bytes) +
-         ", activations " + format_bytes(memory[Part::kActivations] + memory[Part::kLoss]) + "; together " +
-         format_bytes(memory.total()) + ", at most in the " + memory.where + "\nplan: a step gathers " +
-         std::to_string(calls.gathers) + " and reduces " + std::to_string(calls.reduces) + " times; a rank receives " +
-         format_bytes(calls.gather_bytes) + " of weights and " + format_bytes(calls.reduce_bytes) + " of gradients";
 }
 
 }  // namespace fsdp::plan

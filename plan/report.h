@@ -24,7 +24,8 @@ struct Report {
   Setup setup;
   int64_t parameters = 0;
   int64_t units = 0;
-  double flops_per_token = 0;  // forward and backward; 0 where unknown
+  double flops_per_token = 0;    // forward and backward; 0 where unknown
+  int64_t checkpoint_bytes = 0;  // main weights and optimizer of all ranks, each distinct element once
   MemoryPlan memory;
   TrafficPlan traffic;
   StepWalk step;
@@ -39,7 +40,5 @@ nlohmann::json to_json(const Report& report);
 
 // "1 x 128 ranks, optim_grads_params, bf16, adamw; 1 x 1 sequences of 8192 tokens, recompute block".
 std::string describe(const Setup& setup);
-// In a few lines, for the log of a run.
-std::string to_summary(const Report& report);
 
 }  // namespace fsdp::plan

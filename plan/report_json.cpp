@@ -82,6 +82,7 @@ json to_json(const Report& report) {
           {"parameters", report.parameters},
           {"units", report.units},
           {"flops_per_token", report.flops_per_token},
+          {"checkpoint_bytes", report.checkpoint_bytes},
           {"setup", setup_json(report.setup)},
           {"memory", memory_json(report)},
           {"traffic", traffic_json(report)}};

@@ -30,15 +30,16 @@
 #include "train/loop/ledger.h"
 #include "train/loop/matmul_peak.h"
 #include "train/loop/pace.h"
+#include "train/loop/plan_of_run.h"
 #include "train/loop/rank_check.h"
 #include "train/loop/records.h"
 #include "train/loop/run_state.h"
 #include "train/loop/straggler_watch.h"
 #include "train/loop/trainer.h"
+#include "train/model/build_model.h"
 #include "train/model/graphed_blocks.h"
 #include "train/model/lora_files.h"
 #include "train/model/model_choice.h"
-#include "train/model/recomputation.h"
 #include "train/model/replica_check.h"
 #include "train/model/tuning.h"
 #include "train/model/weights.h"
@@ -49,32 +50,6 @@ namespace {
 using Clock = Pace::Clock;
 
 constexpr int kStoppedAndResumable = 75;  // EX_TEMPFAIL
-
-ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const Config& config, const World& world,
-                         c10::Device device) {
-  const bool load = choice.weights.has_value();
-  const auto seed = static_cast<uint64_t>(config.train.seed);
-  // Deferred: block by block gets its values when it is sharded, and no rank ever holds the whole model.
-  models::Decoder decoder = deferred([&] {
-    models::Decoder whole(choice.config, at::TensorOptions().dtype(base_type(tuning, config.shard)));
-    load ? zero_parameters(*whole) : whole->reset_parameters(seed);
-    apply_tuning(tuning, whole, seed);
-    return whole;
-  });
-  set_recomputation(decoder, parse_recomputation(config.train.recompute, config.train.recompute_every));
-  ShardOptions options = shard_options(config.shard, device);
-  if (config.train.cuda_graphs) keep_addresses(options);
-  ShardedModel model = parallelize(std::move(decoder), make_mesh(world, config.shard.replicas), options);
-  set_projections(model, config.train.projections);
-  if (config.train.cuda_graphs) graph_blocks(model);
-  if (load) {
-    on_all_ranks(world, [&] {
-      load_weights(model, *choice.weights);
-      if (!config.tune.lora_from.empty()) load_adapter(model, *tuning.lora, config.tune.lora_from);
-    });
-  }
-  return model;
-}
 
 // What the run is given before its model is built.
 struct Prepared {
@@ -104,6 +79,7 @@ class Run {
         peak_flops_(peak_of_a_rank(world, config.train.peak_tflops,
                                    config.shard.precision == "bf16" ? at::kBFloat16 : at::kFloat, device_)),
         tuning_(std::move(prepared.tuning)),
+        plan_(plan_run(config, prepared.choice, world)),
         model_(build_model(prepared.choice, tuning_, config, world, device_)),
         flops_per_token_(trained_flops_per_token(model_, config.data.sequence_length)),
         batches_(config.train, world, splits_.train),
@@ -165,6 +141,7 @@ class Run {
 
   int end() {
     console_.line("train: " + std::to_string(trainer_.steps_done()) + " steps in " + clock_text(pace_.elapsed()));
+    console_.line("train: " + compare_with_plan(plan_, model_.root, trainer_.optimizer_bytes()));
     write_samples();
     if (!report_heldout(config_.train.final_eval_batches)) return stop(agreed_reason());
     checkpoints_.finish();
@@ -341,6 +318,7 @@ class Run {
     const int64_t trained = trainable_size(model_).local_bytes;
     console_.line("train: at rest each rank holds weights " + format_bytes(rest.main_weight + rest.model_weight) +
                   ", gradients " + format_bytes(trained) + ", optimizer " + format_bytes(2 * trained));
+    console_.line("train: " + describe_plan(plan_));
   }
 
   void report(const StepResult& result, bool done) {
@@ -446,6 +424,7 @@ class Run {
   SampleWriter writer_;
   double peak_flops_;  // of one rank; at least what a step has reached
   Tuning tuning_;
+  plan::Report plan_;
   ShardedModel model_;
   double flops_per_token_;
   PackedBatches batches_;
@@ -463,7 +442,7 @@ class Run {
 
 }  // namespace
 
-int run_training(const Config& config, const World& world, StopSignal& stop_signal) {
+int run_training(const Config& config, const World& world, StopSignal& stop_signal, RunKind kind) {
   stop_signal.answer_with(world.size == 1 ? StopSignal::Answer::kNoteAndTell : StopSignal::Answer::kNote);
   if (config.train.deterministic) compute_deterministically();
   const ThreadPlan threads = set_threads(world);
@@ -491,6 +470,10 @@ int run_training(const Config& config, const World& world, StopSignal& stop_sign
       Console(Console::detect(stdout, 0)).line("train: " + config.model.preset + ": " + size_text(choice->config));
   });
   check_ranks_agree(world, config, splits->train);
+  if (kind == RunKind::kDry) {
+    on_rank0(world, [&] { std::fputs(plan::to_text(plan_run(config, *choice, world)).c_str(), stdout); });
+    return 0;
+  }
   Run run(
       config, world,
       {threads, device, std::move(*splits), std::move(*choice), std::move(tokenizer), std::move(tuning), stop_signal});

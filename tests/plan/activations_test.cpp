@@ -1,0 +1,115 @@
+// The peak of activations and loss of real steps, by LibTorch's own account, beside the plan.
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+
+#include "fsdp/fsdp.h"
+#include "models/decoder.h"
+#include "plan/report.h"
+#include "tests/support/ranks.h"
+#include "train/model/parallelize.h"
+#include "train/model/recomputation.h"
+
+namespace fsdp::plan::activations_test {
+namespace {
+
+// Bytes of the CPU that this thread's tensors hold, now and at most.
+class PeakBytes : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
+    held_ += bytes;
+    peak_ = std::max(peak_, held_);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t peak() const { return peak_; }
+
+ private:
+  int64_t held_ = 0;
+  int64_t peak_ = 0;
+};
+
+struct Case {
+  const char* what;
+  int64_t hidden, inner, vocab, layers, heads, key_heads, rows, length;
+  models::Recompute recompute;
+  const char* precision;
+};
+
+models::DecoderConfig config_of(const Case& c) {
+  models::DecoderConfig config = models::family_config("llama");
+  config.vocab_size = c.vocab;
+  config.hidden_size = c.hidden;
+  config.intermediate_size = c.inner;
+  config.num_hidden_layers = c.layers;
+  config.num_attention_heads = c.heads;
+  config.num_key_value_heads = c.key_heads;
+  config.head_dim = c.hidden / c.heads;
+  return config;
+}
+
+int64_t measured_peak(const World& world, const Case& c) {
+  models::Decoder decoder(config_of(c));
+  decoder->reset_parameters(3);
+  train::set_recomputation(decoder, {c.recompute, 1});
+  ShardOptions options;
+  if (std::string(c.precision) == "bf16") options.precision = Precision::bf16();
+  train::ShardedModel model = train::parallelize(std::move(decoder), Mesh::shard(world), options);
+  AdamW optimizer(parameters(*model.decoder), {});
+  const at::Tensor ids = at::arange(c.rows * c.length, at::kLong).view({c.rows, c.length}) % c.vocab;
+  const at::Tensor targets = models::shift_labels(ids).flatten();
+  int64_t peak = 0;
+  for (int step = 0; step < 3; ++step) {
+    const auto account = std::make_shared<PeakBytes>();
+    {
+      const c10::DebugInfoGuard counting(c10::DebugInfoKind::PROFILER_STATE, account);
+      model.decoder->loss(ids, targets).backward();
+    }
+    optimizer.step();
+    zero_grad(*model.decoder);
+    peak = account->peak();
+  }
+  return peak;
+}
+
+TEST(PlanActivations, PeaksOfRealSteps) {
+  using models::Recompute;
+  const Case cases[] = {
+      {"many layers", 128, 384, 512, 8, 4, 2, 2, 256, Recompute::kNone, "fp32"},
+      {"many layers", 128, 384, 512, 8, 4, 2, 2, 256, Recompute::kNone, "bf16"},
+      {"elementwise", 128, 384, 512, 8, 4, 2, 2, 256, Recompute::kElementwise, "fp32"},
+      {"gate and up", 128, 384, 512, 8, 4, 2, 2, 256, Recompute::kGateUp, "fp32"},
+      {"whole blocks", 128, 384, 512, 8, 4, 2, 2, 256, Recompute::kBlock, "fp32"},
+      {"whole blocks", 128, 384, 512, 8, 4, 2, 2, 256, Recompute::kBlock, "bf16"},
+      {"a large vocabulary", 64, 160, 32000, 2, 4, 4, 2, 512, Recompute::kNone, "fp32"},
+      {"a large vocabulary", 64, 160, 32000, 2, 4, 4, 2, 128, Recompute::kNone, "fp32"},
+      {"wide heads", 128, 128, 512, 4, 4, 4, 2, 256, Recompute::kNone, "fp32"},
+      {"wide heads", 128, 128, 256, 4, 4, 4, 2, 256, Recompute::kBlock, "fp32"},
+      {"one layer", 128, 384, 64, 1, 4, 2, 2, 256, Recompute::kNone, "fp32"},
+      {"one layer", 128, 384, 64, 1, 4, 2, 2, 256, Recompute::kElementwise, "fp32"},
+      {"long rows", 128, 384, 256, 6, 4, 2, 1, 2048, Recompute::kGateUp, "bf16"},
+  };
+  std::printf("%-20s %-12s %-6s %12s %12s %8s\n", "", "recompute", "", "measured", "planned", "error");
+  for (const Case& c : cases) {
+    plan::Setup setup;
+    setup.precision = parse_planned_precision(c.precision);
+    setup.transport = Transport::kGloo;
+    setup.work.microbatch_sequences = c.rows;
+    setup.work.sequence_length = c.length;
+    setup.work.recompute = c.recompute;
+    const Report report = make_report(decoder_model(c.what, config_of(c)), setup);
+    const int64_t planned = report.memory[Part::kActivations] + report.memory[Part::kLoss];
+    testing::run_ranks(1, [&](const World& world) {
+      const int64_t measured = measured_peak(world, c);
+      const double error = 100 * (static_cast<double>(planned) / static_cast<double>(measured) - 1);
+      std::printf("%-20s %-12s %-6s %12ld %12ld %+7.2f%%  %s\n", c.what, std::string(name(c.recompute)).c_str(),
+                  c.precision, measured, planned, error, report.memory.where.c_str());
+      EXPECT_LE(std::abs(error), 5) << c.what;
+    });
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::plan::activations_test

@@ -1,0 +1,91 @@
+// What people and programs get to see.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <regex>
+
+#include "models/config/presets.h"
+#include "plan/memory_picture.h"
+#include "plan/report.h"
+
+namespace fsdp::plan::report_test {
+namespace {
+
+using ::testing::HasSubstr;
+
+Report small_report(int64_t node = 8) {
+  plan::Setup setup;
+  setup.shards = 16;
+  setup.node_size = node;
+  setup.precision = parse_planned_precision("bf16");
+  return make_report(decoder_model("smollm2-135m", models::find_preset("smollm2-135m")->config), setup,
+                     {.reserve = int64_t{1} << 30, .network = {}});
+}
+
+TEST(PlanReport, PartsAddUp) {
+  const Report report = small_report();
+  int64_t sum = 0;
+  const nlohmann::json json = to_json(report);
+  for (const auto& part : json["memory"]["parts"]) sum += part.get<int64_t>();
+  EXPECT_EQ(sum, report.memory.total());
+  EXPECT_EQ(json["memory"]["peak"], sum);
+  EXPECT_EQ(json["traffic"]["gather_bytes"].get<int64_t>() + json["traffic"]["reduce_bytes"].get<int64_t>(),
+            json["traffic"]["inside_node"].get<int64_t>() + json["traffic"]["between_nodes"].get<int64_t>());
+  EXPECT_EQ(json["memory"]["parts"]["reserve"], int64_t{1} << 30);
+}
+
+TEST(PlanReport, TheTableNamesEveryPartThatIsThere) {
+  const Report report = small_report();
+  const std::string text = to_text(report);
+  for (size_t i = 0; i < kNumParts; ++i) {
+    const auto part = static_cast<Part>(i);
+    if (report.memory[part] == 0) continue;
+    EXPECT_THAT(text, HasSubstr("  " + std::string(name(part)) + " "));
+  }
+  EXPECT_THAT(text, HasSubstr(report.memory.where));
+  EXPECT_THAT(text, HasSubstr("1 x 16 ranks, optim_grads_params, bf16, adamw; 1 x 1 sequences of 4096 tokens"));
+}
+
+TEST(PlanReport, SmallBuffersAndUnevenGroupsAreNoted) {
+  EXPECT_THAT(to_text(small_report()), HasSubstr("too little for full bandwidth"));
+  EXPECT_THAT(to_text(small_report(6)), HasSubstr("do not divide each other"));
+  EXPECT_TRUE(small_report(16).traffic.warnings.empty());
+}
+
+// Widths are in proportion to bytes, nothing is fetched from elsewhere, and names cannot break out.
+TEST(PlanReport, ThePictureShowsTheBytes) {
+  const Report report = small_report();
+  const std::string svg = memory_picture({{"<a & b>", report.memory}}, report.memory.total() * 2);
+  EXPECT_THAT(svg, HasSubstr("&lt;a &amp; b&gt;"));
+  EXPECT_THAT(svg, HasSubstr("prefers-color-scheme:dark"));
+  EXPECT_EQ(svg.find("href"), std::string::npos);
+  EXPECT_EQ(svg.find("url("), std::string::npos);
+  const std::regex bar("<rect x=\"[0-9.]+\" y=\"[0-9.]+\" width=\"([0-9.]+)\" height=\"34.0\" [^>]*><title>([a-z ]+):");
+  double widths = 0;
+  for (std::sregex_iterator i(svg.begin(), svg.end(), bar), end; i != end; ++i) widths += std::stod((*i)[1]);
+  EXPECT_NEAR(widths, 880.0 / 2, 0.5);  // the scale ends at the limit
+}
+
+// A step of many microbatches is not walked to its end, but counted as if it were.
+TEST(PlanReport, ManyMicrobatchesCountLikeAsMany) {
+  plan::Setup setup;
+  setup.shards = 8;
+  setup.replicas = 2;
+  setup.strategy = Strategy::kHybridOptim;
+  setup.precision = parse_planned_precision("bf16");
+  const PlannedModel model = decoder_model("smollm2-135m", models::find_preset("smollm2-135m")->config);
+  const auto calls_of = [&](int64_t microbatches) {
+    setup.work.microbatches = microbatches;
+    return make_report(model, setup).step.calls;
+  };
+  const CallLedger four = calls_of(4), three = calls_of(3), nine = calls_of(9);
+  EXPECT_EQ(nine.gathers, four.gathers + 5 * (four.gathers - three.gathers));
+  EXPECT_EQ(nine.gathers, 9 * (2 * 31 - 2));  // M (2U - k)
+  EXPECT_EQ(nine.reduces, 9 * 31);
+  int64_t received = 0;
+  for (const Collective& call : nine.collectives) received += call.received_bytes;
+  EXPECT_EQ(received, nine.gather_bytes + nine.reduce_bytes);
+}
+
+}  // namespace
+}  // namespace fsdp::plan::report_test
