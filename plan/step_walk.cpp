@@ -10,9 +10,14 @@ namespace {
 
 using schedule::Pass;
 
+// The root's first parameter, whose gradient comes last.
+bool embedding_trains(const PlannedModel& model) {
+  return !model.root.parameters.empty() && model.root.parameters.front().trains;
+}
+
 // A backward ends where nothing below trains.
 int lowest_block_of_backward(const PlannedModel& model) {
-  if (!model.root.parameters.empty() && model.root.parameters.front().trains) return 0;
+  if (embedding_trains(model)) return 0;
   const auto first = std::find_if(model.blocks.begin(), model.blocks.end(), [](const auto& b) { return b.trains(); });
   return static_cast<int>(first - model.blocks.begin());
 }
@@ -26,6 +31,7 @@ class Walk {
         weights_(units, setup, slabs_),
         gradients_(units, setup, slabs_),
         root_(weights_.root()),
+        embedding_trains_(embedding_trains(model)),
         lowest_(lowest_block_of_backward(model)) {}
 
   // The third: the first steps learn the order of units.
@@ -69,6 +75,7 @@ class Walk {
     note(Moment::Phase::kBackward, root_);
     loss_ = 0;
     kept_ -= activations_.outer_kept;
+    if (!embedding_trains_) complete(root_);
     for (int block = root_ - 1; block >= lowest_; --block) {
       weights_.visit(block, result_.calls);
       gradients_.begin_collecting(block);
@@ -79,7 +86,7 @@ class Walk {
       complete(block);
     }
     kept_ = 0;
-    complete(root_);
+    if (embedding_trains_) complete(root_);
     gradients_.finish_reductions();
     weights_.end_backward();
   }
@@ -106,6 +113,7 @@ class Walk {
   WeightWalk weights_;
   GradientWalk gradients_;
   int root_;
+  bool embedding_trains_;
   int lowest_;
   int64_t kept_ = 0;
   int64_t working_ = 0;

@@ -42,7 +42,7 @@ TEST(PlanVerb, NonsenseIsRefusedWithWhatIsLegal) {
   expect_refusal(model + "--world 100 --mesh shard=48", "Divisors: 1, 2, 4, 5, 10, 20, 25, 50, 100.");
   expect_refusal(model + "--worl 8", "did you mean --world?");
   expect_refusal(model + "--world 8 --strategy hybrid", "it needs an axis 'replicate'");
-  expect_refusal(model + "--world 8 --strategy zero4", "Did you mean 'zero_0'?");
+  expect_refusal(model + "--world 8 --strategy zero4", "Did you mean 'zero0'?");
   expect_refusal(model + "--precision fp8", "expected one of fp32, bf16, bf16_reduce");
   expect_refusal(model + "--memory much", "such as 80GiB");
   expect_refusal(model + "--fit", "expected --memory");

@@ -62,14 +62,19 @@ void choose_transport(Setup& setup) {
   setup.node_size = name == "two-level" ? std::max<int64_t>(1, setup.world() / 2) : setup.world();
 }
 
+// Whether the parameter of that name trains; empty: all do.
+using Trains = std::function<bool(const std::string& name)>;
+
 template <class Optimizer, class Options>
-void train_and_compare(const World& world, const models::DecoderConfig& config, const Report& plan, Options options) {
+void train_and_compare(const World& world, const models::DecoderConfig& config, const Report& plan,
+                       const Trains& trains, Options options) {
   const Setup& setup = plan.setup;
   auto decoder = testing::make_seeded(7, [&] {
     models::Decoder made(config);
     made->reset_parameters(7);
     return made;
   });
+  for (auto& item : decoder->named_parameters()) item.value().requires_grad_(!trains || trains(item.key()));
   const Mesh mesh(world, {{"replicate", static_cast<int>(setup.replicas)}, {"shard", static_cast<int>(setup.shards)}});
   train::ShardedModel model = train::parallelize(std::move(decoder), mesh, options_of(setup));
   Optimizer optimizer(parameters(*model.decoder), options);
@@ -106,19 +111,29 @@ void train_and_compare(const World& world, const models::DecoderConfig& config, 
   }
 }
 
-void compare(const models::DecoderConfig& config, Setup setup) {
+PlannedModel planned(const models::DecoderConfig& config, const Trains& trains) {
+  PlannedModel model = decoder_model("small", config);
+  const auto mark = [&](PlannedUnit& unit) {
+    for (PlannedParameter& parameter : unit.parameters) parameter.trains = !trains || trains(parameter.name);
+  };
+  for (PlannedUnit& block : model.blocks) mark(block);
+  mark(model.root);
+  return model;
+}
+
+void compare(const models::DecoderConfig& config, Setup setup, const Trains& trains = {}) {
   choose_transport(setup);
-  const Report plan = make_report(decoder_model("small", config), setup);
+  const Report plan = make_report(planned(config, trains), setup);
   SCOPED_TRACE(describe(setup) + ", " + schedule::describe(setup.schedule) + ", " +
                std::to_string(config.num_hidden_layers) + " layers");
   run_ranks(static_cast<int>(setup.world()), [&](const World& world) {
     SCOPED_TRACE(describe(setup) + ", " + schedule::describe(setup.schedule) + ", rank " + std::to_string(world.rank));
     if (setup.optimizer == Optimizer::kAdamW) {
-      train_and_compare<AdamW>(world, config, plan, AdamWOptions{});
+      train_and_compare<AdamW>(world, config, plan, trains, AdamWOptions{});
     } else {
       SGDOptions options;
       options.momentum = setup.optimizer == Optimizer::kSgdMomentum ? 0.9 : 0;
-      train_and_compare<SGD>(world, config, plan, options);
+      train_and_compare<SGD>(world, config, plan, trains, options);
     }
   });
 }
@@ -196,6 +211,28 @@ TEST(PlanAgainstRuntime, EverySchedule) {
       setup.schedule = schedule;
       compare(config, setup);
     }
+  }
+}
+
+// Frozen parts: groups of their own, that are gathered but not reduced, and a backward that ends where nothing trains.
+TEST(PlanAgainstRuntime, FrozenParts) {
+  const models::DecoderConfig config = small_decoder(5, false, true);
+  const auto has = [](const std::string& part) {
+    return [part](const std::string& name) { return name.find(part) != std::string::npos; };
+  };
+  const auto lacks = [](const std::string& part) {
+    return [part](const std::string& name) { return name.find(part) == std::string::npos; };
+  };
+  const Trains cases[] = {lacks("embed_tokens"), lacks("layers.1."), lacks("layers.0."), has("layers.3.mlp."),
+                          has("bias"),           has("norm"),        has("lm_head"),     lacks("q_proj")};
+  for (size_t i = 0; i < std::size(cases); ++i) {
+    SCOPED_TRACE("case " + std::to_string(i));
+    for (const Strategy strategy : kOfOneAxis) {
+      plan::Setup setup = setup_of(strategy, 1, 2, i % 2 ? "bf16" : "fp32");
+      setup.work.microbatches = 1 + static_cast<int64_t>(i % 3);
+      compare(config, setup, cases[i]);
+    }
+    compare(config, setup_of(kHybrids[i % 3], 2, 2, "bf16_reduce"), cases[i]);
   }
 }
 
