@@ -82,6 +82,7 @@ ALLOWED = {
     "fsdp/graph": {"fsdp/base"},
     "fsdp/profile": {"fsdp/base"},
     "plan": PURE | {"fsdp/base", "fsdp/schedule", "kernels/raw/rows", "models/config"} | IO,
+    "plan/time": {"fsdp/strategy", "fsdp/schedule", "io/base", "models/config"},
     "models/config": {"io/base"},
     "models": {"kernels/operators", "kernels/products", "io/base", "io/hub", "io/weights", "models/config"},
     "train/base": TRAINER,

@@ -1,0 +1,95 @@
+#include "plan/time/step_costs.h"
+
+#include "plan/time/compute_time.h"
+
+namespace fsdp::plan::time {
+namespace {
+
+class Prices {
+ public:
+  Prices(const StepWork& work, const Hardware& hardware)
+      : work_(work),
+        hardware_(hardware),
+        traits_(traits(work.strategy)),
+        shard_(RankGroup::neighbours(work.shard_ranks, work.ranks_per_node)),
+        replicas_(RankGroup::strided(work.replica_ranks, work.shard_ranks, work.ranks_per_node)),
+        world_(RankGroup::neighbours(work.ranks(), work.ranks_per_node)) {}
+
+  StepCosts::Unit of(const UnitWork& unit) const {
+    StepCosts::Unit costs;
+    const Transfer from_shards = scatter_or_gather(unit.gather_bytes, shard_, hardware_);
+    costs.gather = {from_shards};
+    costs.gather_with_replicas = {over_replicas(unit.gather_bytes), from_shards};
+    if (const auto size = work_.reshard_after_forward) {
+      const RankGroup group = RankGroup::neighbours(*size, work_.ranks_per_node);
+      costs.gather_from_forward_group = {scatter_or_gather(unit.gather_bytes, group, hardware_)};
+    }
+    if (traits_.reduce == ReduceKind::kAllReduce) {
+      costs.reduce.assign(2, scatter_or_gather(unit.reduce_bytes, world_, hardware_));
+    } else {
+      costs.reduce = {scatter_or_gather(unit.reduce_bytes, shard_, hardware_)};
+    }
+    costs.reduce_with_replicas = costs.reduce;
+    const size_t stages = traits_.shards_over_replicas ? 1 : 2;
+    costs.reduce_with_replicas.insert(costs.reduce_with_replicas.end(), stages, over_replicas(unit.reduce_bytes));
+    return costs;
+  }
+
+  // A few bytes that all ranks need to have.
+  double small_collective_ms() const {
+    return scatter_or_gather(int64_t{16} * work_.ranks(), world_, hardware_).alone_ms();
+  }
+
+ private:
+  Transfer over_replicas(int64_t bytes) const {
+    return scatter_or_gather(bytes / work_.shard_ranks, replicas_, hardware_);
+  }
+
+  const StepWork& work_;
+  const Hardware& hardware_;
+  StrategyTraits traits_;
+  RankGroup shard_, replicas_, world_;
+};
+
+}  // namespace
+
+const std::vector<Transfer>& StepCosts::transfers(const Instruction& instruction) const {
+  const Unit& unit = units.at(static_cast<size_t>(instruction.unit));
+  const bool with_replicas = instruction.reach == Reach::kShardsAndReplicas;
+  if (instruction.action == Action::kStartReduce) return with_replicas ? unit.reduce_with_replicas : unit.reduce;
+  if (instruction.reach == Reach::kForwardGroup) return unit.gather_from_forward_group;
+  return with_replicas ? unit.gather_with_replicas : unit.gather;
+}
+
+double StepCosts::compute_ms(const Instruction& instruction) const {
+  switch (instruction.action) {
+    case Action::kCompute: {
+      const bool is_forward = instruction.pass == schedule::Pass::kForward;
+      return (is_forward ? forward_ms : backward_ms).at(static_cast<size_t>(instruction.passage));
+    }
+    case Action::kEndBackward:
+      return end_of_backward_ms;
+    case Action::kOptimize:
+      return optimizer_ms;
+    default:
+      return 0;
+  }
+}
+
+StepCosts price(const StepWork& work, const Hardware& hardware) {
+  check(work);
+  check(hardware);
+  StepCosts costs;
+  for (const Passage& passage : work.passages) {
+    costs.forward_ms.push_back(work_ms(passage.forward, work.dtype, hardware));
+    costs.backward_ms.push_back(work_ms(passage.backward, work.dtype, hardware));
+  }
+  const Prices prices(work, hardware);
+  for (const UnitWork& unit : work.units) costs.units.push_back(prices.of(unit));
+  // Ranks compare what they did on the host, which for a GPU runs ahead.
+  if (hardware.execution == Execution::kProgramComputes) costs.end_of_backward_ms = prices.small_collective_ms();
+  costs.optimizer_ms = prices.small_collective_ms() + memory_ms(work.optimizer_bytes, hardware);
+  return costs;
+}
+
+}  // namespace fsdp::plan::time

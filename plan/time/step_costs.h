@@ -1,0 +1,32 @@
+#pragma once
+
+#include <vector>
+
+#include "plan/time/collective_time.h"
+#include "plan/time/hardware.h"
+#include "plan/time/step_script.h"
+#include "plan/time/step_work.h"
+
+namespace fsdp::plan::time {
+
+// What each instruction of a step takes, alone, in milliseconds.
+struct StepCosts {
+  struct Unit {
+    std::vector<Transfer> gather, gather_from_forward_group, gather_with_replicas;
+    std::vector<Transfer> reduce, reduce_with_replicas;
+  };
+  std::vector<double> forward_ms, backward_ms;  // of each passage
+  std::vector<Unit> units;
+  double end_of_backward_ms = 0;
+  double optimizer_ms = 0;  // clipping included
+
+  // Of kStartGather and kStartReduce: the transfers that follow each other.
+  const std::vector<Transfer>& transfers(const Instruction& instruction) const;
+  // Of kCompute, kEndBackward and kOptimize; 0 for all others.
+  double compute_ms(const Instruction& instruction) const;
+};
+
+// Throws std::invalid_argument for what check() of either refuses, and for a dtype that the hardware does not have.
+StepCosts price(const StepWork& work, const Hardware& hardware);
+
+}  // namespace fsdp::plan::time

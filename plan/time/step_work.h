@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fsdp/schedule/schedule.h"
+#include "fsdp/strategy/strategy.h"
+#include "plan/time/work.h"
+
+namespace fsdp::plan::time {
+
+// What is gathered, freed and reduced together.
+struct UnitWork {
+  std::string name;
+  int parent = -1;           // index of the unit around it; -1: it is a root
+  int64_t gather_bytes = 0;  // of all shards, padding included, in the dtype they travel in
+  int64_t reduce_bytes = 0;  // likewise, of the gradients; 0: it has none
+};
+
+// Whether the backward of a passage reads the unit's weights; an embedding's does not.
+enum class BackwardReads { kWeights, kNothing };
+
+// A stretch of the forward in which the program is in one unit. The backward goes through the passages in reverse; a
+// unit's gradients are complete at the end of its first passage's backward.
+struct Passage {
+  int unit = 0;
+  Work forward;
+  Work backward;
+  BackwardReads backward_reads = BackwardReads::kWeights;
+};
+
+// One training step of one rank, as plain numbers: what it computes, what it moves, and in which order.
+struct StepWork {
+  std::vector<UnitWork> units;
+  std::vector<Passage> passages;  // of one microbatch, in the order of the forward
+  Dtype dtype = Dtype::kBf16;     // of the products
+  int microbatches = 1;
+
+  int shard_ranks = 1;    // along the mesh's axis `shard`, which varies fastest
+  int replica_ranks = 1;  // along `replicate`
+  int ranks_per_node = 8;
+
+  Strategy strategy = Strategy::kOptimGradsParams;
+  // 1: weights are kept between forward and backward; n: 1/n of them, gathered within groups of n neighbours;
+  // shard_ranks: freed. Unset: as the strategy says.
+  std::optional<int> reshard_after_forward;
+  ReduceTiming replica_reduce = ReduceTiming::kLastMicrobatch;
+  schedule::Schedule schedule;
+
+  double optimizer_bytes = 0;  // that clipping and the optimizer read and write on one rank
+  double model_flops = 0;      // of one rank in a step, by the formula that MFU is to be counted with; 0: no MFU
+
+  int ranks() const { return shard_ranks * replica_ranks; }
+};
+
+// Throws std::invalid_argument naming what is out of range, and what would be legal.
+void check(const StepWork& work);
+
+}  // namespace fsdp::plan::time

@@ -1,0 +1,48 @@
+#include "plan/time/work.h"
+
+namespace fsdp::plan::time {
+
+std::string_view name(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFp32:
+      return "fp32";
+    case Dtype::kBf16:
+      return "bf16";
+    case Dtype::kFp8:
+      return "fp8";
+  }
+  return "";
+}
+
+int64_t element_bytes(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFp32:
+      return 4;
+    case Dtype::kBf16:
+      return 2;
+    case Dtype::kFp8:
+      return 1;
+  }
+  return 0;
+}
+
+double Product::flops() const {
+  return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(count);
+}
+
+double Work::product_flops() const {
+  double flops = 0;
+  for (const Product& product : products) flops += product.flops();
+  return flops;
+}
+
+Work& Work::operator+=(const Work& other) {
+  products.insert(products.end(), other.products.begin(), other.products.end());
+  attention_forward_flops += other.attention_forward_flops;
+  attention_backward_flops += other.attention_backward_flops;
+  bytes += other.bytes;
+  kernels += other.kernels;
+  return *this;
+}
+
+}  // namespace fsdp::plan::time

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace fsdp::plan::time {
+
+// Element types in which products are computed.
+enum class Dtype { kFp32, kBf16, kFp8 };
+std::string_view name(Dtype dtype);  // "fp32", "bf16", "fp8"
+int64_t element_bytes(Dtype dtype);
+
+// [m, k] times [k, n], `count` of them one after the other.
+struct Product {
+  int64_t m = 0;
+  int64_t n = 0;
+  int64_t k = 0;
+  int64_t count = 1;
+
+  double flops() const;  // 2 m n k count
+};
+
+// What one rank computes in one go, by what limits it.
+struct Work {
+  std::vector<Product> products;
+  // Fused attention: operations of the two products of a forward that a causal mask leaves, and those of a backward
+  // (2.5 times as many: it computes the scores once more).
+  double attention_forward_flops = 0;
+  double attention_backward_flops = 0;
+  double bytes = 0;     // that everything else reads and writes
+  int64_t kernels = 0;  // launches of everything else
+
+  double product_flops() const;
+  Work& operator+=(const Work& other);
+};
+
+}  // namespace fsdp::plan::time
