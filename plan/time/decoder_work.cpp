@@ -43,15 +43,16 @@ class DecoderWorkMaker {
     work.replica_ranks = setup_.replica_ranks;
     work.ranks_per_node = setup_.ranks_per_node;
     work.schedule = setup_.schedule;
-    const int64_t in_layers = shape_.num_layers * layer_parameters();
-    add_unit(work, "root", -1, shape_.num_parameters() - in_layers);
+    const int root = static_cast<int>(shape_.num_layers);
     work.passages.push_back(embedding());
     for (int64_t layer = 0; layer < shape_.num_layers; ++layer) {
-      add_unit(work, "layers." + std::to_string(layer), 0, layer_parameters());
+      add_unit(work, "layers." + std::to_string(layer), root, layer_parameters());
       work.passages.push_back(block(layer));
-      work.passages.back().unit = static_cast<int>(layer) + 1;
+      work.passages.back().unit = static_cast<int>(layer);
     }
+    add_unit(work, "root", -1, root_parameters());
     work.passages.push_back(head());
+    work.passages.front().unit = work.passages.back().unit = root;
     work.optimizer_bytes = setup_.optimizer_bytes * real(shape_.num_parameters()) / optimizer_ranks();
     work.model_flops = model_flops_per_token(shape_, setup_.sequence_length) * setup_.tokens() * setup_.microbatches;
     return work;
@@ -59,6 +60,7 @@ class DecoderWorkMaker {
 
  private:
   int64_t layer_parameters() const { return shape_.layer_parameters(); }
+  int64_t root_parameters() const { return shape_.num_parameters() - shape_.num_layers * layer_parameters(); }
   double element() const { return real(element_bytes(setup_.dtype)); }
 
   int optimizer_ranks() const {
@@ -190,7 +192,7 @@ class DecoderWorkMaker {
     passage.forward.bytes = logits * (is_fused ? element() : 14) + 2 * setup_.tokens() * real(hidden_) * element();
     passage.backward.bytes = logits * (is_fused ? element() : 14) + 3 * setup_.tokens() * real(hidden_) * element();
     passage.forward.kernels = passage.backward.kernels = is_fused ? 3 : 8;
-    add_copies(passage, shape_.num_parameters() - shape_.num_layers * layer_parameters());
+    add_copies(passage, root_parameters());
     return passage;
   }
 

@@ -224,10 +224,11 @@ class Recorder {
     for (size_t i = work_.passages.size(); i-- > 0;) {
       const Passage& passage = work_.passages[i];
       if (passage.backward_reads == BackwardReads::kWeights) touch(passage.unit);
-      if (has_gradient(passage.unit)) make_room_to_collect(passage.unit);
+      const bool completes = first_passage_[index(passage.unit)] == static_cast<int>(i);
+      const bool arrive = completes || passage.arrival == Arrival::kSomeGradients;
+      if (has_gradient(passage.unit) && arrive) make_room_to_collect(passage.unit);
       emit(Action::kCompute, passage.unit, Reach::kShardGroup, static_cast<int>(i));
-      if (has_gradient(passage.unit) && first_passage_[index(passage.unit)] == static_cast<int>(i))
-        complete_gradients(passage.unit);
+      if (has_gradient(passage.unit) && completes) complete_gradients(passage.unit);
     }
     while (!reduces_.empty()) finish_oldest_reduce();
     if (reduces_now()) emit(Action::kEndBackward);

@@ -22,6 +22,10 @@ struct UnitWork {
 // Whether the backward of a passage reads the unit's weights; an embedding's does not.
 enum class BackwardReads { kWeights, kNothing };
 
+// Whether some of the unit's gradients are complete after a passage's backward. Those of weights that an earlier
+// passage reads too are not.
+enum class Arrival { kSomeGradients, kNone };
+
 // A stretch of the forward in which the program is in one unit. The backward goes through the passages in reverse; a
 // unit's gradients are complete at the end of its first passage's backward.
 struct Passage {
@@ -29,11 +33,12 @@ struct Passage {
   Work forward;
   Work backward;
   BackwardReads backward_reads = BackwardReads::kWeights;
+  Arrival arrival = Arrival::kSomeGradients;
 };
 
 // One training step of one rank, as plain numbers: what it computes, what it moves, and in which order.
 struct StepWork {
-  std::vector<UnitWork> units;
+  std::vector<UnitWork> units;    // in the order in which they were sharded, the root last
   std::vector<Passage> passages;  // of one microbatch, in the order of the forward
   Dtype dtype = Dtype::kBf16;     // of the products
   int microbatches = 1;
