@@ -2,16 +2,19 @@
 //
 //   plan_published            every run
 //   plan_published --fit      fits the four shares to the runs on 8 GPUs, and prints them
-//   plan_published --explain 7b
+//   plan_published --explain "7b, 2048 tokens, 8 h100" --svg step.svg --trace step.json     where the time goes
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <string>
 
 #include "benchmarks/support/command_line.h"
 #include "benchmarks/support/published_runs.h"
+#include "plan/time/chrome_trace.h"
 #include "plan/time/step_time.h"
+#include "plan/time/timeline_picture.h"
 
 namespace fsdp::benchmarks {
 namespace {
@@ -94,12 +97,16 @@ void print_table(const Shares& shares) {
   predicted_a100.print("predicted, A100");
 }
 
-void explain(const std::string& part) {
+// Files are of the last run.
+void explain(const std::string& part, const std::string& svg_path, const std::string& trace_path) {
   for (const PublishedRun& run : published_runs()) {
     if (run.name.find(part) == std::string::npos) continue;
-    const auto time = plan::time::predict(decoder_work(run.shape, run.setup), run.hardware);
+    const plan::time::StepWork work = decoder_work(run.shape, run.setup);
+    const plan::time::StepTime time = plan::time::predict(work, run.hardware);
     std::printf("%s, %s: published %.2f ms\n%s\n", run.source.c_str(), run.name.c_str(), run.step_ms(),
                 to_text(time).c_str());
+    if (!svg_path.empty()) std::ofstream(svg_path) << to_svg(time, work, run.source + ", " + run.name);
+    if (!trace_path.empty()) std::ofstream(trace_path) << to_chrome_trace(time.timeline, work);
   }
 }
 
@@ -110,12 +117,14 @@ int main(int argc, char** argv) {
   using namespace fsdp::benchmarks;
   CLI::App app("Predicts published training runs");
   bool fits = false;
-  std::string part;
+  std::string part, svg_path, trace_path;
   app.add_flag("--fit", fits, "fit the four shares to the runs on 8 GPUs first");
   app.add_option("--explain", part, "where the time goes, of runs whose name has this");
+  app.add_option("--svg", svg_path, "with --explain: write the step's picture there");
+  app.add_option("--trace", trace_path, "with --explain: write the step's timeline there, for ui.perfetto.dev");
   parse_or_exit(app, argc, argv);
   if (!part.empty()) {
-    explain(part);
+    explain(part, svg_path, trace_path);
     return 0;
   }
   const Shares shares = fits ? fit() : Shares();
