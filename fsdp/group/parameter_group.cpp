@@ -233,12 +233,14 @@ void ParameterGroup::note_raw_main_weight_write() {
 }
 
 void ParameterGroup::note_main_weight_write() noexcept {
-  ++observed_writes_;
   const Backstage backstage;
   try {
+    finish_unshard();  // of a gather that nobody waited for yet: it reads what is written now
+    ++observed_writes_;
     refuse_access_unless_current();
     if (shares_main_weight_) await_readers();
   } catch (const std::exception&) {
+    ++observed_writes_;
     if (const auto program = owner()) program->defer(std::current_exception());
   }
 }
@@ -380,11 +382,31 @@ void ParameterGroup::mark_gradients() {
   }
 }
 
+void ParameterGroup::suspend_gradient(size_t i) noexcept {
+  if (!leaves_[i].grad().defined()) return;
+  suspended_.resize(num_parameters());
+  suspended_[i] = std::exchange(leaves_[i].mutable_grad(), at::Tensor());
+}
+
+void ParameterGroup::zero_gradient(size_t i) noexcept {
+  const Backstage backstage;
+  marks_.note_zeroed(i);
+  restore_gradient(i);
+  if (leaves_[i].grad().defined()) leaves_[i].mutable_grad().zero_();
+}
+
+void ParameterGroup::restore_gradient(size_t i) {
+  if (i >= suspended_.size() || !suspended_[i].defined()) return;
+  const at::Tensor gradient = std::exchange(suspended_[i], at::Tensor());
+  if (!leaves_[i].grad().defined()) leaves_[i].mutable_grad() = gradient;
+}
+
 void ParameterGroup::heed_gradient_marks() {
   const Backstage backstage;
   for (size_t i = 0; i < num_parameters(); ++i) {
     const at::Tensor parameter = this->parameter(i);
     if (!parameter.defined()) continue;
+    restore_gradient(i);
     switch (marks_.fate(i, parameter)) {
       case GradientMarks::Fate::kNotSet:
       case GradientMarks::Fate::kKept:

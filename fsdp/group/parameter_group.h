@@ -1,4 +1,4 @@
-// 207 lines because a group is weights and gradients with one life cycle.
+// 220 lines because a group is weights and gradients with one life cycle.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -136,6 +136,10 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void mark_gradients();
   void heed_gradient_marks();
   void take_gradient_marks();
+  // From the observer: the mark is being detached, so that this may be Module::zero_grad(). Its end is not seen, and a
+  // torch::optim::Optimizer would find the gradient: the leaf has none until marks are heeded. Or it is zeroed.
+  void suspend_gradient(size_t i) noexcept;
+  void zero_gradient(size_t i) noexcept;
   // Parameters that need a gradient and have none count as having one, of zeros.
   void count_missing_gradients_as_zero();
   // An optimizer's update of this group, to be called in the backward as soon as its gradients are reduced; empty:
@@ -159,6 +163,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void refuse_access_unless_current();
   int64_t main_weight_revision() const { return main_weight_.local()._version() + observed_writes_; }
   at::Tensor parameter(size_t i) const;  // of the module; undefined once that is gone
+  void restore_gradient(size_t i);
   bool over_replicas() const { return traits_.shards_over_replicas && links_.replicate != nullptr; }
   at::Tensor own_model_weight() const;
   at::Tensor gather_source() const;
@@ -194,6 +199,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   std::vector<at::Tensor> leaves_;
   std::optional<GradientBuffers> gradients_;
   GradientMarks marks_;
+  std::vector<at::Tensor> suspended_;  // gradients of leaves, by parameter
   std::function<void()> update_in_backward_;
 
   PhaseOf<WeightPhase> weight_phase_{WeightPhase::kResting};

@@ -44,11 +44,12 @@ void Context::refuse_write(const Touch& touch, const char* operator_name) noexce
                 "full_parameters(unit, WriteBack::kYes)."));
 }
 
-// Within a backward it is autograd that adds to it. zero_() means what Module::zero_grad(false) means by it.
+// Within a backward it is autograd that adds to it. Module::zero_grad() detaches it, and then lets it go or zeroes it.
 void Context::note_mark_use(const Touch& mark, const char* operator_name) noexcept {
   const std::string_view name = plain_name(operator_name);
-  if (in_graph_task() || name == "detach" || name == "detach_") return;
-  if (name == "zero_") return mark.group->gradient_marks().note_zeroed(mark.index);
+  if (in_graph_task()) return;
+  if (name == "detach" || name == "detach_") return mark.group->suspend_gradient(mark.index);
+  if (name == "zero_") return mark.group->zero_gradient(mark.index);
   defer(refusal("[", operator_name, "] uses the gradient of '", mark.group->parameter_name(mark.index),
                 "' of module->parameters(), which has none: a sharded model's gradients lie in slices in "
                 "fsdp::parameters(module). Build optimizers and averages on these, and clip with "

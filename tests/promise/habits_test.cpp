@@ -123,6 +123,32 @@ TEST(Habits, ModuleZeroGradWithZerosLeavesZeros) {
   });
 }
 
+// What is done with a step that has gone wrong.
+TEST(Habits, AnOptimizerOfLibTorchFindsNothingAfterModuleZeroGrad) {
+  for (const bool set_to_none : {true, false}) {
+    expect_same_after([=](torch::nn::Module& model, torch::optim::Optimizer& optimizer, const Loss& loss) {
+      for (uint64_t step = 0; step < kSteps; ++step) {
+        loss(step).backward();
+        if (step == 1) model.zero_grad(set_to_none);
+        optimizer.step();
+        model.zero_grad();
+      }
+      loss(kSteps).backward();
+    });
+  }
+}
+
+TEST(Habits, DetachingAGradientOfTheModuleTakesNothingFromTheOptimizer) {
+  expect_same_after([](torch::nn::Module& model, torch::optim::Optimizer& optimizer, const Loss& loss) {
+    loss(1).backward();
+    for (torch::Tensor& parameter : model.parameters()) parameter.grad().detach();
+    loss(2).backward();
+    optimizer.step();
+    model.zero_grad();
+    loss(3).backward();
+  });
+}
+
 TEST(Habits, ModuleZeroGradForgetsWhatNoSyncCollected) {
   run_ranks(2, [](const World& world) {
     ShardedBlocks sharded = shard_blocks(world);

@@ -352,8 +352,10 @@ void play(const World& world, const Program& program) {
   Match match(world, program, rank, twin, root);
   bool waits = false;  // gradients that no_sync keeps
   for (const Instruction& instruction : program.instructions) {
-    // What holds for gradients that were not synchronised is another test's matter: they are not there to be clipped.
-    if (waits && (instruction.action == Action::kClip || instruction.action == Action::kStep)) continue;
+    // Gradients that were not synchronised are in no leaf: they cannot be clipped there, nor stepped with, nor emptied.
+    const bool is_of_leaves = instruction.action == Action::kClip || instruction.action == Action::kStep ||
+                              instruction.action == Action::kZeroGradOfOptimizer;
+    if (waits && is_of_leaves) continue;
     SCOPED_TRACE(static_cast<int>(instruction.action));
     match.run(instruction);
     if (instruction.action == Action::kNoSync) waits = true;
