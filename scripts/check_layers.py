@@ -86,6 +86,7 @@ ALLOWED = {
     "models/config": {"io/base"},
     "models": {"kernels/operators", "kernels/products", "io/base", "io/hub", "io/weights", "models/config"},
     "train/base": TRAINER,
+    "train/calibrate": TRAINER | {"plan/time"},
     "train/config": TRAINER,
     "train/prepare": TRAINER | {"text/chat", "text/documents"},
     "train/data": MODEL,

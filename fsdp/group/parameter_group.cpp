@@ -234,15 +234,19 @@ void ParameterGroup::note_raw_main_weight_write() {
 
 void ParameterGroup::note_main_weight_write() noexcept {
   const Backstage backstage;
-  try {
-    finish_unshard();  // of a gather that nobody waited for yet: it reads what is written now
-    ++observed_writes_;
+  const auto or_defer = [&](const auto& action) {
+    try {
+      action();
+    } catch (const std::exception&) {
+      if (const auto program = owner()) program->defer(std::current_exception());
+    }
+  };
+  or_defer([&] { finish_unshard(); });  // of a gather that nobody waited for yet: it reads what is written now
+  ++observed_writes_;
+  or_defer([&] {
     refuse_access_unless_current();
     if (shares_main_weight_) await_readers();
-  } catch (const std::exception&) {
-    ++observed_writes_;
-    if (const auto program = owner()) program->defer(std::current_exception());
-  }
+  });
 }
 
 bool ParameterGroup::begin_model_weight_write() {

@@ -8,6 +8,7 @@
 #include "plan/time/compute_time.h"
 #include "plan/time/decoder_work.h"
 #include "plan/time/hardware.h"
+#include "plan/time/product_line.h"
 
 namespace fsdp::plan::time::prices_test {
 namespace {
@@ -39,6 +40,19 @@ TEST(Prices, ATileTooManyIsAnotherWave) {
   const Product full{128 * 132, 256, 4096, 1}, more{128 * 132 + 1, 256, 4096, 1};
   EXPECT_DOUBLE_EQ(tile_occupancy(full, hardware), 1);
   EXPECT_NEAR(tile_occupancy(more, hardware), 0.5, 1e-3);
+}
+
+TEST(Prices, MeasuredProductsGiveTheirLineBack) {
+  std::vector<ProductSample> samples;
+  for (const double flops : {1e6, 5e6, 4e7, 1e9, 2e10}) samples.push_back({flops, 20e-6 + flops / 90e9});
+  const ProductLine line = fit_product_line(samples);
+  EXPECT_NEAR(line.overhead_seconds, 20e-6, 1e-10);
+  EXPECT_NEAR(line.flops_per_second, 90e9, 1e3);
+  // Small products that are faster for their size than large ones: no overhead.
+  EXPECT_EQ(fit_product_line(std::vector<ProductSample>{{1e6, 5e-6}, {1e9, 1e-2}}).overhead_seconds, 0);
+  EXPECT_THROW(fit_product_line(std::vector<ProductSample>{{1e6, 1}}), std::invalid_argument);
+  EXPECT_THROW(fit_product_line(std::vector<ProductSample>{{1e6, 1}, {1e9, 0}}), std::invalid_argument);
+  EXPECT_THROW(fit_product_line(std::vector<ProductSample>{{1e6, 1}, {1e9, 1e-6}}), std::invalid_argument);
 }
 
 TEST(Prices, ARingWithinANode) {
