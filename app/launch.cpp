@@ -8,7 +8,8 @@
 #include "app/command_line.h"
 #include "app/launch/launcher.h"
 #include "fsdp/base/error.h"
-#include "fsdp/comm/rendezvous/store.h"
+#include "fsdp/comm/rendezvous/secret_source.h"
+#include "fsdp/comm/store/store_server.h"
 #include "train/base/threads.h"
 
 namespace fsdp::app {
@@ -30,6 +31,8 @@ constexpr const char* kLaunchHelp =
     "  --no-prefix                print lines as they are\n\n"
     "TERM, INT and USR1 are passed on to the ranks, once each. If these save and exit with code 75, so does the\n"
     "launcher; a second INT or TERM kills them. Ranks find in FSDP_RESTART_COUNT how often they were started again.\n"
+    "Ranks prove to each other that they belong to the job by a secret: a new one, or that of FSDP_JOB_SECRET or\n"
+    "FSDP_JOB_SECRET_FILE. Connections that do not know it are refused and named.\n"
     "OMP_NUM_THREADS, where unset, becomes cores / N. For more than one host use torchrun, srun or mpirun.\n";
 
 constexpr int kMostRanks = 4096;
@@ -142,6 +145,15 @@ void choose_program(LaunchOptions& options, const Arguments& command) {
   }
 }
 
+// What the user gave, or a new one.
+comm::JobSecret choose_secret(LaunchOptions& options) {
+  const comm::JobSecret given =
+      comm::read_job_secret([](const char* name) -> const char* { return std::getenv(name); });
+  if (given.is_given()) return given;
+  options.made_secret = comm::JobSecret::make_text();
+  return comm::JobSecret(options.made_secret);
+}
+
 }  // namespace
 
 int run_launch(const Arguments& arguments) {
@@ -155,13 +167,20 @@ int run_launch(const Arguments& arguments) {
   }
   choose_program(line.options, line.command);
   line.options.cores = static_cast<int>(train::available_cores().size());
+  const comm::JobSecret secret = choose_secret(line.options);
   // Signals are blocked by the Launcher; the threads of a store must start after that, to inherit the mask.
   Launcher launcher(std::move(line.options));
+  Notices notices;
   std::optional<comm::StoreServer> store;
-  return launcher.run([&store] {
-    store.emplace();
-    return store->port();
-  });
+  return launcher.run(
+      [&] {
+        comm::StoreServerOptions options;
+        options.secret = secret;
+        options.on_refusal = [&notices](const std::string& text) { notices.add(text); };
+        store.emplace(std::move(options));
+        return store->port();
+      },
+      notices);
 }
 
 }  // namespace fsdp::app

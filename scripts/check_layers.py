@@ -16,7 +16,8 @@ ROOTS = ("fsdp", "io", "text", "kernels", "models", "plan", "train", "app")
 SUFFIXES = {".h", ".hpp", ".cpp", ".cc", ".cu", ".cuh"}
 
 RAW = {"kernels/raw", "kernels/raw/products"}
-COMM = {"fsdp/comm", "fsdp/comm/host", "fsdp/comm/liveness", "fsdp/comm/rendezvous", "fsdp/comm/transport"}
+COMM = {"fsdp/comm", "fsdp/comm/host", "fsdp/comm/liveness", "fsdp/comm/rendezvous", "fsdp/comm/secret",
+        "fsdp/comm/store", "fsdp/comm/transport"}
 PURE = {"fsdp/layout", "fsdp/strategy"}
 BUFFER = COMM | PURE | {"fsdp/mesh", "fsdp/memory", "fsdp/precision", "fsdp/base", "kernels/base", "kernels/flat"}
 GROUP = BUFFER | {"fsdp/buffer"}
@@ -61,10 +62,12 @@ ALLOWED = {
     "fsdp/schedule": set(),
     "fsdp/memory": set(),
     "fsdp/mesh": {"fsdp/base"},
-    "fsdp/comm/rendezvous": {"fsdp/base"},
-    "fsdp/comm/transport": {"fsdp/base", "kernels/flat"},
-    "fsdp/comm/host": {"fsdp/base", "fsdp/memory", "fsdp/comm/rendezvous", "fsdp/comm/transport", "kernels/flat",
-                       "kernels/raw/flat"},
+    "fsdp/comm/secret": {"fsdp/base"},
+    "fsdp/comm/store": {"fsdp/base", "fsdp/comm/secret"},
+    "fsdp/comm/rendezvous": {"fsdp/base", "fsdp/comm/secret", "fsdp/comm/store"},
+    "fsdp/comm/transport": {"fsdp/base", "fsdp/comm/secret", "kernels/flat"},
+    "fsdp/comm/host": {"fsdp/base", "fsdp/memory", "fsdp/comm/rendezvous", "fsdp/comm/secret", "fsdp/comm/transport",
+                       "kernels/flat", "kernels/raw/flat"},
     "fsdp/comm/liveness": {"fsdp/base", "fsdp/comm/rendezvous", "fsdp/comm/transport"},
     "fsdp/comm": COMM | {"fsdp/base", "fsdp/memory", "fsdp/mesh", "kernels/base"},
     "fsdp/cuda": {"fsdp/base", "fsdp/comm/rendezvous", "fsdp/comm/transport", "kernels/flat"},

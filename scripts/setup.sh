@@ -25,7 +25,7 @@ CUDA_LIBRARIES="cuda-toolkit[cublas,cudart,cufft,cufile,cupti,curand,cusolver,cu
   nvidia-cudnn-cu13==9.19.0.56 nvidia-cusparselt-cu13==0.8.0 nvidia-nccl-cu13==2.28.9 nvidia-nvshmem-cu13==3.4.5"
 PACKAGES="cmake ninja-build g++ ccache mold python3 python3-pip nlohmann-json3-dev libcli11-dev libtomlplusplus-dev
   libfmt-dev libhwy-dev libxxhash-dev zlib1g-dev libzstd-dev libsimdjson-dev libpcre2-dev libutf8proc-dev libgtest-dev libgmock-dev
-  librapidcheck-dev libbenchmark-dev"
+  nettle-dev librapidcheck-dev libbenchmark-dev"
 
 say() { printf '== %s\n' "$*"; }
 

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "app/launch/duration_text.h"
+#include "fsdp/comm/rendezvous/secret_source.h"
 
 namespace fsdp::app {
 namespace {
@@ -28,12 +29,13 @@ constexpr int kReadsPerTurn = 64;
 }  // namespace
 
 Attempt::Attempt(const LaunchOptions& options, int number, uint16_t store_port, SignalInbox& signals,
-                 RankOutput& output)
+                 RankOutput& output, Notices& notices)
     : options_(options),
       number_(number),
       store_port_(store_port),
       signals_(signals),
       output_(output),
+      notices_(notices),
       children_(static_cast<size_t>(options.nproc)) {}
 
 Attempt::~Attempt() {
@@ -49,6 +51,7 @@ AttemptEnd Attempt::run() {
   while (!is_over()) {
     wait_for_events();
     for (const int number : signals_.take()) pass_on(number);
+    for (const std::string& notice : notices_.take()) output_.note("launch: " + notice);
     for (int rank = 0; rank < options_.nproc; ++rank) read_output(rank);
     collect_exits();
     advance();
@@ -81,7 +84,8 @@ ChildCommand Attempt::command_of(int rank) const {
                          {"MASTER_PORT", std::to_string(store_port_)},
                          {"TORCHELASTIC_RESTART_COUNT", std::to_string(number_)},
                          {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options_.restarts.max_restarts)},
-                         {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+                         {"TORCHELASTIC_USE_AGENT_STORE", "False"}};  // the store is not c10d's
+  if (!options_.made_secret.empty()) command.environment[comm::kSecretVariable] = options_.made_secret;
   if (std::getenv("OMP_NUM_THREADS") == nullptr) {
     command.environment["OMP_NUM_THREADS"] = std::to_string(std::max(1, options_.cores / options_.nproc));
   }

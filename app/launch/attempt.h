@@ -8,6 +8,7 @@
 
 #include "app/launch/child.h"
 #include "app/launch/launch_options.h"
+#include "app/launch/notices.h"
 #include "app/launch/rank_output.h"
 #include "app/launch/signal_inbox.h"
 
@@ -26,8 +27,10 @@ struct AttemptEnd {
 // stops the others when one fails. Single use.
 class Attempt {
  public:
-  // `number`: restarts before this one. `store_port`: where its key-value store listens on 127.0.0.1.
-  Attempt(const LaunchOptions& options, int number, uint16_t store_port, SignalInbox& signals, RankOutput& output);
+  // `number`: restarts before this one. `store_port`: where its key-value store listens on 127.0.0.1. `notices` are
+  // printed as they come, within a second.
+  Attempt(const LaunchOptions& options, int number, uint16_t store_port, SignalInbox& signals, RankOutput& output,
+          Notices& notices);
   // Kills what still runs.
   ~Attempt();
   Attempt(const Attempt&) = delete;
@@ -66,6 +69,7 @@ class Attempt {
   uint16_t store_port_;
   SignalInbox& signals_;
   RankOutput& output_;
+  Notices& notices_;
   std::vector<Child> children_;  // by rank
   Clock::time_point begin_;
   Phase phase_ = Phase::kRunning;

@@ -16,6 +16,7 @@ struct LaunchOptions {
   RestartLimits restarts;
   std::string program;                 // looked up in PATH if it has no '/'
   std::vector<std::string> arguments;  // argv of each rank
+  std::string made_secret;             // of the job; empty: the user gave one, which ranks inherit
 };
 
 }  // namespace fsdp::app

@@ -21,7 +21,8 @@ class Launcher {
   // `open_store` makes the key-value store of one attempt, in place of the last attempt's, and returns its port on
   // 127.0.0.1. Returns the exit code for this process: 0 if all ranks finished; 75 if they stopped as asked and the run
   // can be resumed; 128 + n if signal n ended it; else that of the rank that failed first (128 + n for signal n).
-  int run(const std::function<uint16_t()>& open_store);
+  // What comes in `notices` meanwhile is printed.
+  int run(const std::function<uint16_t()>& open_store, Notices& notices);
 
  private:
   int report_stop(const AttemptEnd& end, RankOutput& output) const;

@@ -5,9 +5,10 @@
 
 namespace fsdp {
 
-// Something that works but costs more than it must. Given once for each subject in a world.
+// Something that works but costs more than it must, or that somebody should look at. Given once for each subject in a
+// world, but for "strangers": connections that the store of the job refused, once a minute at most.
 struct Advice {
-  std::string subject;  // what it is about: "padding", "one large unit", ...
+  std::string subject;  // what it is about: "padding", "one large unit", "job secret", ...
   std::string text;     // what was measured, and what to do about it
 };
 

@@ -16,6 +16,7 @@
 #include "fsdp/comm/liveness/progress_monitor.h"
 #include "fsdp/comm/transport/device_transports.h"
 #include "fsdp/comm/transport/gloo_transport.h"
+#include "fsdp/comm/transport/link_proof.h"
 #include "fsdp/comm/transport/staged_transport.h"
 #include "fsdp/comm/transport/waits.h"
 
@@ -186,9 +187,11 @@ std::unique_ptr<Transport> Connection::make_gloo(const std::string& name, const 
   const std::string place = c10::str("[init] rank ", rank_, " cannot connect to ranks ", join(ranks, ", "),
                                      " from host '", options_.host, "': ");
   const auto store = c10::make_intrusive<c10d::PrefixStore>("group/" + name, store_);
-  return run_unless_given_up(*waits_, place, [gloo, place, store] {
+  return run_unless_given_up(*waits_, place, [gloo, place, store, name, ranks, secret = options_.secret] {
     try {
-      return make_gloo_transport(store, gloo);
+      auto transport = make_gloo_transport(store, gloo);
+      if (secret.is_given()) prove_links(*transport, secret, name, ranks, gloo.rank);
+      return transport;
     } catch (const std::exception& error) {
       if (is_lack_of_memory(error)) {
         FSDP_THROW(kMemory, place, "no memory, or no thread: ", error.what(),
@@ -204,6 +207,7 @@ void Connection::share_memory() {
   if (options_.transport == TransportKind::kGloo) return;
   HostLinksOptions links;
   links.start_deadline = options_.start_deadline;
+  links.secret = options_.secret;
   const auto store = c10::make_intrusive<c10d::PrefixStore>("host", store_);
   const auto find = [store, rank = rank_, size = size_, label = options_.host_label, links] {
     return Hosts::find(store, rank, size, label, links);

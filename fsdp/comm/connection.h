@@ -15,6 +15,7 @@
 #include "fsdp/comm/rendezvous/bounded_store.h"
 #include "fsdp/comm/rendezvous/launch_environment.h"
 #include "fsdp/comm/rendezvous/roster.h"
+#include "fsdp/comm/secret/job_secret.h"
 #include "fsdp/comm/transport/delayed_transport.h"
 #include "fsdp/comm/transport/fabric_transport.h"
 #include "fsdp/comm/transport/transport.h"
@@ -35,6 +36,7 @@ struct ConnectOptions {
   // A rank whose process gives no sign of life for this long is lost, and all ranks give up (heartbeat.h). 0: never.
   std::chrono::milliseconds heartbeat_timeout = std::chrono::seconds(15);
   StoreHost store_host = StoreHost::kLauncher;
+  JobSecret secret;                // the links of the job prove it to each other
   std::string settings;            // must be equal on all ranks: nothing, or a hash of what the program was told
   std::string host = "127.0.0.1";  // this host, as the other ranks reach it
   // Ranks share memory with those only that say the same: tests split one host with it.

@@ -1,15 +1,10 @@
 #include "fsdp/comm/init.h"
 
-#include <arpa/inet.h>
-#include <netdb.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdlib>
 
+#include "fsdp/base/advice.h"
 #include "fsdp/base/environment.h"
 #include "fsdp/base/error.h"
 #include "fsdp/base/fault_point.h"
@@ -17,6 +12,7 @@
 #include "fsdp/comm/connection.h"
 #include "fsdp/comm/rendezvous/launch_environment.h"
 #include "fsdp/comm/rendezvous/nccl_settings.h"
+#include "fsdp/comm/rendezvous/secret_source.h"
 #include "fsdp/comm/rendezvous/store.h"
 #include "fsdp/memory/host_cache.h"
 #include "kernels/base/cpu_isa.h"
@@ -25,35 +21,6 @@ namespace fsdp {
 namespace {
 
 const char* get_environment(const char* name) { return std::getenv(name); }
-
-// The address of this host on the route to `target`: a datagram socket's connect() sends nothing and tells it. Host
-// names often resolve to 127.0.1.1, which no other host reaches.
-std::string address_towards(const std::string& target, uint16_t port) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(target.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return "127.0.0.1";
-  std::string address = "127.0.0.1";
-  for (const addrinfo* item = found; item != nullptr; item = item->ai_next) {
-    const int fd = socket(item->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) continue;
-    sockaddr_storage local{};
-    socklen_t size = sizeof(local);
-    std::array<char, NI_MAXHOST> text{};
-    const bool known = connect(fd, item->ai_addr, item->ai_addrlen) == 0 &&
-                       getsockname(fd, reinterpret_cast<sockaddr*>(&local), &size) == 0 &&
-                       getnameinfo(reinterpret_cast<sockaddr*>(&local), size, text.data(), text.size(), nullptr, 0,
-                                   NI_NUMERICHOST) == 0;
-    close(fd);
-    if (known) {
-      address = text.data();
-      break;
-    }
-  }
-  freeaddrinfo(found);
-  return address;
-}
 
 std::chrono::milliseconds heartbeat_from_environment(std::chrono::milliseconds otherwise) {
   const char* text = std::getenv("FSDP_HEARTBEAT_SECONDS");
@@ -64,6 +31,13 @@ std::chrono::milliseconds heartbeat_from_environment(std::chrono::milliseconds o
   FSDP_CHECK(*end == 0 && seconds >= 0 && seconds <= kMost, "[init] FSDP_HEARTBEAT_SECONDS: got '", text,
              "', expected seconds, or 0 to switch the watch off.");
   return std::chrono::milliseconds(std::llround(seconds * 1000));
+}
+
+void advise_a_secret(const comm::LaunchEnvironment& env) {
+  give_advice({"job secret", c10::str("this job has no secret: whoever reaches port ", env.store_port, " of ",
+                                      env.store_host, " can take part in it. Set FSDP_JOB_SECRET or ",
+                                      "FSDP_JOB_SECRET_FILE to the same on all ranks (docs/clusters.md); if all ranks ",
+                                      "are on this host, MASTER_ADDR=127.0.0.1 is enough.")});
 }
 
 }  // namespace
@@ -82,7 +56,8 @@ World init(const InitOptions& options) {
   connect_options.start_deadline = options.start_deadline;
   connect_options.heartbeat_timeout =
       options.heartbeat_timeout.value_or(heartbeat_from_environment(connect_options.heartbeat_timeout));
-  connect_options.store_host = env.hosted_by;
+  connect_options.secret = comm::take_job_secret();
+  connect_options.store_host = comm::store_host_of(env, connect_options.secret);
   connect_options.settings = options.settings;
   connect_options.dump_folder = options.dump_folder;
   connect_options.transport = options.transport.value_or(choice_of<TransportKind>(
@@ -97,8 +72,10 @@ World init(const InitOptions& options) {
   connect_options.host_weights = options.host_weights.value_or(choice_of<HostWeightCopies>(
       "FSDP_HOST_WEIGHTS", {{"one", HostWeightCopies::kOne}, {"per_rank", HostWeightCopies::kPerRank}},
       HostWeightCopies::kOne));
-  connect_options.host = address_towards(env.store_host, env.store_port);
-  World world = comm::connect(comm::open_store(env, options.start_deadline), env.rank, env.size, connect_options);
+  connect_options.host = comm::own_address(env);
+  if (env.rank == 0 && !env.stays_on_host() && !connect_options.secret.is_given()) advise_a_secret(env);
+  World world = comm::connect(comm::open_store(env, options.start_deadline, connect_options.secret), env.rank, env.size,
+                              connect_options);
   if (env.local_rank && env.local_size) {
     world.local_rank = *env.local_rank;
     world.local_size = *env.local_size;

@@ -1,6 +1,7 @@
 // `fsdp launch`: what ranks get, and what becomes of a job of which one fails.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -21,6 +22,47 @@ TEST(Launch, RanksGetTheVariablesOfTorchrun) {
   for (const char* line : {"[0] 0 3 0 3 127.0.0.1 1\n", "[1] 1 3 1 3 127.0.0.1 1\n", "[2] 2 3 2 3 127.0.0.1 1\n"}) {
     EXPECT_TRUE(has(result.out, line)) << result.out;
   }
+}
+
+TEST(Launch, RanksGetASecretOfTheirJob) {
+  const std::string script = "echo secret $FSDP_JOB_SECRET.";
+  const auto secret_of = [&](const CommandResult& result, int rank) {
+    const std::string before = "[" + std::to_string(rank) + "] secret ";
+    const size_t at = result.out.find(before);
+    return at == std::string::npos
+               ? ""
+               : result.out.substr(at + before.size(), result.out.find('.', at) - at - before.size());
+  };
+  const CommandResult first = launch_script(2, script), second = launch_script(2, script);
+  EXPECT_EQ(secret_of(first, 0).size(), 64U) << first.out;
+  EXPECT_EQ(secret_of(first, 0), secret_of(first, 1));
+  EXPECT_NE(secret_of(first, 0), secret_of(second, 0));
+  EXPECT_FALSE(has(first.err, secret_of(first, 0)));
+  const CommandResult given = launch_script(2, script, {}, {"FSDP_JOB_SECRET=given by the user"});
+  EXPECT_EQ(secret_of(given, 1), "given by the user");
+}
+
+TEST(Launch, ASecretThatOthersMayReadIsRefused) {
+  const io::TemporaryFolder folder;
+  const std::string file = folder / "secret";
+  io::write_text(file, "the secret of this job");
+  chmod(file.c_str(), 0644);
+  const CommandResult result = launch_script(2, "true", {}, {"FSDP_JOB_SECRET_FILE=" + file});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_TRUE(has(result.err, "other users may read or write it")) << result.err;
+  chmod(file.c_str(), 0600);
+  // Ranks read the same file.
+  const CommandResult read = launch_script(1, "echo secret $FSDP_JOB_SECRET.", {}, {"FSDP_JOB_SECRET_FILE=" + file});
+  EXPECT_TRUE(has(read.out, "[0] secret .")) << read.out << read.err;
+}
+
+TEST(Launch, AStrangerAtTheStoreIsToldOfAndTheJobGoesOn) {
+  const CommandResult result = launch_script(
+      2,
+      "bash -c 'exec 3<>/dev/tcp/127.0.0.1/$MASTER_PORT; echo GET / HTTP/1.1 >&3; cat <&3 >/dev/null'; echo went on");
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.err, "launch: the store of the job refused a connection from 127.0.0.1:"), 1) << result.err;
+  EXPECT_EQ(count(result.out, "went on"), 2) << result.out;
 }
 
 TEST(Launch, SetsThreadsAndSaysSo) {

@@ -84,6 +84,33 @@ TEST(LaunchEnvironment, Torchrun) {
   expect_place(env, "torchrun", 3, 8);
   EXPECT_EQ(env.attempt, "2");
   EXPECT_EQ(env.hosted_by, StoreHost::kRankZero);
+  const Variables agent{{"TORCHELASTIC_RUN_ID", "x"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+  EXPECT_EQ(read(with(kTorch, agent)).hosted_by, StoreHost::kAgent);
+}
+
+TEST(LaunchEnvironment, AJobOfOneHostIsKnownAsOne) {
+  EXPECT_FALSE(read(kTorch).stays_on_host());
+  EXPECT_EQ(read(kTorch).store_host, "head");
+  const LaunchEnvironment torch = read(with(kTorch, {{"LOCAL_RANK", "3"}, {"LOCAL_WORLD_SIZE", "8"}}));
+  EXPECT_TRUE(torch.stays_on_host());
+  EXPECT_EQ(torch.store_host, "127.0.0.1");  // whatever name rank 0's host has
+  EXPECT_FALSE(read(kSlurm).stays_on_host());
+  const LaunchEnvironment slurm = read(with(kSlurm, {{"SLURM_STEP_NUM_NODES", "1"}}));
+  EXPECT_TRUE(slurm.stays_on_host());
+  EXPECT_EQ(slurm.store_host, "127.0.0.1");
+  EXPECT_FALSE(read(with(kSlurm, {{"SLURM_STEP_NUM_NODES", "2"}})).stays_on_host());
+  const Variables plain = without(without(kTorch, "LOCAL_RANK"), "LOCAL_WORLD_SIZE");
+  EXPECT_FALSE(read(plain).stays_on_host());  // nobody says
+  for (const char* name : {"localhost", "127.0.0.1", "127.0.1.1"}) {
+    EXPECT_TRUE(read(with(plain, {{"MASTER_ADDR", name}})).stays_on_host()) << name;
+  }
+  // The store of an agent may be elsewhere.
+  const LaunchEnvironment agent = read(with(kTorch, {{"LOCAL_RANK", "3"},
+                                                     {"LOCAL_WORLD_SIZE", "8"},
+                                                     {"TORCHELASTIC_RUN_ID", "x"},
+                                                     {"TORCHELASTIC_USE_AGENT_STORE", "True"}}));
+  EXPECT_TRUE(agent.stays_on_host());
+  EXPECT_EQ(agent.store_host, "head");
 }
 
 TEST(LaunchEnvironment, PlainVariables) {

@@ -340,21 +340,6 @@ TEST(ShmTransport, AReaderThatStopsInTheMidstIsNamedAtTheDeadline) {
       std::chrono::milliseconds(500));
 }
 
-TEST(HostLinks, AreNullEverywhereIfOneRankCannotBeReached) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  const std::string nowhere = "fsdp-nobody-listens-here 1";
-  store->set("name/1", std::vector<uint8_t>(nowhere.begin(), nowhere.end()));
-  std::atomic<int> nulls{0};
-  testing::run_ranks(3, [&](const World& world) {
-    HostLinksOptions options;
-    options.arena_bytes = kArenaBytes;
-    // The rank that nobody reaches comes last; by then the others have decided.
-    if (world.rank == 1) store->wait({"decision"});
-    if (!HostLinks::try_connect(store, world.rank, 3, options)) ++nulls;
-  });
-  EXPECT_EQ(nulls, 3);
-}
-
 // ---- processes
 
 // Runs `body` in `size` processes and returns their ids; each ends with 0 if `body` returns true.

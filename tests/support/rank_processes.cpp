@@ -47,8 +47,10 @@ pid_t fork_child() {
   return process;
 }
 
-[[noreturn]] void host_store(int pipe_end) {
-  const comm::StoreServer server;
+[[noreturn]] void host_store(int pipe_end, const comm::JobSecret& secret) {
+  comm::StoreServerOptions options;
+  options.secret = secret;
+  const comm::StoreServer server(std::move(options));
   const uint16_t port = server.port();
   if (write(pipe_end, &port, sizeof(port)) != sizeof(port)) _exit(1);
   while (true) pause();
@@ -89,7 +91,7 @@ comm::ConnectOptions options_for(const std::string& transport, int rank, int siz
   return options;
 }
 
-RankProcesses::RankProcesses(comm::StoreHost store_host) : store_host_(store_host) {
+RankProcesses::RankProcesses(comm::StoreHost store_host, const comm::JobSecret& secret) : store_host_(store_host) {
   if (store_host_ == comm::StoreHost::kRankZero) {
     port_ = free_port();
     return;
@@ -97,7 +99,7 @@ RankProcesses::RankProcesses(comm::StoreHost store_host) : store_host_(store_hos
   int ends[2];
   if (pipe(ends) != 0) throw std::runtime_error("no pipe");
   store_ = fork_child();
-  if (store_ == 0) host_store(ends[1]);
+  if (store_ == 0) host_store(ends[1], secret);
   const bool is_read = read(ends[0], &port_, sizeof(port_)) == sizeof(port_);
   close(ends[0]);
   close(ends[1]);
@@ -115,22 +117,28 @@ RankProcesses::~RankProcesses() {
 }
 
 void RankProcesses::start(int rank, int size, comm::ConnectOptions options, const Body& body) {
+  start(rank, [&] {
+    comm::LaunchEnvironment env;
+    env.launcher = "test";
+    env.rank = rank;
+    env.size = size;
+    env.store_port = port_;
+    env.hosted_by = store_host_;
+    options.store_host = store_host_;
+    return run(comm::open_store(env, std::chrono::seconds(20), options.secret), rank, size, options, body);
+  });
+}
+
+void RankProcesses::start(int rank, const std::function<RankResult()>& body) {
   const pid_t process = fork_child();
   if (process != 0) {
     ranks_[rank] = process;
     return;
   }
   at::set_num_threads(1);
-  comm::LaunchEnvironment env;
-  env.launcher = "test";
-  env.rank = rank;
-  env.size = size;
-  env.store_port = port_;
-  env.hosted_by = store_host_;
-  options.store_host = store_host_;
   RankResult result;
   try {
-    result = run(comm::open_store(env, std::chrono::seconds(20)), rank, size, options, body);
+    result = body();
   } catch (const std::exception& error) {
     result.text = error.what();
   }

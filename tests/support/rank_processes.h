@@ -28,13 +28,17 @@ class RankProcesses {
  public:
   using Body = std::function<std::string(const World&)>;
 
-  explicit RankProcesses(comm::StoreHost store_host = comm::StoreHost::kLauncher);
+  // `secret`: of the store, where no rank hosts it. Ranks have that of their options.
+  explicit RankProcesses(comm::StoreHost store_host = comm::StoreHost::kLauncher, const comm::JobSecret& secret = {});
   ~RankProcesses();
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
 
   // Starts rank `rank` of `size`. "gloo", "shm", or "two-level": two hosts, as far as ranks know.
   void start(int rank, int size, comm::ConnectOptions options, const Body& body);
+  // Starts a process in place of a rank, which connects by itself, if it does.
+  void start(int rank, const std::function<RankResult()>& body);
+  uint16_t store_port() const { return port_; }
   // Sends `signal` to a rank, or to the process that hosts the store.
   void send(int rank, int signal) const;
   void send_to_store(int signal) const;

@@ -1,6 +1,7 @@
 #include "fsdp/comm/host/host_handshake.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <utility>
@@ -29,7 +30,7 @@ class Handshake {
         own_(own),
         options_(options),
         names_(static_cast<size_t>(size)),
-        proofs_(static_cast<size_t>(size)),
+        tokens_(static_cast<size_t>(size)),
         peers_(static_cast<size_t>(size)) {}
 
   std::optional<std::vector<HostPeer>> run() {
@@ -53,11 +54,11 @@ class Handshake {
     until_ = Clock::now() + options_.start_deadline;
     if (own_ == nullptr) return false;
     names_[index(rank_)] = random_name();
-    proofs_[index(rank_)] = reinterpret_cast<const ControlBlock*>(own_->base())->proof;
+    tokens_[index(rank_)] = reinterpret_cast<const ControlBlock*>(own_->base())->token;
     listener_ = listen_at(names_[index(rank_)], size_);
     if (names_[index(rank_)].empty() || !listener_) return false;
     store_.set("name/" + std::to_string(rank_),
-               to_bytes(names_[index(rank_)] + " " + std::to_string(proofs_[index(rank_)])));
+               to_bytes(names_[index(rank_)] + " " + std::to_string(tokens_[index(rank_)])));
     return true;
   }
 
@@ -72,40 +73,59 @@ class Handshake {
       const std::string text = to_text(store_.get(key));
       const size_t space = text.find(' ');
       if (space == std::string::npos) return false;  // no rank wrote this
-      const auto proof = parse_integer<uint64_t>(std::string_view(text).substr(space + 1));
-      if (!proof) return false;
+      const auto token = parse_integer<uint64_t>(std::string_view(text).substr(space + 1));
+      if (!token) return false;
       names_[index(rank)] = text.substr(0, space);
-      proofs_[index(rank)] = *proof;
+      tokens_[index(rank)] = *token;
     }
     until_ = Clock::now() + options_.deadline;
     return true;
   }
 
-  // Who is found in the store listens already.
+  // Who is found in the store listens already; strangers may fill its queue for a while.
   bool call_lower() {
     for (int rank = 0; rank < rank_; ++rank) {
-      peers_[index(rank)].socket = connect_to(names_[index(rank)]);
-      if (!peers_[index(rank)].socket || !greet(rank)) return false;
+      Call call = connect_to(names_[index(rank)]);
+      while (call.is_queue_full && !is_decided() && Clock::now() < until_) {
+        std::this_thread::sleep_for(kPause);
+        call = connect_to(names_[index(rank)]);
+      }
+      if (!call.connection) return false;
+      peers_[index(rank)].socket = std::move(call.connection);
+      if (!greet(rank)) return false;
     }
     return true;
   }
 
   bool answer_higher() {
+    std::vector<FileDescriptor> silent;  // connections that have said nothing yet; the others are not kept waiting
     for (int missing = size_ - 1 - rank_; missing > 0;) {
-      FileDescriptor connection = accept_at(listener_, kSlice);
-      if (!connection) {
-        if (is_decided() || Clock::now() >= until_) return false;
-        continue;
+      if (FileDescriptor connection = accept_at(listener_, kSlice)) silent.push_back(std::move(connection));
+      const auto spoke = std::stable_partition(silent.begin(), silent.end(), [](const FileDescriptor& connection) {
+        return !is_readable(connection, milliseconds(0));
+      });
+      std::vector<FileDescriptor> heard(std::make_move_iterator(spoke), std::make_move_iterator(silent.end()));
+      silent.erase(spoke, silent.end());
+      for (FileDescriptor& connection : heard) {
+        const std::optional<int> rank = who_speaks(connection);
+        if (!rank) continue;
+        if (!greet(*rank)) return false;
+        --missing;
       }
-      std::optional<Introduction> other = receive_greeting(connection, time_left());
-      if (!other || other->greeting.rank <= rank_ || other->greeting.rank >= size_) continue;  // a stranger
-      const int rank = static_cast<int>(other->greeting.rank);
-      if (peers_[index(rank)].socket || other->greeting.proof != proofs_[index(rank_)]) continue;
-      peers_[index(rank)].socket = std::move(connection);
-      if (!map_arena(rank, *other) || !greet(rank)) return false;
-      --missing;
+      if (missing > 0 && (is_decided() || Clock::now() >= until_)) return false;
     }
     return true;
+  }
+
+  // The higher rank that proves itself, whose socket and arena are kept; nothing for a stranger.
+  std::optional<int> who_speaks(FileDescriptor& connection) {
+    const std::optional<Introduction> other = receive_greeting(connection, milliseconds(0));
+    if (!other || other->greeting.rank <= rank_ || other->greeting.rank >= size_) return std::nullopt;
+    const int rank = static_cast<int>(other->greeting.rank);
+    if (peers_[index(rank)].socket || !is_proven(rank, other->greeting)) return std::nullopt;
+    if (!map_arena(rank, *other)) return std::nullopt;
+    peers_[index(rank)].socket = std::move(connection);
+    return rank;
   }
 
   bool hear_lower() {
@@ -115,21 +135,34 @@ class Handshake {
         if (is_decided() || Clock::now() >= until_) return false;
       }
       const std::optional<Introduction> other = receive_greeting(socket, time_left());
-      if (!other || other->greeting.rank != rank || other->greeting.proof != proofs_[index(rank_)]) return false;
+      if (!other || other->greeting.rank != rank || !is_proven(rank, other->greeting)) return false;
       if (!map_arena(rank, *other)) return false;
     }
     return true;
   }
 
   bool greet(int rank) {
-    return send_greeting(peers_[index(rank)].socket, {rank_, own_->size(), proofs_[index(rank)]}, own_->file());
+    const Greeting greeting{rank_, own_->size(), proof(rank_, rank, own_->size())};
+    return send_greeting(peers_[index(rank)].socket, greeting, own_->file());
+  }
+
+  // What `from` proves to `to`. Names and tokens are random and used in this handshake only.
+  Proof proof(int from, int to, int64_t arena_bytes) const {
+    const auto token = [this](int rank) { return std::to_string(tokens_[index(rank)]); };
+    return options_.secret.prove("link of a host",
+                                 {std::to_string(from), names_[index(from)], token(from), std::to_string(to),
+                                  names_[index(to)], token(to), std::to_string(arena_bytes)});
+  }
+
+  bool is_proven(int rank, const Greeting& greeting) const {
+    return are_equal(greeting.proof, proof(rank, rank_, greeting.arena_bytes));
   }
 
   bool map_arena(int rank, const Introduction& other) {
     SharedMapping& arena = peers_[index(rank)].arena;
     arena = SharedMapping(other.file, other.greeting.arena_bytes);
     return arena.base() != nullptr &&
-           reinterpret_cast<const ControlBlock*>(arena.base())->proof == proofs_[index(rank)];
+           reinterpret_cast<const ControlBlock*>(arena.base())->token == tokens_[index(rank)];
   }
 
   milliseconds time_left() const {
@@ -145,7 +178,7 @@ class Handshake {
   HandshakeOptions options_;
   FileDescriptor listener_;
   std::vector<std::string> names_;
-  std::vector<uint64_t> proofs_;
+  std::vector<uint64_t> tokens_;  // each stands in the arena of its rank
   std::vector<HostPeer> peers_;
   Clock::time_point until_;
 };

@@ -72,7 +72,7 @@ std::shared_ptr<SharedArena> try_make_arena(int64_t bytes) {
   try {
     auto arena = std::make_shared<SharedArena>(bytes, static_cast<int64_t>(sizeof(ControlBlock)));
     auto* control = new (arena->base()) ControlBlock;
-    if (getrandom(&control->proof, sizeof(control->proof), 0) != sizeof(control->proof)) return nullptr;
+    if (getrandom(&control->token, sizeof(control->token), 0) != sizeof(control->token)) return nullptr;
     find_cores(*control);
     return arena;
   } catch (const Error&) {
@@ -88,7 +88,8 @@ std::shared_ptr<HostLinks> HostLinks::try_connect(const c10::intrusive_ptr<c10d:
   if (size > kMaxHostRanks) return nullptr;
   auto arena = try_make_arena(options.arena_bytes);
   try {
-    auto peers = shake_hands(*store, rank, size, arena.get(), {options.start_deadline, options.deadline});
+    auto peers =
+        shake_hands(*store, rank, size, arena.get(), {options.start_deadline, options.deadline, options.secret});
     if (!peers) return nullptr;
     return std::shared_ptr<HostLinks>(new HostLinks(rank, std::move(arena), std::move(*peers)));
   } catch (const std::exception& error) {

@@ -23,6 +23,7 @@ struct HostLinksOptions {
   std::chrono::milliseconds deadline = std::chrono::seconds(10);  // to reach the others once all have started
   std::chrono::milliseconds start_deadline = std::chrono::minutes(2);
   int64_t arena_bytes = kDefaultArenaBytes;
+  JobSecret secret;
 };
 
 // What one rank shares with the other ranks of a world whose ranks all run on one host, as processes or as threads: the

@@ -49,7 +49,7 @@ struct alignas(64) Slot {
 inline constexpr int kCoreWords = 16;
 
 struct ControlBlock {
-  uint64_t proof = 0;            // of having mapped the right memory
+  uint64_t token = 0;            // random: who finds it has mapped the right memory
   uint64_t cores[kCoreWords]{};  // a bit for each on which the rank may run
   alignas(64) std::atomic<uint32_t> bell{0};
   std::atomic<uint64_t> rung_by{0};                  // global ranks whose ringing shall wake a sleeper

@@ -55,18 +55,6 @@ int allocate(const FileDescriptor& file, int mode, int64_t begin, int64_t end) {
 
 }  // namespace
 
-FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
-  if (number_ >= 0) close(number_);
-  number_ = other.release();
-  return *this;
-}
-
-FileDescriptor::~FileDescriptor() {
-  if (number_ >= 0) close(number_);
-}
-
-int FileDescriptor::release() { return std::exchange(number_, -1); }
-
 SharedMapping::SharedMapping(const FileDescriptor& file, int64_t bytes) {
   void* address =
       mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file.get(), 0);

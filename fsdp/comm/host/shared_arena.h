@@ -5,26 +5,10 @@
 #include <mutex>
 #include <string>
 
+#include "fsdp/base/file_descriptor.h"
 #include "fsdp/memory/offset_ranges.h"
 
 namespace fsdp::comm {
-
-// A file that is closed with the object; -1: none.
-class FileDescriptor {
- public:
-  FileDescriptor() = default;
-  explicit FileDescriptor(int number) : number_(number) {}
-  FileDescriptor(FileDescriptor&& other) noexcept : number_(other.release()) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
-  ~FileDescriptor();
-
-  int get() const { return number_; }
-  explicit operator bool() const { return number_ >= 0; }
-  int release();
-
- private:
-  int number_ = -1;
-};
 
 // Memory of a file, mapped for reading and writing until the object goes; empty if the system refused.
 class SharedMapping {

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <utility>
 
 namespace fsdp::comm {
 namespace {
@@ -80,14 +81,15 @@ FileDescriptor listen_at(const std::string& name, int backlog) {
   return listener;
 }
 
-FileDescriptor connect_to(const std::string& name) {
+Call connect_to(const std::string& name) {
   FileDescriptor connection = make_socket(SOCK_NONBLOCK);
+  if (!connection) return {};
   const Address address = abstract_address(name);
-  if (!connection || connect(connection.get(), reinterpret_cast<const sockaddr*>(&address.value), address.size) != 0 ||
-      !is_our_user(connection)) {
-    return {};
+  if (connect(connection.get(), reinterpret_cast<const sockaddr*>(&address.value), address.size) != 0) {
+    return {FileDescriptor(), errno == EAGAIN};
   }
-  return connection;
+  if (!is_our_user(connection)) return {};
+  return {std::move(connection), false};
 }
 
 FileDescriptor accept_at(const FileDescriptor& listener, std::chrono::milliseconds patience) {

@@ -5,7 +5,8 @@
 #include <optional>
 #include <string>
 
-#include "fsdp/comm/host/shared_arena.h"
+#include "fsdp/base/file_descriptor.h"
+#include "fsdp/comm/secret/job_secret.h"
 
 namespace fsdp::comm {
 
@@ -16,7 +17,11 @@ namespace fsdp::comm {
 std::string random_name();
 
 FileDescriptor listen_at(const std::string& name, int backlog);
-FileDescriptor connect_to(const std::string& name);
+struct Call {
+  FileDescriptor connection;
+  bool is_queue_full = false;  // why there is none: others wait there, and may be gone soon
+};
+Call connect_to(const std::string& name);
 // Waits at most `patience` for somebody who runs under this process's user.
 FileDescriptor accept_at(const FileDescriptor& listener, std::chrono::milliseconds patience);
 
@@ -24,7 +29,7 @@ FileDescriptor accept_at(const FileDescriptor& listener, std::chrono::millisecon
 struct Greeting {
   int64_t rank = 0;
   int64_t arena_bytes = 0;
-  uint64_t proof = 0;  // the receiver's: the sender reads the same store
+  Proof proof{};  // of the job's secret, and of having read the same store
 };
 struct Introduction {
   Greeting greeting;

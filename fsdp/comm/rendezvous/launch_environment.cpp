@@ -8,6 +8,8 @@
 namespace fsdp::comm {
 namespace {
 
+constexpr const char* kThisHost = "127.0.0.1";
+
 // Typed access to the variables of one launcher, with errors that name them.
 class Variables {
  public:
@@ -69,7 +71,7 @@ LaunchEnvironment read_torch_names(const Variables& vars, std::string launcher) 
   env.local_size = vars.number("LOCAL_WORLD_SIZE");
   env.store_host = vars.require_text("MASTER_ADDR");
   env.store_port = to_port(vars.require_number("MASTER_PORT"), "MASTER_PORT");
-  if (vars.text("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True") env.hosted_by = StoreHost::kLauncher;
+  if (vars.text("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True") env.hosted_by = StoreHost::kAgent;
   env.attempt = vars.text("TORCHELASTIC_RESTART_COUNT").value_or("0");
   return env;
 }
@@ -88,6 +90,7 @@ LaunchEnvironment read_slurm(const Variables& vars) {
   env.rank = vars.require_number("SLURM_PROCID");
   env.size = vars.number("SLURM_STEP_NUM_TASKS").value_or(vars.number("SLURM_NTASKS").value_or(1));
   env.local_rank = vars.number("SLURM_LOCALID");
+  if (vars.number("SLURM_STEP_NUM_NODES") == 1) env.local_size = env.size;
   const auto nodes = vars.text("SLURM_STEP_NODELIST");
   env.store_host = vars.text("MASTER_ADDR").value_or(nodes ? first_slurm_host(*nodes) : "127.0.0.1");
   const int job = vars.number("SLURM_JOB_ID").value_or(0);
@@ -137,6 +140,7 @@ LaunchEnvironment read_launch_environment(const GetVariable& get) {
   LaunchEnvironment env;
   if (Variables(get, "fsdp launch").has("FSDP_LAUNCH")) {
     env = read_torch_names(Variables(get, "fsdp launch"), "fsdp launch");
+    env.hosted_by = StoreHost::kLauncher;
   } else if (Variables(get, "torchrun").has("TORCHELASTIC_RUN_ID")) {
     env = read_torch_names(Variables(get, "torchrun"), "torchrun");
   } else if (const Variables vars(get, "env://"); vars.has("RANK") || vars.has("WORLD_SIZE")) {
@@ -154,7 +158,17 @@ LaunchEnvironment read_launch_environment(const GetVariable& get) {
     env.local_size = 1;
   }
   check_rank(env);
+  if (env.stays_on_host() && env.hosted_by == StoreHost::kRankZero) env.store_host = kThisHost;
   return env;
+}
+
+std::string describe_rank(const LaunchEnvironment& env) {
+  return "rank " + std::to_string(env.rank) + " of " + std::to_string(env.size) + " (" + env.launcher + ")";
+}
+
+bool LaunchEnvironment::stays_on_host() const {
+  const bool is_named = store_host == "localhost" || store_host.starts_with("127.") || store_host == "::1";
+  return is_named || local_size == size;
 }
 
 std::string first_slurm_host(const std::string& node_list) {

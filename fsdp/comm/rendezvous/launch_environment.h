@@ -7,8 +7,9 @@
 
 namespace fsdp::comm {
 
-// Who hosts the key-value store at host:port.
-enum class StoreHost { kRankZero, kLauncher };
+// Who hosts the key-value store at host:port: rank 0, the launcher (`fsdp launch`), or an agent that hosts c10d's own
+// store (torchrun, and who else sets TORCHELASTIC_USE_AGENT_STORE).
+enum class StoreHost { kRankZero, kLauncher, kAgent };
 
 // What a launcher told this process.
 struct LaunchEnvironment {
@@ -17,11 +18,17 @@ struct LaunchEnvironment {
   int size = 1;
   std::optional<int> local_rank;  // unset: found out from host names at the first meeting
   std::optional<int> local_size;
-  std::string store_host = "127.0.0.1";
+  std::string store_host = "127.0.0.1";  // of rank 0's store in a job that stays on one host: always this
   uint16_t store_port = 0;
   StoreHost hosted_by = StoreHost::kRankZero;
   std::string attempt = "0";  // restart count; keys of one attempt do not meet those of another
+
+  // Whether all ranks are known to run on this host, so that nothing of the job need be reached from another.
+  bool stays_on_host() const;
 };
+
+// "rank 3 of 8 (srun)".
+std::string describe_rank(const LaunchEnvironment& env);
 
 using GetVariable = std::function<const char*(const char*)>;
 
