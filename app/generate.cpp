@@ -18,6 +18,7 @@
 #include "train/base/agreement.h"
 #include "train/base/device.h"
 #include "train/base/format.h"
+#include "train/base/terminal_text.h"
 #include "train/base/threads.h"
 #include "train/generate/generated_text.h"
 #include "train/generate/generation.h"
@@ -107,8 +108,10 @@ std::vector<int64_t> stop_ids_of(const GenerateOptions& options, const models::D
   return ids;
 }
 
+// A model writes any bytes it likes; a file or a program gets them as they are.
 void print(const std::string& text) {
-  std::fputs(text.c_str(), stdout);
+  static const bool is_terminal = isatty(STDOUT_FILENO) != 0;
+  std::fputs(is_terminal ? train::for_terminal(text).c_str() : text.c_str(), stdout);
   std::fflush(stdout);
 }
 

@@ -12,6 +12,7 @@
 #include "models/decoder.h"
 #include "models/load_weights.h"
 #include "train/base/format.h"
+#include "train/base/terminal_text.h"
 #include "train/model/model_choice.h"
 
 namespace fsdp::app {
@@ -21,14 +22,14 @@ namespace fs = std::filesystem;
 
 void inspect_data(const fs::path& folder, bool verify) {
   const io::DatasetManifest manifest = io::read_dataset_manifest(folder);
-  std::printf("data set %s: tokenizer %s, %s tokens in the vocabulary\n", folder.c_str(), manifest.tokenizer.c_str(),
-              train::with_thousands(manifest.vocab_size).c_str());
+  std::printf("data set %s: tokenizer %s, %s tokens in the vocabulary\n", folder.c_str(),
+              train::for_terminal(manifest.tokenizer).c_str(), train::with_thousands(manifest.vocab_size).c_str());
   for (const auto& [split, shards] : manifest.splits) {
     const io::TokenDataset data = io::TokenDataset::open(folder, split);
     if (verify) {
       data.verify_hashes();
     }
-    std::printf("  %-10s %s tokens, %s documents, %zu shard(s)%s\n", split.c_str(),
+    std::printf("  %-10s %s tokens, %s documents, %zu shard(s)%s\n", train::for_terminal(split).c_str(),
                 train::with_thousands(data.num_tokens()).c_str(), train::with_thousands(data.num_documents()).c_str(),
                 shards.size(), verify ? ", hashes match" : "");
   }
@@ -43,8 +44,8 @@ std::string window_text(const models::DecoderConfig& config) {
 }
 
 void print_config(const models::DecoderConfig& config) {
-  std::printf("  %s: %s (%s exactly)\n", config.model_type.c_str(), train::size_text(config).c_str(),
-              train::with_thousands(models::num_parameters(config)).c_str());
+  std::printf("  %s: %s (%s exactly)\n", train::for_terminal(config.model_type).c_str(),
+              train::size_text(config).c_str(), train::with_thousands(models::num_parameters(config)).c_str());
   std::printf("  vocabulary %s, hidden %ld, mlp %ld, layers %ld, heads %ld / %ld of %ld, %s embeddings%s%s%s\n",
               train::with_thousands(config.vocab_size).c_str(), config.hidden_size, config.intermediate_size,
               config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, config.head_dim,
@@ -52,7 +53,7 @@ void print_config(const models::DecoderConfig& config) {
               config.attention_bias == models::AttentionBias::kNone ? "" : ", biases",
               config.has_qk_norm ? ", norms of q and k" : "", window_text(config).c_str());
   for (const std::string& warning : config.warnings) {
-    std::printf("  note: %s\n", warning.c_str());
+    std::printf("  note: %s\n", train::for_terminal(warning).c_str());
   }
 }
 
@@ -70,8 +71,8 @@ void check_fit(const models::DecoderConfig& config, const fs::path& path) {
 void inspect_checkpoint(const fs::path& folder, LayerLines layers) {
   const io::CheckpointManifest manifest = io::read_manifest(folder);
   std::printf("checkpoint %s: step %s, written %s by %ld rank(s), %s\n", folder.c_str(),
-              train::with_thousands(manifest.step).c_str(), manifest.created.c_str(), manifest.world_size,
-              manifest.writer.c_str());
+              train::with_thousands(manifest.step).c_str(), train::for_terminal(manifest.created).c_str(),
+              manifest.world_size, train::for_terminal(manifest.writer).c_str());
   std::vector<TensorLine> lines;
   for (const io::CheckpointTensor& tensor : manifest.tensors) {
     lines.push_back({tensor.name, tensor.shape, std::string(io::name(tensor.dtype)),
@@ -82,7 +83,7 @@ void inspect_checkpoint(const fs::path& folder, LayerLines layers) {
 
 void inspect_weights(const fs::path& path, LayerLines layers) {
   const std::unique_ptr<io::WeightSource> source = io::open_weight_source(path);
-  std::printf("%s %s\n", source->description().c_str(), path.c_str());
+  std::printf("%s %s\n", train::for_terminal(source->description()).c_str(), path.c_str());
   std::vector<TensorLine> lines;
   for (const io::WeightTensor& tensor : source->tensors()) {
     const uint64_t bytes = tensor.dtype ? static_cast<uint64_t>(tensor.numel()) * io::item_size(*tensor.dtype) : 0;

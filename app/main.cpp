@@ -12,6 +12,7 @@
 #include "fsdp/base/error.h"
 #include "kernels/base/cpu_isa.h"
 #include "train/base/failure.h"
+#include "train/base/terminal_text.h"
 
 namespace {
 
@@ -48,7 +49,8 @@ int run(const std::vector<std::string>& arguments) {
 
 void print_failure(const std::string& message) {
   const bool color = isatty(STDERR_FILENO) != 0 && std::getenv("NO_COLOR") == nullptr;
-  std::fprintf(stderr, "%sfsdp: %s%s\n", color ? "\x1b[31m" : "", message.c_str(), color ? "\x1b[0m" : "");
+  std::fprintf(stderr, "%sfsdp: %s%s\n", color ? "\x1b[31m" : "", fsdp::train::for_terminal(message).c_str(),
+               color ? "\x1b[0m" : "");
 }
 
 }  // namespace

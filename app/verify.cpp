@@ -10,6 +10,7 @@
 #include "io/base/error.h"
 #include "io/checkpoint/checkpoint_folder.h"
 #include "io/checkpoint/checkpoint_manifest.h"
+#include "train/base/terminal_text.h"
 
 namespace fsdp::app {
 namespace {
@@ -32,10 +33,11 @@ bool is_whole(const fs::path& path, int threads) {
     const io::CheckpointManifest manifest = io::read_manifest(path);
     std::printf("whole    %s: step %lld, %s in %zu file(s), %zu tensors, written %s by %lld rank(s)\n", path.c_str(),
                 static_cast<long long>(manifest.step), format_bytes(bytes).c_str(), manifest.files.size(),
-                manifest.tensors.size(), manifest.created.c_str(), static_cast<long long>(manifest.world_size));
+                manifest.tensors.size(), train::for_terminal(manifest.created).c_str(),
+                static_cast<long long>(manifest.world_size));
     return true;
   } catch (const Error& error) {
-    std::printf("damaged  %s: %s\n", path.c_str(), error.what());
+    std::printf("damaged  %s: %s\n", path.c_str(), train::for_terminal(error.what()).c_str());
     return false;
   }
 }

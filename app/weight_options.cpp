@@ -9,6 +9,7 @@
 #include "fsdp/base/error.h"
 #include "fsdp/base/units.h"
 #include "io/base/json.h"
+#include "train/base/terminal_text.h"
 
 namespace fsdp::app {
 
@@ -75,7 +76,8 @@ std::optional<nlohmann::json> find_config(const std::string& verb, const std::st
 void print_copy(const std::string& verb, const io::WeightSource& source, const io::CopyPlan& plan,
                 const std::string& out) {
   std::printf("%s: %zu tensors (%s), %s, from a %s -> %s\n", verb.c_str(), plan.outputs.size(), types_of(plan).c_str(),
-              format_bytes(static_cast<int64_t>(plan.bytes)).c_str(), source.description().c_str(), out.c_str());
+              format_bytes(static_cast<int64_t>(plan.bytes)).c_str(), train::for_terminal(source.description()).c_str(),
+              out.c_str());
   const size_t num_other = source.tensors().size() - plan.outputs.size();
   if (num_other > 0) {
     std::printf("%s: left out %zu tensors with other names\n", verb.c_str(), num_other);

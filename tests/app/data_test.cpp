@@ -114,6 +114,23 @@ TEST_F(Data, MixturesAreReadExactlyOnceByAnyNumberOfRanks) {
                "expected that of the checkpoint");
 }
 
+TEST_F(Data, NamesOfOthersDoNotSteerTheTerminal) {
+  prepare_other("odd");
+  const fs::path manifest = path("odd") + "/dataset.json";
+  nlohmann::json json = nlohmann::json::parse(read_file(manifest));
+  json["tokenizer"] = "\x1b]0;mine\x07";
+  std::ofstream(manifest, std::ios::binary) << json.dump();
+  const CommandResult inspected = run_fsdp("inspect " + path("odd"));
+  must(inspected);
+  EXPECT_TRUE(contains(inspected.out, "\\x1b]0;mine\\x07")) << inspected.out;
+  EXPECT_FALSE(contains(inspected.out, "\x1b")) << inspected.out;
+  const CommandResult trained = run_fsdp(mixture(path("odd")));
+  EXPECT_FALSE(contains(trained.out + trained.err, "\x1b")) << trained.out << trained.err;
+  const CommandResult unknown = run_command({FSDP_BINARY, "\x1b[2J"});
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_TRUE(contains(unknown.err, "\\x1b[2J")) << unknown.err;
+}
+
 TEST_F(Data, MixturesAsAList) {
   prepare_other("second");
   replace_in(path("run.toml"), "path = \"" + path("data") + "\"",

@@ -6,6 +6,8 @@
 #include <torch/script.h>
 
 #include <csignal>
+#include <cstdio>
+#include <fstream>
 
 #include "fsdp/checkpoint/archive/archive.h"
 #include "fsdp/fsdp.h"
@@ -170,6 +172,32 @@ TEST_F(ArchiveRefusal, NamesTheTensorThatAScriptLacks) {
     expect_refusal(refusal, ErrorCode::kCheckpoint, AllOf(HasSubstr("'weight'"), HasSubstr(path())));
     for (const torch::Tensor& leaf : parameters(module)) EXPECT_TRUE((leaf == 1).all().item<bool>());
   });
+}
+
+// TorchScript can open files, and __setstate__ runs while LibTorch loads.
+TEST_F(ArchiveRefusal, OfCodeThatWouldRunWhileTheFileIsRead) {
+  const auto make = [] {
+    torch::jit::Module module("root");
+    module.register_parameter("weight", torch::ones({40, 40}).requires_grad_(), false);
+    return module;
+  };
+  const std::string trace = (folder_ / "trace").native();
+  torch::jit::Module armed = make();
+  armed.define(c10::str("def __getstate__(self):\n  return self.weight\n",
+                        "def __setstate__(self, state: Tensor):\n  self.weight = state\n  torch.save(state, \"", trace,
+                        "\")\n"));
+  armed.save(path());
+  std::remove(trace.c_str());
+  run_ranks(kRanks, [&](const World& world) {
+    torch::jit::Module module = make();
+    fully_shard(module, Mesh::shard(world));
+    const Refusal refusal = refusal_of(world, [&] { fsdp::load(module, path()); });
+    expect_refusal(refusal, ErrorCode::kCheckpoint, AllOf(HasSubstr("__setstate__"), HasSubstr(path())));
+  });
+  expect_load_refused("nested", path(), ErrorCode::kCheckpoint, HasSubstr("__setstate__"));
+  EXPECT_FALSE(std::ifstream(trace).is_open());
+  torch::jit::load(path());  // what would have happened
+  EXPECT_TRUE(std::ifstream(trace).is_open());
 }
 
 // Its load() takes its weight over in another form.

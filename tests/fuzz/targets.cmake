@@ -18,7 +18,8 @@ set(FUZZ_TARGETS
   parquet
   conversation
   tokenizer_json
-  adapter)
+  adapter
+  store_messages)
 
 # Sources of LibTorch-free parts that live in folders that link LibTorch; relative to the checkout.
 set(FUZZ_SOURCES_config_json models/config/config_keys.cpp models/config/config_reader.cpp models/config/decoder_config.cpp
@@ -26,6 +27,7 @@ set(FUZZ_SOURCES_config_json models/config/config_keys.cpp models/config/config_
 set(FUZZ_SOURCES_toml train/config/config_file.cpp train/base/edit_distance.cpp train/base/format.cpp train/config/lr_schedule.cpp
     train/config/option_table.cpp train/config/toml_text.cpp fsdp/strategy/strategy.cpp)
 set(FUZZ_SOURCES_conversation text/chat/message.cpp)
+set(FUZZ_SOURCES_store_messages fsdp/comm/store/key_table.cpp fsdp/comm/store/requests.cpp)
 
 # Libraries beside fsdp_io.
 set(FUZZ_LIBRARIES_json_lines fsdp_documents)

@@ -5,6 +5,8 @@
 
 #include <cstdlib>
 
+#include "train/base/terminal_text.h"
+
 namespace fsdp::train {
 namespace {
 
@@ -40,7 +42,7 @@ void Console::line(const std::string& text) {
   }
   const std::lock_guard lock(mutex_);
   const char* before = sink_ == Sink::kTerminal && !status_.empty() ? kEraseLine : "";
-  std::fprintf(stream_, "%s%s\n", before, text.c_str());
+  std::fprintf(stream_, "%s%s\n", before, for_terminal(text).c_str());
   status_.clear();
   std::fflush(stream_);
 }
@@ -54,11 +56,11 @@ void Console::status(const std::string& text) {
     return;
   }
   const std::lock_guard lock(mutex_);
-  status_ = text;
+  status_ = for_terminal(text);
   if (sink_ == Sink::kTerminal) {
-    std::fprintf(stream_, "%s%s", kEraseLine, fit_to_terminal(text, stream_).c_str());
+    std::fprintf(stream_, "%s%s", kEraseLine, fit_to_terminal(status_, stream_).c_str());
   } else {
-    std::fprintf(stream_, "%s\r", text.c_str());
+    std::fprintf(stream_, "%s\r", status_.c_str());
   }
   std::fflush(stream_);
 }

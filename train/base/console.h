@@ -12,7 +12,8 @@ std::string fit_to_terminal(const std::string& line, std::FILE* stream);
 
 // Where a person reads what happens: lines that stay, and one status line that is replaced. On a terminal the status
 // line is updated in place; elsewhere every status is a plain line. Below `fsdp launch` (which sets FSDP_STATUS_LINE)
-// a status line ends with '\r', and the launcher draws it. Silent on all ranks but 0. Thread-safe.
+// a status line ends with '\r', and the launcher draws it. Silent on all ranks but 0. What is no text, such as
+// control characters in names of others, is escaped. Thread-safe.
 class Console {
  public:
   enum class Sink { kTerminal, kLauncher, kPlain, kSilent };

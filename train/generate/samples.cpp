@@ -6,7 +6,7 @@
 #include <span>
 
 #include "text/unicode/utf8.h"
-#include "train/base/format.h"
+#include "train/base/terminal_text.h"
 #include "train/generate/sampling.h"
 
 namespace fsdp::train {
@@ -30,17 +30,13 @@ std::string to_json(int64_t step, const Sample& sample) {
 
 std::string printable(const std::string& utf8) {
   std::string out;
-  for (size_t i = 0; i < utf8.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(utf8[i]);
-    const auto next = static_cast<unsigned char>(i + 1 < utf8.size() ? utf8[i + 1] : 0);
-    const bool is_c1 = byte == 0xC2 && next >= 0x80 && next < 0xA0;  // U+0080 .. U+009F
-    if (byte == '\n') {
+  for (const char c : for_terminal(utf8)) {
+    if (c == '\n') {
       out += "\\n";
-    } else if (byte < 0x20 || byte == 0x7F || is_c1) {
-      out += format_text("\\x%02x", is_c1 ? next : byte);
-      i += is_c1 ? 1 : 0;
+    } else if (c == '\t') {
+      out += "\\x09";
     } else {
-      out += utf8[i];
+      out += c;
     }
   }
   return out;

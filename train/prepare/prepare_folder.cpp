@@ -1,5 +1,9 @@
 #include "train/prepare/prepare_folder.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <system_error>
@@ -62,6 +66,49 @@ bool holds_pieces(const fs::path& folder) {
   return false;
 }
 
+struct stat status_of(const fs::path& folder) {
+  struct stat status = {};
+  if (::lstat(folder.c_str(), &status) != 0) {
+    throw Error(ErrorCode::kFileSystem,
+                "[prepare] " + folder.string() + ": " + std::generic_category().message(errno) + ". Prepare again.");
+  }
+  return status;
+}
+
+std::pair<uint64_t, uint64_t> identity_of(const fs::path& folder) {
+  const struct stat status = status_of(folder);
+  return {status.st_dev, status.st_ino};
+}
+
+// Where others may write to the parent, somebody may have taken the name first: with a link to another folder of this
+// user, whose contents publish() would remove, or with pieces of his own.
+void check_own_folder(const fs::path& folder) {
+  const struct stat status = status_of(folder);
+  const bool is_folder = S_ISDIR(status.st_mode);
+  const bool is_ours = status.st_uid == ::geteuid();
+  if (is_folder && is_ours && (status.st_mode & (S_IWGRP | S_IWOTH)) == 0) return;
+  const std::string got = !is_folder ? "something that is no folder"
+                          : is_ours  ? "a folder that other users may write to"
+                                     : "a folder of another user";
+  throw Error(ErrorCode::kUsage, "[prepare] " + folder.string() + ": got " + got +
+                                     ", expected none, or the one that an earlier run of this user left. Remove it, or "
+                                     "choose another --output.");
+}
+
+// mkdir() follows no link and takes no folder that is there.
+void make_own_folder(const fs::path& folder, const fs::path& target) {
+  std::error_code error;
+  fs::create_directories(folder.parent_path(), error);
+  const auto fail = [&](const std::string& reason) {
+    throw Error(ErrorCode::kFileSystem, "[prepare] " + target.string() + ": cannot be created: " + reason +
+                                            ". Choose an --output in a folder you may write to.");
+  };
+  if (error) fail(error.message());
+  if (::mkdir(folder.c_str(), 0755) == 0) return;
+  if (errno != EEXIST) fail(std::generic_category().message(errno));
+  check_own_folder(folder);
+}
+
 // A wrong path must not cost anything.
 void check_target(const fs::path& target, bool overwrite) {
   std::error_code ignored;
@@ -83,13 +130,9 @@ PrepareFolder::PrepareFolder(const fs::path& target, bool overwrite)
   if (!target_.has_filename()) target_ = target_.parent_path();  // a slash at the end
   check_target(target_, overwrite);
   staging_ = target_.parent_path() / ("." + target_.filename().string() + ".prepare");
-  std::error_code error;
-  fs::create_directories(staging_, error);
-  if (error) {
-    throw Error(ErrorCode::kFileSystem, "[prepare] " + target_.string() + ": cannot be created: " + error.message() +
-                                            ". Choose an --output in a folder you may write to.");
-  }
+  make_own_folder(staging_, target_);
   lock_.emplace(staging_);
+  identity_ = identity_of(staging_);
 }
 
 PrepareFolder::~PrepareFolder() {
@@ -125,6 +168,11 @@ void PrepareFolder::publish(const io::DatasetManifest& manifest) {
     for (const io::TokenShardInfo& shard : shards) {
       for (const char* suffix : {".bin", ".idx", ".msk"}) keep.insert(shard.name + suffix);
     }
+  }
+  if (identity_of(staging_) != identity_) {
+    throw Error(ErrorCode::kFileSystem, "[prepare] " + staging_.string() +
+                                            ": another folder stands in its place. Prepare again, in a folder where "
+                                            "only you may write.");
   }
   io::write_dataset_manifest(staging_, manifest);
   keep.insert("dataset.json");

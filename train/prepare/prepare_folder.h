@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "io/checkpoint/checkpoint_folder.h"
 #include "io/tokens/token_shards.h"
@@ -27,7 +28,8 @@ struct PreparedPiece {
 class PrepareFolder {
  public:
   // Throws Error(kUsage) if the target exists and is not to be replaced, or is no data set, or if another process
-  // makes it; Error(kFileSystem) if the folder cannot be made.
+  // makes it, or if a folder of that name is there already that is not this user's own, or a link;
+  // Error(kFileSystem) if the folder cannot be made.
   PrepareFolder(const std::filesystem::path& target, bool overwrite);
   // Removes the folder, unless it was published or holds finished pieces.
   ~PrepareFolder();
@@ -49,6 +51,7 @@ class PrepareFolder {
  private:
   std::filesystem::path target_;
   std::filesystem::path staging_;
+  std::pair<uint64_t, uint64_t> identity_;  // device and inode of staging_
   std::optional<io::FolderLock> lock_;
   bool is_published_ = false;
   bool is_discarded_ = false;

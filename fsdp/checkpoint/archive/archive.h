@@ -25,6 +25,9 @@ void save(const torch::jit::Module& module, const std::string& path);
 // buffers are read. COLLECTIVE over the world; every rank must be able to read the file. Throws, on every rank,
 // Error(kCheckpoint) for a file that is missing or no archive, and for a tensor that is missing or has another shape,
 // which it names; the module then keeps its weights.
+// LibTorch reads the file, and compiles the TorchScript in it, which is not run: a file with a __setstate__, which
+// loading would call, is Error(kCheckpoint). Even so, files of people you do not trust are better taken as
+// model.safetensors: LibTorch's reader is not made for them.
 void load(torch::nn::Module& module, const std::string& path);
 void load(torch::jit::Module& module, const std::string& path);
 

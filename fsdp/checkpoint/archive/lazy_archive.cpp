@@ -3,7 +3,10 @@
 #include <ATen/ATen.h>
 #include <caffe2/serialize/inline_container.h>
 
+#include <algorithm>
+#include <cctype>
 #include <memory>
+#include <string_view>
 #include <unordered_set>
 
 #include "fsdp/base/check.h"
@@ -15,6 +18,8 @@ namespace {
 
 // Smaller tensors are read at once: a page costs as much as a part of it.
 constexpr size_t kMinLazyBytes = 4096;
+// Of TorchScript; large models have some hundred kilobytes.
+constexpr size_t kMostCodeBytes = size_t{64} << 20;
 
 void* memory_of(const at::Tensor& tensor) {
   return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl()->mutable_data() : nullptr;
@@ -24,7 +29,11 @@ void* memory_of(const at::Tensor& tensor) {
 
 LazyArchive::LazyArchive(const std::string& path) : file_(path, io::ErrorKind::kModel) {
   try {
-    find_tensors();
+    // Does not own; reads all, because nothing is known to be large yet.
+    const std::shared_ptr<caffe2::serialize::ReadAdapterInterface> adapter(this, [](auto*) {});
+    caffe2::serialize::PyTorchStreamReader reader(adapter);
+    refuse_code_that_would_run(reader);
+    find_tensors(reader);
   } catch (const io::Error&) {
     throw;
   } catch (const Error&) {
@@ -41,10 +50,31 @@ Error LazyArchive::no_archive(const std::exception& reason) const {
                    "file, or incomplete.")};
 }
 
-void LazyArchive::find_tensors() {
-  // Does not own; reads all, because nothing is known to be large yet.
-  const std::shared_ptr<caffe2::serialize::ReadAdapterInterface> adapter(this, [](auto*) {});
-  caffe2::serialize::PyTorchStreamReader reader(adapter);
+// The one thing of an archive's TorchScript that LibTorch runs while it loads. The records are those that LibTorch's
+// own reader finds, whose names know no case.
+void LazyArchive::refuse_code_that_would_run(caffe2::serialize::PyTorchStreamReader& reader) const {
+  size_t total = 0;
+  for (const std::string& name : reader.getAllRecords()) {
+    constexpr std::string_view kFolder = "code/";
+    const bool is_code =
+        std::equal(kFolder.begin(), kFolder.end(), name.begin(), name.begin() + std::min(name.size(), kFolder.size()),
+                   [](char a, char b) { return a == std::tolower(static_cast<unsigned char>(b)); });
+    if (!is_code) continue;
+    total += reader.getRecordSize(name);
+    if (total > kMostCodeBytes) {
+      FSDP_THROW(kCheckpoint, "[load] ", io::in_quotes(path()), ": got more than ", kMostCodeBytes,
+                 " bytes of code, expected a model's. It is no archive of a model.");
+    }
+    const auto [data, num_bytes] = reader.getRecord(name);
+    const std::string_view code(static_cast<const char*>(data.get()), num_bytes);
+    if (code.find("__setstate__") == std::string_view::npos) continue;
+    FSDP_THROW(kCheckpoint, "[load] ", io::in_quotes(path()), ": got a __setstate__ in ", io::in_quotes(name),
+               ", code that would run while the file is read; expected tensors alone. If you trust the file, load it "
+               "with torch::jit::load() before fully_shard().");
+  }
+}
+
+void LazyArchive::find_tensors(caffe2::serialize::PyTorchStreamReader& reader) {
   for (const std::string& name : reader.getAllRecords()) {
     const size_t num_bytes = reader.getRecordSize(name);
     if (!name.starts_with("data/") || num_bytes < kMinLazyBytes) continue;

@@ -12,6 +12,10 @@
 #include "fsdp/base/error.h"
 #include "io/base/input_file.h"
 
+namespace caffe2::serialize {
+class PyTorchStreamReader;
+}  // namespace caffe2::serialize
+
 namespace fsdp {
 
 // An archive of torch::save() or torch::jit, to be loaded by LibTorch, whose larger tensors stay in the file: LibTorch
@@ -19,7 +23,8 @@ namespace fsdp {
 // checked like those of io::InputFile.
 class LazyArchive : public caffe2::serialize::ReadAdapterInterface {
  public:
-  // Throws Error(kCheckpoint) for a file that is no archive, io::Error(kModel) for one that is missing.
+  // Throws Error(kCheckpoint) for a file that is no archive, or has code that runs while LibTorch loads it;
+  // io::Error(kModel) for one that is missing.
   explicit LazyArchive(const std::string& path);
 
   std::string path() const { return file_.path().native(); }
@@ -40,7 +45,8 @@ class LazyArchive : public caffe2::serialize::ReadAdapterInterface {
     uint64_t position;
     size_t num_bytes;
   };
-  void find_tensors();
+  void refuse_code_that_would_run(caffe2::serialize::PyTorchStreamReader& reader) const;
+  void find_tensors(caffe2::serialize::PyTorchStreamReader& reader);
 
   io::InputFile file_;
   std::map<uint64_t, size_t> large_;  // from position to size

@@ -19,7 +19,7 @@ void append_list(std::string& bytes, const std::vector<std::string>& list) {
 std::optional<std::vector<std::string>> take_list(std::string_view& bytes) {
   if (bytes.size() < kCountBytes) return std::nullopt;
   const auto count = take_number<uint32_t>(bytes);
-  if (count > bytes.size() / kCountBytes) return std::nullopt;
+  if (count > bytes.size() / kCountBytes || count > kMostListItems) return std::nullopt;
   std::vector<std::string> list;
   list.reserve(count);
   for (uint32_t i = 0; i < count; ++i) {

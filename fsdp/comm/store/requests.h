@@ -10,8 +10,10 @@
 namespace fsdp::comm {
 
 // What ranks ask the store of a job, and what it answers, as bytes: fixed numbers (little end first), then lists of
-// texts with their lengths. A message is at most kMostMessageBytes.
+// texts with their lengths. A message is at most kMostMessageBytes,
+// a list has at most kMostListItems.
 inline constexpr size_t kMostMessageBytes = size_t{64} << 20;
+inline constexpr size_t kMostListItems = size_t{1} << 20;  // each costs more than the bytes it came in
 
 enum class StoreOperation : uint8_t {
   kSet,         // values[i] at keys[i]

@@ -136,6 +136,8 @@ StoreAnswer StoreClient::exchange(const StoreRequest& request) {
   const std::string message = encode(request);
   FSDP_CHECK(message.size() <= kMostMessageBytes, "[store] ", address_.who, ": ", name_keys(request.keys), ": got ",
              message.size(), " bytes, expected at most ", kMostMessageBytes, ".");
+  FSDP_CHECK(request.keys.size() <= kMostListItems, "[store] ", address_.who, ": got ", request.keys.size(),
+             " keys, expected at most ", kMostListItems, ".");
   const auto until = Clock::now() + std::min(request.patience, kLongestTimeout) + kAnswerPatience;
   const bool is_sent = connection_ && send_all(connection_, codec_.seal(message), until);
   auto answer = decode_answer(is_sent ? receive_message(until) : "");

@@ -434,6 +434,39 @@ def adapter_seeds():
     }
 
 
+def store_messages_seeds():
+    def list_of(*texts):
+        return struct.pack("<I", len(texts)) + b"".join(struct.pack("<I", len(text)) + text for text in texts)
+
+    def request(operation, keys=(), values=(), patience=1000, number=0):
+        return struct.pack("<Bqq", operation, patience, number) + list_of(*keys) + list_of(*values)
+
+    def answer(verdict, number=0, values=()):
+        return struct.pack("<Bq", verdict, number) + list_of(*values)
+
+    return {
+        "valid-set": request(0, [b"a", b"b"], [b"1", b""]),
+        "valid-get": request(1, [b"a", b"", b"a"]),
+        "valid-wait": request(2, [b"a"], patience=-1),
+        "valid-check": request(3, []),
+        "valid-add": request(4, [b"a"], number=-(2**63)),
+        "valid-compare-set": request(5, [b"a"], [b"", b"1"]),
+        "valid-append": request(6, [b"a"], [b"1"]),
+        "valid-delete": request(7, [b"a"]),
+        "valid-count": request(8),
+        "valid-answer": answer(0, 7, [b"value"]),
+        "valid-late": answer(1),
+        "refused-operation": request(9),
+        "refused-keys": request(4, []),
+        "refused-values": request(5, [b"a"], [b"1"]),
+        "refused-rest": request(8) + b"x",
+        "refused-cut-off": request(0, [b"a"], [b"1"])[:-1],
+        "refused-count": request(0)[:17] + struct.pack("<I", 2**32 - 1),
+        "refused-size": request(0)[:17] + struct.pack("<II", 1, 2**32 - 1),
+        "refused-verdict": answer(3),
+    }
+
+
 def main():
     save("safetensors", safetensors_seeds())
     save("safetensors_index", safetensors_index_seeds())
@@ -454,6 +487,7 @@ def main():
     save("conversation", conversation_seeds())
     save("tokenizer_json", tokenizer_seeds.seeds())
     save("adapter", adapter_seeds())
+    save("store_messages", store_messages_seeds())
     files = [path for path in CORPUS.rglob("*") if path.is_file()]
     print(f"{len(files)} seeds, {sum(path.stat().st_size for path in files)} bytes")
 

@@ -1,6 +1,7 @@
 #include "train/prepare/prepare.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <fstream>
 #include <iterator>
@@ -326,9 +327,40 @@ TEST_F(Prepare, ErrorsNameTheFixAndLeaveNothing) {
   EXPECT_EQ(folder_.num_files(), 3u);
 }
 
+// Whoever may write beside the output could have made it.
+TEST_F(Prepare, AFolderThatSomebodyElsePutInItsPlaceIsRefused) {
+  write("text/a", "a");
+  const fs::path staging = folder_ / ".data.prepare";
+  write("private/precious", "mine");
+  fs::create_directory_symlink(folder_ / "private", staging);
+  EXPECT_NE(failure(options(), ErrorCode::kUsage).find("no folder"), std::string::npos);
+  EXPECT_TRUE(fs::exists(folder_ / "private/precious"));
+  fs::remove(staging);
+  write(".data.prepare", "a file");
+  EXPECT_NE(failure(options(), ErrorCode::kUsage).find("no folder"), std::string::npos);
+  fs::remove(staging);
+  fs::create_directory(staging);
+  for (const fs::perms others : {fs::perms::group_write, fs::perms::others_write}) {
+    fs::permissions(staging, fs::perms::owner_all | others);
+    EXPECT_NE(failure(options(), ErrorCode::kUsage).find("other users may write"), std::string::npos);
+  }
+  fs::permissions(staging, fs::perms::owner_all);
+  run(options());
+  EXPECT_TRUE(fs::exists(folder_ / "data/dataset.json"));
+}
+
+TEST_F(Prepare, WhatItMakesIsNotForOthersToChange) {
+  write("text/a", "a");
+  const mode_t before = umask(0);
+  run(options());
+  umask(before);
+  EXPECT_EQ(fs::status(folder_ / "data").permissions(), static_cast<fs::perms>(0755));
+}
+
 TEST_F(Prepare, OneProcessAtATime) {
   write("text/a", "a");
   fs::create_directory(folder_ / ".data.prepare");
+  fs::permissions(folder_ / ".data.prepare", fs::perms::owner_all);
   const io::FolderLock other(folder_ / ".data.prepare");
   EXPECT_NE(failure(options(), ErrorCode::kUsage).find("uses, expected a free one"), std::string::npos);
 }
