@@ -207,7 +207,9 @@ PublishedRun automodel(const Shares& shares) {
   return run;
 }
 
-std::vector<PublishedRun> make_runs(const Shares& shares) {
+}  // namespace
+
+std::vector<PublishedRun> published_runs(const Shares& shares) {
   std::vector<PublishedRun> runs;
   for (const Foundry& row : kH100Full) runs.push_back(foundry(row, "h100-sxm", Strategy::kOptimGradsParams, shares));
   for (const Foundry& row : kH100GradOp) runs.push_back(foundry(row, "h100-sxm", Strategy::kOptimGrads, shares));
@@ -227,13 +229,6 @@ std::vector<PublishedRun> make_runs(const Shares& shares) {
   runs.push_back(fms("13b", llama13, false, 1.0 / 3, 2150, shares));
   runs.push_back(fms("34b", llama34, false, 1, 820, shares));
   runs.push_back(fms("70b", llama70, false, 1, 410, shares));
-  return runs;
-}
-
-}  // namespace
-
-std::vector<PublishedRun> published_runs(const Shares& shares) {
-  std::vector<PublishedRun> runs = make_runs(shares);
   return runs;
 }
 

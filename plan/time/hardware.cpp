@@ -130,8 +130,7 @@ Hardware find_hardware(const std::string& name, const Shares& shares) {
   if (name == kCpuName) return make_cpu();
   std::string names;
   for (const std::string& known : hardware_names()) names.append(names.empty() ? "" : ", ").append(known);
-  throw std::invalid_argument("[hardware] got '" + name + "', expected one of " + names +
-                              ", or the path of a hardware file.");
+  throw std::invalid_argument("[hardware] got '" + name + "', expected one of " + names + ".");
 }
 
 }  // namespace fsdp::plan::time

@@ -1,6 +1,5 @@
 #include "plan/time/hardware_file.h"
 
-#include <algorithm>
 #include <set>
 #include <stdexcept>
 #include <utility>
@@ -199,14 +198,14 @@ json to_json(const Hardware& hardware) {
 }
 
 Hardware choose_hardware(const std::string& name_or_path) {
-  const std::vector<std::string> names = hardware_names();
-  if (std::find(names.begin(), names.end(), name_or_path) != names.end()) return find_hardware(name_or_path);
-  if (std::filesystem::exists(name_or_path)) return read_hardware_file(name_or_path);
-  try {
-    return find_hardware(name_or_path);
-  } catch (const std::invalid_argument& error) {
-    throw io::Error(io::ErrorKind::kUsage, error.what());
+  std::string names;
+  for (const std::string& name : hardware_names()) {
+    if (name == name_or_path) return find_hardware(name);
+    names += name + ", ";
   }
+  if (std::filesystem::exists(name_or_path)) return read_hardware_file(name_or_path);
+  throw io::Error(io::ErrorKind::kUsage, "[hardware] got " + io::in_quotes(name_or_path) + ", expected one of " +
+                                             names + "or the path of a hardware file (docs/plan_time.md).");
 }
 
 }  // namespace fsdp::plan::time

@@ -151,7 +151,9 @@ TEST(HardwareFile, ANameThatIsNoneListsThem) {
     FAIL() << "no error";
   } catch (const io::Error& error) {
     EXPECT_EQ(error.kind(), io::ErrorKind::kUsage);
-    EXPECT_NE(std::string(error.what()).find("h100-sxm"), std::string::npos);
+    EXPECT_STREQ(error.what(),
+                 "[hardware] got 'h10', expected one of a100-80gb, h100-sxm, h200, b200, cpu-core, or the path of a "
+                 "hardware file (docs/plan_time.md).");
   }
 }
 
