@@ -70,7 +70,7 @@ ALLOWED = {
                        "kernels/flat", "kernels/raw/flat"},
     "fsdp/comm/liveness": {"fsdp/base", "fsdp/comm/rendezvous", "fsdp/comm/transport"},
     "fsdp/comm": COMM | {"fsdp/base", "fsdp/memory", "fsdp/mesh", "kernels/base"},
-    "fsdp/cuda": {"fsdp/base", "fsdp/comm/rendezvous", "fsdp/comm/transport", "kernels/flat"},
+    "fsdp/cuda": {"fsdp/base", "fsdp/graph", "fsdp/comm/rendezvous", "fsdp/comm/transport", "kernels/flat"},
     "fsdp/precision": {"fsdp/base"},
     "fsdp/buffer": BUFFER,
     "fsdp/group": GROUP,

@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "fsdp/base/work_recorder.h"
+#include "fsdp/graph/work_recorder.h"
 
 namespace fsdp::cuda {
 

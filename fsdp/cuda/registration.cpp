@@ -1,13 +1,13 @@
 // What the core gets when this library is loaded.
 #include "fsdp/base/device_memory.h"
 #include "fsdp/base/trace.h"
-#include "fsdp/base/work_recorder.h"
 #include "fsdp/comm/transport/device_transports.h"
 #include "fsdp/cuda/fabric_transport.h"
 #include "fsdp/cuda/graph_recorder.h"
 #include "fsdp/cuda/memory_report.h"
 #include "fsdp/cuda/nccl_transport.h"
 #include "fsdp/cuda/ranges.h"
+#include "fsdp/graph/work_recorder.h"
 
 namespace fsdp::cuda {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "fsdp/base/tensor_function.h"
-#include "fsdp/base/work_recorder.h"
+#include "fsdp/graph/work_recorder.h"
 
 namespace fsdp {
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <mutex>
 
-#include "fsdp/base/work_recorder.h"
+#include "fsdp/graph/work_recorder.h"
 #include "tests/device/fake_device.h"
 
 namespace fsdp::testing {

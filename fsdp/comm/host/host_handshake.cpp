@@ -6,8 +6,8 @@
 #include <thread>
 #include <utility>
 
+#include "fsdp/base/number_text.h"
 #include "fsdp/comm/host/mailbox.h"
-#include "fsdp/comm/rendezvous/number_text.h"
 #include "fsdp/comm/rendezvous/store.h"
 
 namespace fsdp::comm {

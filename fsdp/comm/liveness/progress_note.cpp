@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "fsdp/comm/rendezvous/number_text.h"
+#include "fsdp/base/number_text.h"
 
 namespace fsdp::comm {
 namespace {

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <utility>
 
-#include "fsdp/comm/rendezvous/number_text.h"
+#include "fsdp/base/number_text.h"
 #include "fsdp/comm/rendezvous/store.h"
 
 namespace fsdp::comm {

@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "fsdp/base/check.h"
+#include "fsdp/base/number_text.h"
 #include "fsdp/comm/rendezvous/build_id.h"
-#include "fsdp/comm/rendezvous/number_text.h"
 
 namespace fsdp::comm {
 namespace {

@@ -1,4 +1,4 @@
-#include "fsdp/base/work_recorder.h"
+#include "fsdp/graph/work_recorder.h"
 
 #include <array>
 #include <atomic>
