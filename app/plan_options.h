@@ -9,7 +9,7 @@
 #include "app/command_line.h"
 #include "plan/reliability.h"
 #include "plan/report.h"
-#include "plan/search.h"
+#include "plan/search/search.h"
 
 namespace fsdp::app {
 

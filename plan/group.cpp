@@ -58,6 +58,7 @@ void plan_weights(GroupPlan& group, const Setup& setup, const RankGroups& groups
   const bool whole = !strategy.shards_main_weight || groups.shard.size * parts == 1;
   const bool copies_whole = setup.whole_shard == WholeShard::kCopied && strategy.shards_main_weight && whole;
   const bool same_dtype = types.param == types.main;
+  group.copies_whole = copies_whole;
   group.residence = choose_residence(
       strategy, {whole && !copies_whole, same_dtype, keeps_one_copy(setup, groups) && !over_replicas && !copies_whole});
   group.main_weight = main_numel * size_of(types.main);

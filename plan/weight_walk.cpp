@@ -142,16 +142,19 @@ void WeightWalk::count_gather(GroupState& group, CallLedger& calls) {
   constexpr auto kGather = CollectiveKind::kGather;
   constexpr auto kWeights = CollectiveLoad::kWeights;
   const GroupPlan& plan = *group.plan;
-  calls.gathers += 1;
   if (group.has_forward_shard) {
+    calls.gathers += 1;
     calls.add({kGather, CollectiveAxis::kForwardGroup, kWeights, groups_.forward}, plan.forward_shard,
               groups_.forward.received(plan.unsharded));
     return;
   }
-  // A rank that has all of it copies it.
-  const int64_t bytes = groups_.shard.size == 1 ? plan.unsharded : groups_.shard.received(plan.unsharded);
-  calls.add({kGather, CollectiveAxis::kShard, kWeights, groups_.shard}, plan.gather_shard, bytes);
-  if (plan.replica_gather_shard == 0 || group.replicas_gathered) return;
+  const int64_t from_shards = plan.copies_whole ? plan.unsharded : groups_.shard.received(plan.unsharded);
+  const bool asks_replicas = plan.replica_gather_shard > 0 && !group.replicas_gathered;
+  if (from_shards == 0 && !asks_replicas) return;  // the only shard there is, and up to date
+  calls.gathers += 1;
+  if (from_shards > 0)
+    calls.add({kGather, CollectiveAxis::kShard, kWeights, groups_.shard}, plan.gather_shard, from_shards);
+  if (!asks_replicas) return;
   group.replicas_gathered = true;
   calls.add({kGather, CollectiveAxis::kReplicate, kWeights, groups_.replicate}, plan.replica_gather_shard,
             groups_.replicate.received(plan.model_weight));

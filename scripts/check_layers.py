@@ -86,6 +86,7 @@ ALLOWED = {
     "fsdp/profile": {"fsdp/base"},
     "plan": PURE | {"fsdp/base", "fsdp/schedule", "kernels/raw/rows", "models/config"} | IO,
     "plan/time": {"fsdp/strategy", "fsdp/schedule", "io/base", "models/config"},
+    "plan/search": PURE | {"fsdp/base", "io/base", "models/config", "plan"},
     "models/config": {"io/base"},
     "models": {"kernels/operators", "kernels/products", "io/base", "io/hub", "io/weights", "models/config"},
     "train/base": TRAINER,

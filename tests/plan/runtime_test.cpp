@@ -159,6 +159,7 @@ TEST(PlanAgainstRuntime, EveryStrategyAndPrecisionToTheByte) {
       compare(config, setup_of(strategy, 2, 2, precision));
     }
     for (const Strategy strategy : kHybrids) compare(config, setup_of(strategy, 2, 2, precision));
+    for (const Strategy strategy : kHybrids) compare(config, setup_of(strategy, 3, 1, precision));
   }
 }
 

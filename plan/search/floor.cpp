@@ -1,4 +1,4 @@
-#include "plan/floor.h"
+#include "plan/search/floor.h"
 
 #include <algorithm>
 

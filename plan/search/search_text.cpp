@@ -2,7 +2,7 @@
 #include <cstdio>
 
 #include "fsdp/base/units.h"
-#include "plan/search.h"
+#include "plan/search/search.h"
 
 namespace fsdp::plan {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "plan/floor.h"
 #include "plan/report.h"
+#include "plan/search/floor.h"
 
 namespace fsdp::plan {
 
