@@ -11,10 +11,9 @@ namespace fsdp::app {
 namespace {
 
 constexpr const char* kDescription =
-    "Says what training a model takes: memory of a rank by part, what travels in a step, what failures cost. Nothing "
-    "is\n"
-    "built and no data is read. The model: a preset, a config.json, or a training configuration, which then gives the\n"
-    "defaults of what follows (--section.key=value as for `fsdp train`).";
+    "Says what training a model takes: memory of a rank by part, what travels in a step, what failures cost.\n"
+    "Nothing is built and no data is read. The model: a preset, a config.json, or a training configuration, which\n"
+    "then gives the defaults of what follows (--section.key=value as for `fsdp train`).";
 
 // What is told, as text and as JSON.
 struct Answer {

@@ -130,7 +130,10 @@ void apply(const PlanOptions& options, plan::Setup& setup) {
   if (options.recompute_every) setup.work.recompute_every = *options.recompute_every;
   if (options.prefetch_depth)
     setup.schedule = schedule::Schedule::static_order(static_cast<int>(*options.prefetch_depth));
-  if (options.transport) setup.transport = parse_transport(*options.transport);
+  if (options.transport) {
+    setup.transport = parse_transport(*options.transport);
+    setup.copies = plan::GatheredCopies::kOnePerHost;  // what ranks that share memory do, unless told otherwise
+  }
 }
 
 }  // namespace
@@ -184,8 +187,7 @@ PlanQuestion resolve(const PlanOptions& options) {
   train::Config config;
   if (has_config(options)) config = train::load_config(options.file, options.overrides);
   const std::string default_mesh = "replicate=" + std::to_string(config.shard.replicas);
-  const plan::MeshShape mesh =
-      plan::parse_mesh(options.mesh.empty() && options.world > 0 ? default_mesh : options.mesh, options.world);
+  const plan::MeshShape mesh = plan::parse_mesh(options.mesh.empty() ? default_mesh : options.mesh, options.world);
   if (has_config(options)) {
     config.shard.replicas = mesh.replicas;
     setup = train::planned_setup(config, {mesh.replicas * mesh.shards, options.node});

@@ -77,8 +77,14 @@ class Picture {
 
   // Returns where the next one begins.
   double draw_bar(const MemoryBar& bar, double y) {
-    body_ += label(kLeft, y + 12, "title", bar.title + ": " + format_bytes(bar.memory.total()));
+    // Setups are long: what follows a semicolon has a line of its own.
+    const size_t end = std::min(bar.title.size(), bar.title.find("; "));
+    body_ += label(kLeft, y + 12, "title", format_bytes(bar.memory.total()) + ": " + bar.title.substr(0, end));
     y += kLineHeight;
+    if (end < bar.title.size()) {
+      body_ += label(kLeft, y + 10, "small", bar.title.substr(end + 2));
+      y += kLineHeight;
+    }
     double x = kLeft;
     for (size_t i = 0; i < kNumParts; ++i) {
       const auto part = static_cast<Part>(i);

@@ -133,6 +133,9 @@ void check(const Setup& setup) {
            std::to_string(setup.shards) + " shards: it needs an axis 'replicate'. Set the mesh to " +
            "replicate=R,shard=S with R one of " + divisors_text(setup.shards) +
            " above 1, or take optim_grads_params.");
+  if (setup.transport == Transport::kSharedMemory && setup.world() > setup.node_size)
+    refuse("transport shm: got " + std::to_string(setup.world()) + " ranks on nodes of " +
+           std::to_string(setup.node_size) + ", expected all on one node. Use two_level, or larger nodes.");
   const int64_t group = setup.forward_group();
   if (group < 1 || setup.shards % group != 0)
     refuse("reshard after forward: got groups of " + std::to_string(group) + " ranks in shard groups of " +

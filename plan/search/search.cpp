@@ -163,7 +163,8 @@ std::vector<Knob> all_knobs(const Setup& setup) {
     add("gradients in bf16 on the wire", [](Setup& s) { s.precision = parse_planned_precision("bf16_reduce"); });
   if (setup.precision == parse_planned_precision("fp32"))
     add("precision bf16", [](Setup& s) { s.precision = parse_planned_precision("bf16"); });
-  if (2 * setup.world() <= kMostRanks && setup.strategy != Strategy::kNoShard)
+  const bool may_grow = 2 * setup.world() <= kMostRanks && setup.transport != Transport::kSharedMemory;
+  if (may_grow && setup.strategy != Strategy::kNoShard)
     add("twice the ranks, as shards", [](Setup& s) { s.shards *= 2; });
   for (const Sharding& other : shardings(setup.world(), setup.node_size)) {
     const bool same = other.replicas == setup.replicas && other.shards == setup.shards &&

@@ -66,6 +66,11 @@ TEST(PlanSetup, WhatTheRuntimeRefusesThePlannerRefuses) {
   setup.work.microbatches = 0;
   EXPECT_THAT(complaint([&] { check(setup); }), HasSubstr("microbatches: got 0"));
   setup.work.microbatches = 1;
+  setup.transport = Transport::kSharedMemory;
+  EXPECT_NO_THROW(check(setup));
+  setup.node_size = 4;
+  EXPECT_THAT(complaint([&] { check(setup); }), HasSubstr("got 8 ranks on nodes of 4"));
+  setup.transport = Transport::kNccl;
   setup.shards = kMostRanks + 1;
   EXPECT_THAT(complaint([&] { check(setup); }), HasSubstr("expected at most 16384"));
 }
