@@ -30,7 +30,7 @@ RefusalReason reason_of(AdmissionVerdict verdict) {
 
 }  // namespace
 
-Guest::Guest(FileDescriptor socket) : socket_(std::move(socket)), nonce_(fresh_nonce()) {}
+Guest::Guest(FileDescriptor socket) : socket_(std::move(socket)), address_(peer_of(socket_)), nonce_(fresh_nonce()) {}
 
 bool Guest::greet(const JobSecret& secret) {
   to_send_ += encode(Invitation{secret.is_given(), nonce_});
@@ -38,7 +38,7 @@ bool Guest::greet(const JobSecret& secret) {
 }
 
 std::string Guest::name() const {
-  return peer_of(socket_) + (rank_ ? ", which says that it is rank " + std::to_string(*rank_) : "");
+  return address_ + (rank_ ? ", which says that it is rank " + std::to_string(*rank_) : "");
 }
 
 bool Guest::refuse(RefusalReason reason) {

@@ -41,6 +41,7 @@ class Guest {
   bool refuse(RefusalReason reason);
 
   FileDescriptor socket_;
+  std::string address_;  // of the other side, which the system forgets when that is gone
   Nonce nonce_;
   std::optional<int32_t> rank_;  // as it says
   std::optional<FrameCodec> codec_;
