@@ -59,8 +59,9 @@ class Unit {
   // COLLECTIVE over the shard axis. Makes the parameters of this unit (not of nested ones) readable. They stay so until
   // reshard(), or until the schedule reshards them in a forward or backward.
   void unshard();
-  // COLLECTIVE likewise. Begins it and returns. Whoever reads the parameters waits, with or without wait(). No schedule
-  // reshards them before they were read, or the step ends.
+  // COLLECTIVE likewise. Begins it and returns. Operators that read the parameters wait, with or without wait(); who
+  // takes data_ptr(), or calls torch::save(), must wait(). No schedule reshards them before they were read, or the step
+  // ends.
   UnshardHandle unshard_async();
   // Local. Frees the gathered parameters of this unit; no-op where they rest or the strategy keeps them.
   void reshard();

@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <limits>
+#include <optional>
 #include <random>
 #include <sstream>
 
@@ -217,7 +218,7 @@ class Match {
       case Action::kGoBack:
         return go_back();
       case Action::kUnshardAhead:
-        root_.unshard_async();
+        ahead_ = root_.unshard_async();
         return;
       default:
         return;
@@ -273,7 +274,13 @@ class Match {
     EXPECT_NEAR(got, want, kTolerance * (1 + want));
   }
 
+  // What is no operator does not wait by itself.
+  void wait_for_ahead() {
+    if (ahead_) std::exchange(ahead_, std::nullopt)->wait();
+  }
+
   void save() {
+    wait_for_ahead();
     std::stringstream file;
     try {
       torch::save(rank_.model, file);
@@ -291,6 +298,7 @@ class Match {
   }
 
   void look() {
+    wait_for_ahead();
     double value = 0;
     try {
       value = *rank_.model->gain.const_data_ptr<double>();
@@ -312,6 +320,7 @@ class Match {
   Player& rank_;
   Player& twin_;
   Unit root_;
+  std::optional<UnshardHandle> ahead_;
   StateDict remembered_;
 };
 
@@ -360,7 +369,6 @@ void play(const World& world, const Program& program) {
     match.run(instruction);
     if (instruction.action == Action::kNoSync) waits = true;
     if (instruction.action == Action::kBackward || instruction.action == Action::kTwoForwards) waits = false;
-    if (instruction.action == Action::kZeroGradOfModule) waits = false;
     if (::testing::Test::HasFailure()) return;
   }
   match.compare_gradients();
