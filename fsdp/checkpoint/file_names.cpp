@@ -1,8 +1,5 @@
 #include "fsdp/checkpoint/file_names.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <charconv>
 #include <cstdio>
 
@@ -27,12 +24,6 @@ int64_t step_of(const std::filesystem::path& folder) {
   FSDP_CHECK(named, "[checkpoint] folder: got ", io::in_quotes(folder.string()),
              ", expected a name such as 'step-100', the number of optimizer steps done.");
   return step;
-}
-
-void block_signals() {
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, nullptr);
 }
 
 }  // namespace fsdp::checkpoint

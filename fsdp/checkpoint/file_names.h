@@ -12,7 +12,4 @@ std::string file_name(int rank, int world_size);
 // N of a folder named `step-<N>`; Error(kUsage) for another name.
 int64_t step_of(const std::filesystem::path& folder);
 
-// Signals belong to the program's own threads, in the calling thread and those it starts from now on.
-void block_signals();
-
 }  // namespace fsdp::checkpoint

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "fsdp/base/backstage.h"
+#include "fsdp/base/block_signals.h"
 #include "fsdp/base/check.h"
 #include "fsdp/base/fault_point.h"
 #include "fsdp/checkpoint/checked_files.h"

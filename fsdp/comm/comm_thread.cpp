@@ -4,10 +4,10 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <csignal>
 #include <utility>
 
 #include "fsdp/base/backstage.h"
+#include "fsdp/base/block_signals.h"
 #include "fsdp/base/error.h"
 #include "fsdp/comm/liveness/wait_clock.h"
 
@@ -125,10 +125,7 @@ Completion CommThread::post(Job job) {
 }
 
 void CommThread::run() {
-  // Signals are the program's business.
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  block_signals();
   const Backstage backstage;
   std::unique_lock lock(mutex_);
   while (true) {

@@ -3,8 +3,9 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <csignal>
 #include <utility>
+
+#include "fsdp/base/block_signals.h"
 
 namespace fsdp::comm {
 namespace {
@@ -42,10 +43,8 @@ ProgressMonitor::~ProgressMonitor() {
 }
 
 void ProgressMonitor::run() {
-  // Signals are the user's threads' business; a monitor that dies first would take the diagnosis with it.
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  // A monitor that dies first would take the diagnosis with it.
+  block_signals();
   std::unique_lock lock(mutex_);
   while (!stop_) {
     lock.unlock();

@@ -3,11 +3,11 @@
 #include <pthread.h>
 
 #include <condition_variable>
-#include <csignal>
 #include <deque>
 #include <mutex>
 #include <utility>
 
+#include "fsdp/base/block_signals.h"
 #include "fsdp/base/number_text.h"
 #include "fsdp/comm/rendezvous/store.h"
 
@@ -40,10 +40,7 @@ struct BoundedStore::State {
 };
 
 void BoundedStore::State::run() {
-  // Signals are the program's business.
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  block_signals();
   std::unique_lock lock(mutex);
   while (true) {
     changed.wait(lock, [this] { return stop || !jobs.empty(); });

@@ -11,13 +11,13 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <csignal>
 #include <cstring>
 #include <set>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "fsdp/base/block_signals.h"
 #include "fsdp/base/error.h"
 #include "fsdp/comm/store/guest.h"
 #include "fsdp/comm/store/key_table.h"
@@ -117,10 +117,7 @@ void StoreServer::Loop::stop() {
 }
 
 void StoreServer::Loop::run() {
-  // Signals are the program's business.
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  block_signals();
   std::array<epoll_event, 256> events;
   while (!stop_) {
     const int count = epoll_wait(poll_.get(), events.data(), static_cast<int>(events.size()), turn_ms());

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <chrono>
-#include <csignal>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -11,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/base/block_signals.h"
 #include "fsdp/base/error.h"
 #include "fsdp/comm/transport/transport.h"
 
@@ -60,9 +60,7 @@ auto run_unless_given_up(const Waits& waits, const std::string& what, Work work)
   auto task = std::make_shared<std::packaged_task<decltype(work())()>>(std::move(work));
   auto result = task->get_future();
   std::thread thread([task] {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, nullptr);  // signals are the program's business
+    block_signals();
     (*task)();
   });
   while (result.wait_for(kLook) != std::future_status::ready) {
