@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "fsdp/base/units.h"
+#include "plan/picture/xml_text.h"
 
 namespace fsdp::plan {
 namespace {
@@ -20,24 +21,6 @@ constexpr const char* kStyle =
     ".limit{stroke:#1a1a1a;stroke-width:1.5;stroke-dasharray:4 3}.ground{fill:#fff}"
     "@media(prefers-color-scheme:dark){text{fill:#e8e8e8}.limit{stroke:#e8e8e8}.ground{fill:#16181c}}</style>\n";
 
-std::string escaped(const std::string& text) {
-  std::string result;
-  for (const char c : text) {
-    if (c == '<') {
-      result += "&lt;";
-    } else if (c == '>') {
-      result += "&gt;";
-    } else if (c == '&') {
-      result += "&amp;";
-    } else if (c == '"') {
-      result += "&quot;";
-    } else {
-      result += c;
-    }
-  }
-  return result;
-}
-
 std::string decimal(double value) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.1f", value);
@@ -50,7 +33,7 @@ std::string rectangle(double x, double y, double width, double height, const std
 }
 
 std::string label(double x, double y, const std::string& kind, const std::string& text) {
-  return "<text class=\"" + kind + "\" x=\"" + decimal(x) + "\" y=\"" + decimal(y) + "\">" + escaped(text) +
+  return "<text class=\"" + kind + "\" x=\"" + decimal(x) + "\" y=\"" + decimal(y) + "\">" + xml_text(text) +
          "</text>\n";
 }
 

@@ -1,6 +1,7 @@
 #include "fsdp/checkpoint/state_dict.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <functional>
@@ -94,15 +95,9 @@ Places gather_places(const World& world, const std::vector<TensorSlice>& slices)
   return places;
 }
 
-int64_t numel_of(const std::vector<int64_t>& shape) {
-  int64_t numel = 1;
-  for (const int64_t size : shape) numel *= size;
-  return numel;
-}
-
 // COLLECTIVE, unless every rank has all of it. Undefined where `keeps` is false.
 at::Tensor assemble(const World& world, const TensorSlice& slice, size_t index, const Places& places, bool keeps) {
-  const int64_t numel = numel_of(slice.shape);
+  const int64_t numel = c10::multiply_integers(slice.shape);
   const auto place = [&](int rank) { return places[static_cast<size_t>(rank)][index]; };
   int64_t longest = 0;
   bool is_whole_everywhere = true;

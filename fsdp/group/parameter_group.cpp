@@ -35,7 +35,7 @@ ParameterGroup::ParameterGroup(GroupSpec spec)
   make_buffers(spec);
   adopt_parameters(spec.parameters);
   make_leaves(spec.precision);
-  refuse_access_unless_current();
+  name_access_refusal();
 }
 
 ParameterGroup::~ParameterGroup() {
@@ -152,8 +152,7 @@ std::vector<std::shared_ptr<comm::Comm>> ParameterGroup::main_weight_comms() con
 void ParameterGroup::rename(std::string unit_name, std::vector<std::string> names) {
   unit_name_ = std::move(unit_name);
   names_ = std::move(names);
-  unsharded_.allow_access();
-  refuse_access_unless_current();  // by the new name
+  name_access_refusal();
 }
 
 size_t ParameterGroup::parameter_at(int64_t offset) const {
@@ -294,12 +293,17 @@ bool ParameterGroup::current() const {
 void ParameterGroup::refuse_access_unless_current() {
   if (weight_phase() == WeightPhase::kUnsharding) return;  // a gather writes there
   if (current()) return unsharded_.allow_access();
-  if (unsharded_.refuses_access()) return;
-  unsharded_.refuse_access(c10::str(
+  if (!unsharded_.refuses_access()) unsharded_.refuse_access(access_refusal_);
+}
+
+void ParameterGroup::name_access_refusal() {
+  access_refusal_ = c10::str(
       "[weights] '", unit_name_,
-      "' is sharded: its parameters' memory does not hold their values now, and what asked for it is no "
-      "operator. Save with fsdp::save(module, file), not torch::save(). Before a kernel that takes data_ptr(), "
-      "call fsdp::touch({weight}), or hold fsdp::full_parameters(unit)."));
+      "' is sharded: its parameters' memory does not hold their values now, and what asked for it is no operator. Save "
+      "with fsdp::save(module, file), not torch::save(). Before a kernel that takes data_ptr(), call "
+      "fsdp::touch({weight}), or hold fsdp::full_parameters(unit).");
+  unsharded_.allow_access();
+  refuse_access_unless_current();
 }
 
 // What this rank contributes to a gather: [S]; undefined where every rank has all of it.

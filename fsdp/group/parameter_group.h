@@ -1,4 +1,4 @@
-// 220 lines because a group is weights and gradients with one life cycle.
+// 222 lines because a group is weights and gradients with one life cycle.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -161,6 +161,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // [Note: Memory that nobody may read] Operators are seen before they read gathered weights; torch::save() and
   // data_ptr() are not. While the unsharded buffer has no memory, or not the main weight's values, they get an error.
   void refuse_access_unless_current();
+  void name_access_refusal();
   int64_t main_weight_revision() const { return main_weight_.local()._version() + observed_writes_; }
   at::Tensor parameter(size_t i) const;  // of the module; undefined once that is gone
   void restore_gradient(size_t i);
@@ -200,6 +201,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   std::optional<GradientBuffers> gradients_;
   GradientMarks marks_;
   std::vector<at::Tensor> suspended_;  // gradients of leaves, by parameter
+  std::string access_refusal_;         // its text, which names the unit
   std::function<void()> update_in_backward_;
 
   PhaseOf<WeightPhase> weight_phase_{WeightPhase::kResting};

@@ -29,8 +29,8 @@ struct PartialSum {
   std::vector<std::shared_ptr<comm::Comm>> comms;
   at::Device device;
   double p;
-  double on_host = 0;              // 2-norm of gradients on the CPU
-  std::vector<at::Tensor> powers;  // of others: 0-dim fp64, to be added up
+  double on_host = 0;              // for the 2-norm of gradients on the CPU
+  std::vector<at::Tensor> powers;  // for others: 0-dim fp64, to be added up
 
   void add(const at::Tensor& gradient) {
     if (p != 2) {
@@ -48,8 +48,8 @@ struct PartialSum {
 
   // COLLECTIVE over the groups. [1], fp64.
   at::Tensor over_ranks() const {
-    at::Tensor value = at::full({1}, on_host, at::device(device).dtype(at::kDouble));
-    if (!powers.empty()) value = on_host == 0 ? total(at::stack(powers)) : value + total(at::stack(powers));
+    at::Tensor value =
+        powers.empty() ? at::full({1}, on_host, at::device(device).dtype(at::kDouble)) : total(at::stack(powers));
     for (const auto& comm : comms) {
       if (std::isinf(p)) {
         const at::Tensor all = at::empty({comm->size()}, value.options());

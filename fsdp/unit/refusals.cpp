@@ -36,8 +36,7 @@ void Context::refuse_write(const Touch& touch, const char* operator_name) noexce
   touch.group->isolate_unsharded();
   touch.group->distrust_unsharded();
   if (plain_name(operator_name) == "set_") {
-    return defer(std::make_exception_ptr(
-        Error(ErrorCode::kUsage, ParameterGroup::moved_message(touch.group->parameter_name(touch.index)))));
+    return defer(refusal(ParameterGroup::moved_message(touch.group->parameter_name(touch.index))));
   }
   defer(refusal("[", operator_name, "] writes into '", touch.group->parameter_name(touch.index),
                 "', a gathered copy that is thrown away. Write to its leaf from fsdp::parameters(), or inside "

@@ -4,34 +4,13 @@
 #include <cmath>
 #include <cstdio>
 
+#include "plan/picture/xml_text.h"
+
 namespace fsdp::plan::time {
 namespace {
 
 constexpr double kWidth = 1200, kLeft = 110, kRight = 20, kTop = 56, kRow = 34, kBar = 22;
 constexpr double kNarrowest = 0.25;  // pixels; narrower bars are left out unless nothing stands there
-
-std::string escaped(const std::string& text) {
-  std::string result;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      default:
-        result += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-    }
-  }
-  return result;
-}
 
 const char* style_of(const Instruction& instruction) {
   switch (instruction.action) {
@@ -94,12 +73,12 @@ class Picture {
     add("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" font-family=\"sans-serif\" "
         "font-size=\"12\" role=\"img\">\n",
         kWidth, height());
-    svg_ += "<title>" + escaped(title) + "</title>\n";
+    svg_ += "<title>" + xml_text(title) + "</title>\n";
     svg_ +=
         "<style>text{fill:#24292f}.line{stroke:#8c959f;stroke-width:.5;opacity:.5}.forward{fill:#2f81c7}"
         ".backward{fill:#1a5a96}.gather{fill:#3a9d5d}.reduce{fill:#c27a1a}.wait{fill:#cf4a4a}.other{fill:#8957c5}"
         "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.backward{fill:#5a9fd6}.forward{fill:#8cc3ee}}</style>\n";
-    svg_ += "<text x=\"8\" y=\"20\" font-size=\"14\" font-weight=\"bold\">" + escaped(title) + "</text>\n";
+    svg_ += "<text x=\"8\" y=\"20\" font-size=\"14\" font-weight=\"bold\">" + xml_text(title) + "</text>\n";
     add("<text x=\"8\" y=\"38\">step %.2f ms: compute %.2f, optimizer %.2f, exposed gather %.2f, exposed reduce "
         "%.2f</text>\n",
         time_.step_ms, time_.compute_ms, time_.optimizer_ms, time_.exposed_gather_ms, time_.exposed_reduce_ms);
@@ -128,7 +107,7 @@ class Picture {
     drawn_to = std::max(drawn_to, left + std::max(width, kNarrowest));
     add("<rect class=\"%s\" x=\"%.2f\" y=\"%.0f\" width=\"%.2f\" height=\"%.0f\"><title>", style, left,
         kTop + row * kRow, std::max(width, kNarrowest), kBar);
-    svg_ += escaped(label);
+    svg_ += xml_text(label);
     add(": %.3f to %.3f ms</title></rect>\n", begin_ms, end_ms);
   }
 

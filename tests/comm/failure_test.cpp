@@ -8,7 +8,6 @@
 #include <fstream>
 #include <future>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "fsdp/base/error.h"
 #include "fsdp/comm/collectives.h"
@@ -17,6 +16,7 @@
 #include "fsdp/comm/rendezvous/store.h"
 #include "tests/io/temporary_folder.h"
 #include "tests/support/ranks.h"
+#include "tests/support/tcp_listeners.h"
 
 namespace fsdp::comm {
 namespace {
@@ -232,21 +232,11 @@ TEST(Failure, ADeadProcessIsNamedByAllOthersQuickly) {
   }
 }
 
-// Local addresses, as /proc/net/tcp and tcp6 print them, at which this host listens on `port`.
+// Local addresses at which this host listens on `port`.
 std::vector<std::string> listening_addresses(uint16_t port) {
   std::vector<std::string> addresses;
-  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
-    std::ifstream in(table);
-    std::string line;
-    std::getline(in, line);
-    while (std::getline(in, line)) {
-      std::istringstream fields(line);
-      std::string number, local, remote, state;
-      fields >> number >> local >> remote >> state;
-      const size_t colon = local.rfind(':');
-      if (state == "0A" && std::stoul(local.substr(colon + 1), nullptr, 16) == port)
-        addresses.push_back(local.substr(0, colon));
-    }
+  for (const testing::TcpListener& listener : testing::tcp_listeners()) {
+    if (listener.port == port) addresses.push_back(listener.address);
   }
   return addresses;
 }

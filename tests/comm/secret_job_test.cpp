@@ -11,7 +11,6 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
-#include <sstream>
 #include <thread>
 
 #include "fsdp/comm/collectives.h"
@@ -19,6 +18,7 @@
 #include "fsdp/comm/init.h"
 #include "fsdp/comm/store/sockets.h"
 #include "tests/support/rank_processes.h"
+#include "tests/support/tcp_listeners.h"
 
 namespace fsdp::comm::secret_job_test {
 namespace {
@@ -32,13 +32,9 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::RankProcesses;
 using testing::RankResult;
+using testing::TcpListener;
 
 const char* const kSecretText = "the secret of this job";
-
-struct TcpListener {
-  std::string address;  // as /proc/net/tcp and tcp6 print it
-  uint16_t port = 0;
-};
 
 // Of one process.
 std::vector<TcpListener> listeners_of(pid_t process) {
@@ -48,19 +44,8 @@ std::vector<TcpListener> listeners_of(pid_t process) {
     sockets.insert(std::filesystem::read_symlink(entry, error).native());
   }
   std::vector<TcpListener> listeners;
-  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
-    std::ifstream in(table);
-    std::string line;
-    std::getline(in, line);
-    while (std::getline(in, line)) {
-      std::istringstream fields(line);
-      std::string number, local, remote, state, queues, timer, retransmits, user, timeout, inode;
-      fields >> number >> local >> remote >> state >> queues >> timer >> retransmits >> user >> timeout >> inode;
-      if (state != "0A" || sockets.count("socket:[" + inode + "]") == 0) continue;
-      const size_t colon = local.rfind(':');
-      const auto port = static_cast<uint16_t>(std::stoul(local.substr(colon + 1), nullptr, 16));
-      listeners.push_back({local.substr(0, colon), port});
-    }
+  for (const TcpListener& listener : testing::tcp_listeners()) {
+    if (sockets.count("socket:[" + listener.inode + "]") > 0) listeners.push_back(listener);
   }
   return listeners;
 }

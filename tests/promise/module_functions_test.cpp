@@ -1,4 +1,4 @@
-// 538 lines because it is one table: functions of torch::nn::Module, torch::nn::utils, torch::save and torch::optim on
+// 533 lines because it is one table: functions of torch::nn::Module, torch::nn::utils, torch::save and torch::optim on
 // a sharded model. Each does what it does on an unsharded one, or is refused by name (docs/libtorch_functions.md).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -284,14 +284,15 @@ TEST(ModuleFunctions, AnAverageOfModuleParametersIsRight) {
   });
 }
 
+torch::Tensor penalty(const std::vector<torch::Tensor>& weights) {
+  torch::Tensor sum = torch::zeros({});
+  for (const torch::Tensor& weight : weights) sum = sum + 0.01 * weight.square().sum();
+  return sum;
+}
+
 TEST(ModuleFunctions, APenaltyOnModuleParametersIsRight) {
   for_strategies([](const World& world, const ShardOptions& options) {
     Pair pair(world, options);
-    const auto penalty = [](const std::vector<torch::Tensor>& weights) {
-      torch::Tensor sum = torch::zeros({});
-      for (const torch::Tensor& weight : weights) sum = sum + 0.01 * weight.square().sum();
-      return sum;
-    };
     for (uint64_t step = 0; step < 2; ++step) {
       (loss_of(pair.module(), share_of(world, batch(step))) + penalty(pair.module().parameters())).backward();
       (loss_of(*pair.twin, batch(step)) + penalty(pair.twin->parameters())).backward();
@@ -307,11 +308,6 @@ TEST(ModuleFunctions, APenaltyOnModuleParametersIsRight) {
 TEST(ModuleFunctions, APenaltyOnLeavesIsRightOrRefused) {
   for_strategies([](const World& world, const ShardOptions& options) {
     Pair pair(world, options);
-    const auto penalty = [](const std::vector<torch::Tensor>& weights) {
-      torch::Tensor sum = torch::zeros({});
-      for (const torch::Tensor& weight : weights) sum = sum + 0.01 * weight.square().sum();
-      return sum;
-    };
     const std::string error = error_of([&] {
       for (uint64_t step = 0; step < 2; ++step) {
         (loss_of(pair.module(), share_of(world, batch(step))) + penalty(parameters(pair.module()))).backward();

@@ -330,13 +330,6 @@ std::shared_ptr<Model> make_model(const Program& program) {
   return model;
 }
 
-void shard_units(TreeImpl& node, const TreePlan& plan, const Mesh& mesh, const ShardOptions& options) {
-  for (size_t i = 0; i < plan.children.size(); ++i) {
-    shard_units(node.child(i), plan.children[i], mesh, options);
-    if (plan.children[i].is_unit) fully_shard(node.child(i), mesh, options);
-  }
-}
-
 void give_optimizer(Player& player) {
   std::vector<torch::Tensor> trainable;
   for (const torch::Tensor& leaf : player.leaves) {
@@ -351,7 +344,7 @@ void play(const World& world, const Program& program) {
                 const int64_t count = kRows / world.size;
                 return rows.narrow(0, world.rank * count, count);
               }};
-  shard_units(*rank.model->tree, program.tree, mesh, program.options);
+  testing::shard_units(*rank.model->tree, program.tree, mesh, program.options);
   const Unit root = fully_shard(*rank.model, mesh, program.options);
   rank.leaves = parameters(*rank.model);
   Player twin{make_model(program), program.tree.width, {}, [](const torch::Tensor& rows) { return rows; }};

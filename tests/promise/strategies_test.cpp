@@ -99,13 +99,6 @@ Result train_unsharded(const Trial& trial) {
   return result;
 }
 
-void shard_units(TreeImpl& node, const TreePlan& plan, const Mesh& mesh, const ShardOptions& options) {
-  for (size_t i = 0; i < plan.children.size(); ++i) {
-    shard_units(node.child(i), plan.children[i], mesh, options);
-    if (plan.children[i].is_unit) fully_shard(node.child(i), mesh, options);
-  }
-}
-
 // Bytes of one group's gathered weights, at most: every tensor starts at a 16-byte boundary, and so does every shard.
 int64_t bytes_at_most(const std::vector<int64_t>& numels, const Trial& trial) {
   if (numels.empty()) return 0;
@@ -161,7 +154,7 @@ void expect_peak(const Trial& trial, const Counters& counters) {
 void train_sharded(const World& world, const Trial& trial, const Result& expected) {
   const auto model = make_tree(trial);
   const Mesh mesh(world, {{"replicate", trial.replicas}, {"shard", trial.shards}});
-  shard_units(*model, trial.tree, mesh, trial.options);
+  testing::shard_units(*model, trial.tree, mesh, trial.options);
   Unit root = fully_shard(*model, mesh, trial.options);
   const auto leaves = named_parameters(*model);
   std::vector<torch::Tensor> trainable;

@@ -43,6 +43,15 @@ std::optional<ModuleKind> kind_of(const torch::jit::Module& module) {
 
 using Kinds = std::unordered_map<const c10::TensorImpl*, ModuleKind>;
 
+template <class Module>
+void note_kind(Kinds& kinds, const Module& module) {
+  const auto kind = kind_of(module);
+  if (!kind) return;
+  for (const at::Tensor& tensor : module.parameters(/*recurse=*/false)) {
+    kinds.emplace(tensor.unsafeGetTensorImpl(), *kind);
+  }
+}
+
 std::optional<ModuleKind> find_kind(const Kinds& kinds, const at::Tensor& tensor) {
   const auto found = kinds.find(tensor.unsafeGetTensorImpl());
   return found == kinds.end() ? std::nullopt : std::optional(found->second);
@@ -50,14 +59,8 @@ std::optional<ModuleKind> find_kind(const Kinds& kinds, const at::Tensor& tensor
 
 void add_module(Subject& subject, const torch::nn::Module& module, const std::string& prefix) {
   Kinds kinds;
-  const auto note_kind = [&](const torch::nn::Module& inner) {
-    const auto kind = kind_of(inner);
-    if (!kind) return;
-    for (const at::Tensor& tensor : inner.parameters(/*recurse=*/false))
-      kinds.emplace(tensor.unsafeGetTensorImpl(), *kind);
-  };
-  note_kind(module);
-  for (const auto& inner : module.modules(/*include_self=*/false)) note_kind(*inner);
+  note_kind(kinds, module);
+  for (const auto& inner : module.modules(/*include_self=*/false)) note_kind(kinds, *inner);
   for (const auto& item : module.named_parameters()) {
     subject.parameters.push_back({prefix + item.key(), item.value(), find_kind(kinds, item.value())});
   }
@@ -82,20 +85,27 @@ void check_parameter(const SubjectParameter& parameter, const ShardOptions& opti
              "it.");
 }
 
+// Bytes of a storage that a parameter lies in.
+struct ClaimedRange {
+  int64_t begin;
+  int64_t end;
+  std::string name;
+};
+using ClaimedMemory = std::unordered_map<const c10::StorageImpl*, std::vector<ClaimedRange>>;
+
 // Two tensors over one memory would each have values of their own from now on.
-void check_has_own_memory(const SubjectParameter& parameter, const SubjectParameters& others) {
-  const auto begin_of = [](const at::Tensor& tensor) { return tensor.storage_offset() * tensor.element_size(); };
-  const auto end_of = [&](const at::Tensor& tensor) {
-    return begin_of(tensor) + static_cast<int64_t>(tensor.nbytes());
-  };
+void claim_memory(ClaimedMemory& claimed, const SubjectParameter& parameter) {
   const at::Tensor& tensor = parameter.tensor;
-  for (const SubjectParameter& other : others) {
-    FSDP_CHECK(!tensor.is_alias_of(other.tensor) || end_of(tensor) <= begin_of(other.tensor) ||
-                   end_of(other.tensor) <= begin_of(tensor),
-               "[fully_shard] '", parameter.name, "' shares memory with '", other.name,
+  const int64_t begin = tensor.storage_offset() * tensor.element_size();
+  const int64_t end = begin + static_cast<int64_t>(tensor.nbytes());
+  std::vector<ClaimedRange>& others = claimed[tensor.storage().unsafeGetStorageImpl()];
+  for (const ClaimedRange& other : others) {
+    FSDP_CHECK(end <= other.begin || other.end <= begin, "[fully_shard] '", parameter.name, "' shares memory with '",
+               other.name,
                "' but is another tensor: sharded, each would have values of its own. Register one tensor under both "
                "names and view it in forward, or list both in ShardOptions::ignored_parameters.");
   }
+  others.push_back({begin, end, parameter.name});
 }
 
 }  // namespace
@@ -124,12 +134,7 @@ Subject subject_of(const std::vector<torch::nn::Module*>& modules) {
 Subject subject_of(const torch::jit::Module& module) {
   Subject subject;
   Kinds kinds;
-  for (const torch::jit::Module& inner : module.modules()) {
-    const auto kind = kind_of(inner);
-    if (!kind) continue;
-    for (const at::Tensor& tensor : inner.parameters(/*recurse=*/false))
-      kinds.emplace(tensor.unsafeGetTensorImpl(), *kind);
-  }
+  for (const torch::jit::Module& inner : module.modules()) note_kind(kinds, inner);
   for (const auto& item : module.named_parameters()) {
     subject.parameters.push_back({item.name, item.value, find_kind(kinds, item.value)});
   }
@@ -163,12 +168,13 @@ c10::Device device_of(const Subject& subject, const ShardOptions& options) {
 SubjectParameters unowned_parameters(const SubjectParameters& all, const ShardOptions& options, c10::Device device) {
   std::unordered_set<const c10::TensorImpl*> skip;
   for (const at::Tensor& tensor : options.ignored_parameters) skip.insert(tensor.unsafeGetTensorImpl());
+  ClaimedMemory claimed;
   SubjectParameters list;
   for (const SubjectParameter& parameter : all) {
     if (parameter.tensor.defined() && !skip.insert(parameter.tensor.unsafeGetTensorImpl()).second) continue;
     if (parameter.tensor.defined() && registry::find_parameter(parameter.tensor)) continue;
     check_parameter(parameter, options, device);
-    check_has_own_memory(parameter, list);
+    claim_memory(claimed, parameter);
     if (!parameter.tensor.is_contiguous()) at::Tensor(parameter.tensor).set_data(parameter.tensor.contiguous());
     list.push_back(parameter);
   }

@@ -77,6 +77,13 @@ torch::Tensor TreeImpl::forward(torch::Tensor x) {
   return x;
 }
 
+void shard_units(TreeImpl& node, const TreePlan& plan, const Mesh& mesh, const ShardOptions& options) {
+  for (size_t i = 0; i < plan.children.size(); ++i) {
+    shard_units(node.child(i), plan.children[i], mesh, options);
+    if (plan.children[i].is_unit) fully_shard(node.child(i), mesh, options);
+  }
+}
+
 std::vector<TreeUnit> units_of(const TreePlan& plan) {
   std::vector<TreeUnit> units(1);
   collect(plan, 0, units);

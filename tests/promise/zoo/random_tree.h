@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/fsdp.h"
+
 namespace fsdp::testing {
 
 // A module tree made by chance: what each node holds, which nodes become units, which parameters are frozen.
@@ -40,6 +42,9 @@ class TreeImpl : public torch::nn::Module {
   std::vector<std::shared_ptr<TreeImpl>> children_;
   std::vector<int> runs_;
 };
+
+// Makes units of the nodes below `node` that are to be some, inner ones first.
+void shard_units(TreeImpl& node, const TreePlan& plan, const Mesh& mesh, const ShardOptions& options);
 
 // Facts about the units that a plan leads to.
 struct TreeUnit {
