@@ -17,6 +17,22 @@ void exchange_memory(const at::Tensor& tensor, c10::DataPtr memory, int64_t byte
   storage->set_nbytes(static_cast<size_t>(bytes));
 }
 
+// The same memory under a storage of its own, which keeps `tensor`'s alive: for what may write there while access
+// through `tensor` is refused.
+at::Tensor unguarded(const at::Tensor& tensor) {
+  const at::Storage& storage = tensor.storage();
+  auto* keep = new at::Storage(storage);
+  const auto drop = [](void* kept) { delete static_cast<at::Storage*>(kept); };
+  c10::DataPtr memory(storage.mutable_data(), keep, drop, tensor.device());
+  at::Tensor alias = at::empty({0}, tensor.options());
+  c10::TensorImpl* impl = alias.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(at::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), storage.nbytes(), std::move(memory), nullptr, false)));
+  impl->set_storage_offset(tensor.storage_offset());
+  impl->set_sizes_contiguous(tensor.sizes());
+  return alias;
+}
+
 }  // namespace
 
 at::Tensor writable(const at::Tensor& tensor) { return tensor.variable_data(); }
@@ -91,7 +107,10 @@ void DBuffer::release(BufferAllocator& allocator, const StreamPoint& end) {
 comm::Stage DBuffer::all_gather_from(const at::Tensor& shard, std::shared_ptr<comm::Comm> comm,
                                      comm::CallLabel label) const {
   FSDP_ASSERT(placement_ == Placement::kReplicate, "gather into a buffer that is not replicated");
-  return [output = writable(local_), input = writable(shard), comm = std::move(comm), label = std::move(label)] {
+  const at::Tensor output = unguarded(local_);
+  const bool in_place = shard.is_alias_of(local_);
+  const at::Tensor input = in_place ? output.narrow(0, shard.storage_offset(), shard.numel()) : writable(shard);
+  return [output, input, comm = std::move(comm), label = std::move(label)] {
     return comm->all_gather(output, input, label);
   };
 }

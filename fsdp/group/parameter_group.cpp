@@ -223,6 +223,7 @@ at::Tensor ParameterGroup::model_weight_copy() const {
 }
 
 void ParameterGroup::begin_main_weight_write() {
+  finish_unshard();  // of a gather that nobody waited for yet: it reads what is written now
   if (shares_main_weight_) await_readers();
 }
 
@@ -291,7 +292,6 @@ bool ParameterGroup::current() const {
 }
 
 void ParameterGroup::refuse_access_unless_current() {
-  if (weight_phase() == WeightPhase::kUnsharding) return;  // a gather writes there
   if (current()) return unsharded_.allow_access();
   if (!unsharded_.refuses_access()) unsharded_.refuse_access(access_refusal_);
 }

@@ -20,6 +20,7 @@ int64_t ParameterGroup::start_unshard(const std::string& cause) {
     publish_model_weight();
     weight_phase_.change_to(WeightPhase::kUnsharding);
     unsharded_revision_ = revision;
+    refuse_access_unless_current();
     return 0;
   }
   const bool from_forward_group = forward_shard_.resident() && forward_revision_ == revision;
@@ -32,12 +33,16 @@ int64_t ParameterGroup::start_unshard(const std::string& cause) {
   weight_phase_.change_to(WeightPhase::kUnsharding);
   unsharded_revision_ = revision;
   const at::Tensor source = gather_source();
-  if (!source.defined()) return 0;
+  if (!source.defined()) {
+    refuse_access_unless_current();
+    return 0;
+  }
   int64_t bytes = 0;
   comm::Job job =
       from_forward_group ? gather_from_forward_group(cause, &bytes) : gather_from_shards(source, cause, &bytes);
   job.after = points_before_gather(is_fresh, from_forward_group, revision);
   gather_ = GroupLinks::post(links_.gather_lane, std::move(job));
+  refuse_access_unless_current();  // the gather writes through a storage of its own
   return bytes;
 }
 

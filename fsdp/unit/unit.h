@@ -60,8 +60,8 @@ class Unit {
   // reshard(), or until the schedule reshards them in a forward or backward.
   void unshard();
   // COLLECTIVE likewise. Begins it and returns. Operators that read the parameters wait, with or without wait(); who
-  // takes data_ptr(), or calls torch::save(), must wait(). No schedule reshards them before they were read, or the step
-  // ends.
+  // takes data_ptr(), or calls torch::save(), before wait() is refused by name. No schedule reshards them before they
+  // were read, or the step ends.
   UnshardHandle unshard_async();
   // Local. Frees the gathered parameters of this unit; no-op where they rest or the strategy keeps them.
   void reshard();

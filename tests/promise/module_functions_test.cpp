@@ -1,8 +1,9 @@
-// 533 lines because it is one table: functions of torch::nn::Module, torch::nn::utils, torch::save and torch::optim on
+// 568 lines because it is one table: functions of torch::nn::Module, torch::nn::utils, torch::save and torch::optim on
 // a sharded model. Each does what it does on an unsharded one, or is refused by name (docs/libtorch_functions.md).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <latch>
 #include <limits>
 #include <sstream>
 
@@ -137,6 +138,40 @@ TEST(ModuleFunctions, TorchSaveIsRefusedAfterFusedOptimizersToo) {
       expect_right_or_refused([&](std::ostream& file) { torch::save(sharded.module, file); }, *twin);
     }
   });
+}
+
+TEST(ModuleFunctions, NothingIsReadWhileWeightsAreOnTheirWay) {
+  for (const Strategy strategy : kStrategies) {
+    SCOPED_TRACE(name(strategy));
+    std::latch saved(1);
+    run_ranks(2, [&](const World& world) {
+      ShardOptions options;
+      options.strategy = strategy;
+      Pair pair(world, options);
+      {
+        const torch::NoGradGuard no_grad;
+        for (torch::Tensor& leaf : parameters(pair.module())) leaf.add_(1);
+        for (torch::Tensor& parameter : pair.twin->parameters()) parameter.add_(1);
+      }
+      if (world.rank == 1) saved.wait();  // so that rank 0's gather has not ended
+      UnshardHandle handle = pair.sharded.blocks[1].unshard_async();
+      if (world.rank == 0) {
+        const std::shared_ptr<std::latch> end(&saved, [](std::latch* latch) { latch->count_down(); });
+        const torch::nn::Linear& layer = pair.module().block(1).down;  // rank 1's part
+        const std::string error = text_of([&] {
+          std::stringstream file;
+          torch::save(layer, file);
+          torch::nn::Linear read(layer->options);
+          torch::load(read, file);
+          expect_close(read->weight, pair.twin->block(1).down->weight);
+        });
+        if (error != "no error") EXPECT_THAT(error, HasSubstr("'layers.1' is sharded"));
+      }
+      handle.wait();
+      expect_close(pair.module().block(1).down->weight.detach().clone(), pair.twin->block(1).down->weight);
+      zero_grad(pair.module());
+    });
+  }
 }
 
 TEST(ModuleFunctions, InOneWorldOfOneTorchSaveIsRight) {

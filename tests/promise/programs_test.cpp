@@ -6,7 +6,6 @@
 
 #include <cstdlib>
 #include <limits>
-#include <optional>
 #include <random>
 #include <sstream>
 
@@ -218,7 +217,7 @@ class Match {
       case Action::kGoBack:
         return go_back();
       case Action::kUnshardAhead:
-        ahead_ = root_.unshard_async();
+        root_.unshard_async();
         return;
       default:
         return;
@@ -274,13 +273,7 @@ class Match {
     EXPECT_NEAR(got, want, kTolerance * (1 + want));
   }
 
-  // What is no operator does not wait by itself.
-  void wait_for_ahead() {
-    if (ahead_) std::exchange(ahead_, std::nullopt)->wait();
-  }
-
   void save() {
-    wait_for_ahead();
     std::stringstream file;
     try {
       torch::save(rank_.model, file);
@@ -298,7 +291,6 @@ class Match {
   }
 
   void look() {
-    wait_for_ahead();
     double value = 0;
     try {
       value = *rank_.model->gain.const_data_ptr<double>();
@@ -320,7 +312,6 @@ class Match {
   Player& rank_;
   Player& twin_;
   Unit root_;
-  std::optional<UnshardHandle> ahead_;
   StateDict remembered_;
 };
 
