@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -52,6 +53,9 @@ struct Schedule {
   // Units ahead in this pass.
   int depth_forward() const { return kind == Kind::kStaticOrder ? forward_depth : 0; }
   int depth_backward() const;
+  // Reductions that may be on their way when a unit collects gradients. Their buffers take memory; two keep the wire
+  // busy.
+  size_t reductions_in_flight() const { return threads == CommThreads::kUnified ? 1 : 2; }
 
   bool operator==(const Schedule&) const = default;
 };

@@ -44,6 +44,9 @@ enum class ReduceKind { kAllReduce, kReduceScatter };
 
 // When gradients travel under gradient accumulation.
 enum class ReduceTiming { kEveryMicrobatch, kLastMicrobatch };
+constexpr bool is_due(ReduceTiming timing, bool last_microbatch) {
+  return last_microbatch || timing == ReduceTiming::kEveryMicrobatch;
+}
 
 // Which mesh axes a strategy is made for.
 enum class MeshNeed { kShardAxis, kShardAndReplicateAxis };

@@ -23,14 +23,6 @@ namespace {
 // Inside an operator that was seen already: what it makes of its inputs there needs no gradients.
 bool below_autograd() { return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality); }
 
-schedule::StaticOrderOptions order_options(const schedule::Schedule& schedule) {
-  schedule::StaticOrderOptions options;
-  options.forward_depth = schedule.depth_forward();
-  options.backward_depth = schedule.depth_backward();
-  options.max_bytes = schedule.max_bytes;
-  return options;
-}
-
 }  // namespace
 
 std::shared_ptr<Context> Context::of(const World& world, const ContextOptions& options, c10::Device device) {
@@ -67,7 +59,7 @@ Context::Context(const World& world, const ContextOptions& options, c10::Device 
       comm_(world.connection->world()),
       allocator_(make_buffer_allocator(options.allocator, device)),
       user_thread_(std::this_thread::get_id()),
-      order_(order_options(options.schedule)) {
+      turns_(options.schedule, *this) {
   const auto& links = world.connection->hosts().links();
   if (links && device.is_cpu()) allocator_->share(links->own_arena());
   const bool unified = options.schedule.threads == schedule::CommThreads::kUnified;
@@ -82,8 +74,18 @@ Context::~Context() {
 }
 
 void Context::add_unit(UnitState& unit) {
-  unit.id = static_cast<int>(units_.size());
+  unit.id = turns_.add_unit();
   units_.push_back(&unit);
+}
+
+void Context::nest(UnitState& child, UnitState& parent) {
+  child.parent = &parent;
+  parent.children.push_back(&child);
+  turns_.set_parent(child.id, parent.id);
+}
+
+void Context::set_units_ahead(UnitState& unit, schedule::Pass pass, std::vector<int> ids) {
+  turns_.set_ahead(unit.id, pass, std::move(ids));
 }
 
 void Context::set_unused(UnitState& unit, UnusedUnit unused) {
@@ -93,8 +95,7 @@ void Context::set_unused(UnitState& unit, UnusedUnit unused) {
 
 void Context::remove_unit(UnitState& unit) {
   units_[static_cast<size_t>(unit.id)] = nullptr;
-  std::erase(live_, &unit);
-  if (current_ == &unit) current_ = nullptr;
+  turns_.remove_unit(unit.id);
   for (const auto& group : unit.groups) {
     std::erase_if(reduces_, [&](const Reduction& reduction) { return reduction.group == group.get(); });
     count_gathered(-group->gathered_bytes());
@@ -125,7 +126,7 @@ void Context::poison(UnitState& unit) {
   const int64_t before = unit.gathered_bytes();
   for (const auto& group : unit.groups) group->poison();
   count_gathered(unit.gathered_bytes() - before);
-  list_as_live(unit);
+  note_live(unit);
 }
 
 // Autograd runs the backward of a device on a thread of its own, which does the program's work: its events go where
@@ -181,55 +182,39 @@ void Context::follow(c10::ArrayRef<Touch> touches, const char* operator_name) {
 // an operator that reads several units is made of others that read one of them. What a FullParameters holds is no step
 // of a forward: one rank may read it alone, so nothing may be gathered for it.
 bool Context::in_use(const UnitState& unit) const {
-  if (unit.full_scopes > 0 && unit.current()) return true;
-  if (current_ == nullptr || !unit.current()) return false;
-  return &unit == current_ || unit.last_use == transitions_ || unit.is_ancestor_of(*current_);
+  return (unit.full_scopes > 0 || turns_.is_inside(unit.id)) && unit.current();
 }
 
 void Context::move_to(c10::ArrayRef<Touch> touches, const char* operator_name) {
   const Backstage backstage;
   end_compute();
-  if (!in_backward_ && !forward_open_) begin_forward();
-  UnitState* next = touches.back().unit;
-  for (const Touch& touch : touches) {
-    if (next->is_ancestor_of(*touch.unit)) next = touch.unit;
-  }
-  order_.visit(next->id);
+  if (!in_backward_ && !turns_.is_forward_open()) begin_forward();
   note_left_units();
-  ++transitions_;
-  const std::vector<int> ahead = units_ahead(*next);
-  reshard_others(touches, ahead);
-  const std::string& parameter = touches.back().group->parameter_name(touches.back().index);
+  c10::SmallVector<int, 4> ids;
   for (const Touch& touch : touches) {
-    if (!touch.unit->current()) start_unshard(*touch.unit, c10::str(operator_name, " reads '", parameter, "'"));
-    touch.unit->prefetched = false;
-    touch.unit->awaits_use = false;
-    touch.unit->last_use = transitions_;
+    ids.push_back(touch.unit->id);
     for (UnitState* unit = touch.unit; unit != nullptr; unit = unit->parent) unit->left = {};
   }
-  for (const Touch& touch : touches) finish_unshard(*touch.unit);
-  current_ = next;
-  if (!in_backward_ || options_.schedule.backward == schedule::BackwardPrefetch::kPre) prefetch(ahead);
-  begin_compute(*next);
+  reader_ = {operator_name, &touches.back()};
+  const int innermost = turns_.move_to({ids.data(), ids.size()});
+  begin_compute(unit_of(innermost));
 }
 
 // Weights that are kept for a while, although the program has left their unit, are read no more from here on: memory
 // that is released later was free since then.
 void Context::note_left_units() {
-  if (device_.is_cpu() || current_ == nullptr || options_.schedule.kind != schedule::Kind::kDelayedRelease) return;
+  if (device_.is_cpu() || options_.schedule.kind != schedule::Kind::kDelayedRelease) return;
   const StreamPoint here = StreamPoint::now(device_);
-  for (UnitState* unit : live_) {
-    if (unit->last_use == transitions_ || unit->is_ancestor_of(*current_)) unit->left = here;
+  for (const int id : turns_.live()) {
+    if (turns_.is_inside(id)) unit_of(id).left = here;
   }
 }
 
 void Context::begin_forward() {
-  forward_open_ = true;
-  order_.begin_pass(schedule::Pass::kForward);
+  turns_.begin_forward();
   const StreamPoint here = StreamPoint::now(device_);
   for (UnitState* unit : units_) {
     if (unit == nullptr) continue;
-    unit->gathers_in_pass = 0;
     for (const auto& group : unit->groups) {
       if (here.defined()) group->note_written(here);
       if (!group->model_weight_is_current()) group->finish_reading_stale_weights();
@@ -255,57 +240,40 @@ void Context::offer_companions(UnitState& unit) {
   root.offers = std::max(root.offers, offer);
 }
 
-std::vector<int> Context::units_ahead(const UnitState& unit) const {
-  const std::vector<int>& chosen = in_backward_ ? unit.prefetch_in_backward : unit.prefetch_in_forward;
-  if (!chosen.empty()) return chosen;
-  if (options_.schedule.max_bytes == schedule::kUnlimited) return order_.ahead();
-  std::vector<int64_t> bytes;
-  for (const UnitState* other : units_) {
-    bytes.push_back(other == nullptr || other->current() ? 0 : other->released_bytes());
-  }
-  return order_.ahead(bytes);
+// ---- weights, for Turns
+
+bool Context::current(int id) const { return unit_of(id).current(); }
+
+bool Context::may_gather_ahead(int id) const {
+  const UnitState* unit = units_[static_cast<size_t>(id)];
+  return unit != nullptr && unit->unused != UnusedUnit::kZeros && !unit->current();
 }
 
-bool Context::may_reshard(const UnitState& unit) const {
+int64_t Context::bytes_to_gather(int id) const {
+  const UnitState* unit = units_[static_cast<size_t>(id)];
+  return unit == nullptr || unit->current() ? 0 : unit->released_bytes();
+}
+
+int Context::gathers_in_flight(int id) const {
+  const auto& groups = unit_of(id).groups;
+  return static_cast<int>(std::count_if(groups.begin(), groups.end(), [](const auto& group) {
+    return group->weight_phase() == WeightPhase::kUnsharding;
+  }));
+}
+
+bool Context::may_reshard(int id, schedule::TurnEnd end) const {
+  const UnitState& unit = unit_of(id);
   if (unit.full_scopes > 0 || unit.unused == UnusedUnit::kZeros) return false;
-  if (in_backward_) return unit.reshard_after_backward && unit.settled();
-  return unit.reshard_after_forward && !unit.keep_in_forward;
+  if (end == schedule::TurnEnd::kForward) return unit.reshard_after_forward;
+  // Frozen parameters may still be read when all gradients have come.
+  const bool is_read_again = end == schedule::TurnEnd::kGradients && unit.read_without_gradient();
+  return unit.reshard_after_backward && unit.settled() && !is_read_again;
 }
 
-void Context::reshard_others(c10::ArrayRef<Touch> touches, const std::vector<int>& ahead) {
-  const bool delays = options_.schedule.kind == schedule::Kind::kDelayedRelease;
-  const auto is_needed = [&](const UnitState& unit) {
-    if (unit.awaits_use) return true;
-    if (std::find(ahead.begin(), ahead.end(), unit.id) != ahead.end()) return true;
-    if (delays && transitions_ - unit.last_use <= options_.schedule.delay) return true;
-    return std::any_of(touches.begin(), touches.end(),
-                       [&](const Touch& touch) { return touch.unit == &unit || unit.is_ancestor_of(*touch.unit); });
-  };
-  const std::vector<UnitState*> candidates = live_;
-  for (UnitState* unit : candidates) {
-    if (is_needed(*unit) || !(unit->prefetched || may_reshard(*unit))) continue;
-    const bool backward_comes = !in_backward_ && !unit->prefetched && records_graph_;
-    reshard(*unit, backward_comes ? After::kForward : After::kUse, unit->left);
-  }
-}
-
-void Context::prefetch(const std::vector<int>& ahead) {
-  const int limit = options_.schedule.max_gathers_in_flight;
-  for (const int id : ahead) {
-    UnitState* unit = units_[static_cast<size_t>(id)];
-    if (unit == nullptr || unit->current() || unit->unused == UnusedUnit::kZeros) continue;
-    if (limit > 0 && num_gathers_in_flight() >= limit) return;
-    start_unshard(*unit, "prefetch");
-    unit->prefetched = true;
-  }
-}
-
-int Context::num_gathers_in_flight() const {
-  int count = 0;
-  for (const UnitState* unit : live_) {
-    for (const auto& group : unit->groups) count += group->weight_phase() == WeightPhase::kUnsharding ? 1 : 0;
-  }
-  return count;
+void Context::start_gather(int id, schedule::Cause cause) {
+  if (cause == schedule::Cause::kAhead) return start_unshard(unit_of(id), "prefetch");
+  const std::string& parameter = reader_.touch->group->parameter_name(reader_.touch->index);
+  start_unshard(unit_of(id), c10::str(reader_.operator_name, " reads '", parameter, "'"));
 }
 
 void Context::start_unshard(UnitState& unit, const std::string& cause) {
@@ -320,8 +288,8 @@ void Context::start_unshard(UnitState& unit, const std::string& cause) {
     started = true;
   }
   count_gathered(unit.gathered_bytes() - before);
-  if (started) ++unit.gathers_in_pass;
-  list_as_live(unit);
+  if (started) turns_.note_gather(unit.id);
+  note_live(unit);
 }
 
 void Context::count_gathered(int64_t change) {
@@ -330,8 +298,8 @@ void Context::count_gathered(int64_t change) {
   counters_.buffer_allocations = allocator_->num_allocations();
 }
 
-void Context::list_as_live(UnitState& unit) {
-  if (unit.released_bytes() > 0 && std::find(live_.begin(), live_.end(), &unit) == live_.end()) live_.push_back(&unit);
+void Context::note_live(const UnitState& unit) {
+  if (unit.released_bytes() > 0) turns_.note_live(unit.id);
 }
 
 void Context::finish_unshard(UnitState& unit) {
@@ -355,7 +323,7 @@ void Context::begin_unshard(UnitState& unit, const std::string& cause) {
   rethrow_deferred();
   const Backstage backstage;
   start_unshard(unit, cause);
-  unit.awaits_use = true;
+  turns_.expect_use(unit.id);
 }
 
 void Context::enter(UnitState& unit, const char* cause) {
@@ -374,11 +342,12 @@ void Context::enter(UnitState& unit, const char* cause) {
 // A root stays, because its backward comes first.
 void Context::leave(UnitState& unit) {
   rethrow_deferred();
-  const bool ends = !in_backward_ && unit.parent != nullptr && may_reshard(unit) && unit.current();
+  const bool ends =
+      !in_backward_ && unit.parent != nullptr && turns_.may_reshard_after_forward(unit.id) && unit.current();
   if (!ends) return;
   const Backstage backstage;
   end_compute();
-  reshard(unit, records_graph_ ? After::kForward : After::kUse);
+  reshard(unit, schedule::After::kForward);
 }
 
 void Context::write_back(UnitState& unit) {
@@ -388,28 +357,26 @@ void Context::write_back(UnitState& unit) {
 
 void Context::reshard(UnitState& unit) {
   const Backstage backstage;
-  reshard(unit, After::kUse);
+  reshard(unit, schedule::After::kUse);
 }
 
-void Context::reshard(UnitState& unit, After after, const StreamPoint& end) {
+void Context::reshard(UnitState& unit, schedule::After after, const StreamPoint& end) {
   const int64_t before = unit.gathered_bytes();
+  const bool backward_comes = after == schedule::After::kForward && records_graph_;
   for (const auto& group : unit.groups) {
-    after == After::kForward ? group->reshard_to_forward_group(end) : group->reshard(end);
+    backward_comes ? group->reshard_to_forward_group(end) : group->reshard(end);
   }
   const int64_t after_bytes = unit.gathered_bytes();
   count_gathered(after_bytes - before);
   // Autocast keeps converted weights, and would hand them out after an optimizer's step.
   if (after_bytes < before && at::autocast::is_autocast_enabled(device_.type())) at::autocast::clear_cache();
-  unit.prefetched = false;
-  unit.awaits_use = false;
   unit.left = {};
-  std::erase(live_, &unit);
-  if (current_ == &unit) current_ = nullptr;
+  turns_.note_reshard(unit.id);
 }
 
 void Context::rest(UnitState& root) {
   end_compute();
-  forward_open_ = false;
+  turns_.abandon_forward();
   for (UnitState* unit : root.subtree()) {
     unit->offers = Offer::kNone;
     if (unit->full_scopes > 0) continue;
@@ -468,12 +435,12 @@ void Context::on_library_entry() {
 // Every unit rests, but for those that were told to outlive the backward.
 void Context::rest_all() {
   end_compute();
-  forward_open_ = false;
+  turns_.abandon_forward();
   for (UnitState* unit : units_) {
     if (unit == nullptr) continue;
     unit->offers = Offer::kNone;
     if (unit->full_scopes > 0) continue;
-    if (unit->reshard_after_backward || unit->prefetched) reshard(*unit);
+    if (unit->reshard_after_backward || turns_.is_prefetched(unit->id)) reshard(*unit);
     for (const auto& group : unit->groups) count_gathered(-group->forget_forward_shard());
   }
   allocator_->end_of_step();

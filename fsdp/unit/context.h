@@ -1,4 +1,4 @@
-// 182 lines because every event of a step comes together here.
+// 192 lines because every event of a step comes together here.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -16,7 +16,7 @@
 #include "fsdp/base/trace.h"
 #include "fsdp/group/parameter_group.h"
 #include "fsdp/mesh/mesh.h"
-#include "fsdp/schedule/static_order.h"
+#include "fsdp/schedule/turns.h"
 #include "fsdp/unit/advisor.h"
 #include "fsdp/unit/deferred_error.h"
 #include "fsdp/unit/observer.h"
@@ -26,12 +26,12 @@
 
 namespace fsdp {
 
-// Drives all units of one world: decides on every touch and every gradient which weights are gathered and freed and
-// which gradients are reduced, in an order that is the same on every rank. One Context serves one user thread and the
+// Drives all units of one world: on every touch and every gradient it gathers and frees weights and reduces gradients,
+// as schedule::Turns decides, in an order that is the same on every rank. One Context serves one user thread and the
 // autograd threads that it starts, and one device; there, what computes with the weights is given to one stream at a
 // time, the current one, and streams that read them beside it must have joined it when it leaves the unit.
 // docs/one_step.md walks through a step. Touches and weights: context.cpp; gradients: context_backward.cpp.
-class Context : public GroupOwner, public std::enable_shared_from_this<Context> {
+class Context : public GroupOwner, private schedule::UnitWeights, public std::enable_shared_from_this<Context> {
  public:
   // The context of `world`, made at first use; all roots of a world share it. Throws Error(kUsage) if it was made with
   // other options, or for another device.
@@ -80,6 +80,8 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   const World& world() const override { return world_; }
 
   void add_unit(UnitState& unit);
+  void nest(UnitState& child, UnitState& parent);
+  void set_units_ahead(UnitState& unit, schedule::Pass pass, std::vector<int> ids);
   void set_unused(UnitState& unit, UnusedUnit unused);
   void ignore(const std::vector<at::Tensor>& parameters);
   void remove_unit(UnitState& unit);
@@ -91,6 +93,10 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
     UnitState* unit;
     ParameterGroup* group;
     bool is_last;  // of the step
+  };
+  struct Reader {
+    const char* operator_name = nullptr;
+    const Touch* touch = nullptr;
   };
   using Clock = std::chrono::steady_clock;
 
@@ -104,17 +110,11 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   void move_to(c10::ArrayRef<Touch> touches, const char* operator_name);
   void begin_forward();
   void offer_companions(UnitState& unit);
-  std::vector<int> units_ahead(const UnitState& unit) const;
-  void reshard_others(c10::ArrayRef<Touch> touches, const std::vector<int>& ahead);
-  bool may_reshard(const UnitState& unit) const;
-  void prefetch(const std::vector<int>& ahead);
-  int num_gathers_in_flight() const;
   void poison(UnitState& unit);
-  void list_as_live(UnitState& unit);
+  void note_live(const UnitState& unit);
   void start_unshard(UnitState& unit, const std::string& cause);
   void finish_unshard(UnitState& unit);
-  enum class After { kUse, kForward };
-  void reshard(UnitState& unit, After after, const StreamPoint& end = {});
+  void reshard(UnitState& unit, schedule::After after, const StreamPoint& end = {});
   void note_left_units();
   void rest_all();
   void check_moved_tensors() const;
@@ -123,14 +123,23 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   void end_compute();
   std::shared_ptr<TraceSink> trace_of_program();
 
+  // ---- weights, for Turns
+  UnitState& unit_of(int id) const { return *units_[static_cast<size_t>(id)]; }
+  bool current(int id) const override;
+  bool may_gather_ahead(int id) const override;
+  int64_t bytes_to_gather(int id) const override;
+  int gathers_in_flight(int id) const override;
+  bool may_reshard(int id, schedule::TurnEnd end) const override;
+  void start_gather(int id, schedule::Cause cause) override;
+  void finish_gather(int id) override { finish_unshard(unit_of(id)); }
+  void reshard(int id, schedule::After after) override { reshard(unit_of(id), after, unit_of(id).left); }
+
   // ---- gradients
   void enter_backward();
   void mark_gradients();
-  void note_reused_units();
   bool reduces_now(const UnitState& unit, const ParameterGroup& group) const;
   Collect collect_of(const UnitState& unit, const ParameterGroup& group) const;
   void make_room_to_collect(ParameterGroup& group);
-  void finish_unit_in_backward(UnitState& unit);
   void start_reduce(UnitState& unit, ParameterGroup& group);
   void note_collective(const UnitState& unit, char kind);
   void forget_collectives();
@@ -156,12 +165,9 @@ class Context : public GroupOwner, public std::enable_shared_from_this<Context> 
   std::shared_ptr<TraceSink> trace_;  // where the program's own thread traces
   std::vector<UnitState*> units_;     // null where one was destroyed
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> ignored_;
-  std::vector<UnitState*> live_;  // units whose weights are gathered or on their way, and may be freed
-  schedule::StaticOrder order_;
-  bool forward_open_ = false;
+  schedule::Turns turns_;
   bool records_graph_ = false;     // the operator that is about to run does
-  UnitState* current_ = nullptr;   // the unit computed with now
-  int64_t transitions_ = 0;        // how often that changed
+  Reader reader_;                  // likewise: what it reads first
   std::deque<Reduction> reduces_;  // in flight, oldest first
   bool has_companions_ = false;    // a unit is UnusedUnit::kZeros
 

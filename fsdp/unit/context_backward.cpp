@@ -13,12 +13,6 @@
 #include "fsdp/unit/context.h"
 
 namespace fsdp {
-namespace {
-
-// Gradients on their way take memory; two buffers keep the wire busy.
-constexpr size_t kMaxReducesInFlight = 2;
-
-}  // namespace
 
 // Lives in the graph task of a backward. Destroyed without having run, it tells that the backward threw. Threads of a
 // device may let go of the task late, when the program has gone on to another backward or another model: so it tells
@@ -46,13 +40,7 @@ void Context::enter_backward() {
   in_backward_ = true;
   backward_aborted_ = std::make_shared<std::atomic<bool>>(false);
   reduced_in_backward_ = false;
-  current_ = nullptr;
-  if (forward_open_) {
-    note_reused_units();
-    order_.end_pass();
-    forward_open_ = false;
-  }
-  order_.begin_pass(schedule::Pass::kBackward);
+  turns_.begin_backward();
   for (UnitState* unit : units_) {
     if (unit == nullptr) continue;
     unit->had_gradients = false;
@@ -73,19 +61,6 @@ void Context::mark_gradients() {
   }
 }
 
-// A unit that a forward came back to after it was resharded stays unsharded in the next one. Where every unit was
-// gathered again, those were two forwards in a row, and keeping all of them would keep the model.
-void Context::note_reused_units() {
-  const auto visited = [](const UnitState* unit) { return unit != nullptr && unit->gathers_in_pass > 0; };
-  const auto reused = [](const UnitState* unit) { return unit->gathers_in_pass > 1 || unit->keep_in_forward; };
-  bool any_once = false;
-  for (const UnitState* unit : units_)
-    any_once = any_once || (visited(unit) && unit->parent != nullptr && !reused(unit));
-  for (UnitState* unit : units_) {
-    if (visited(unit)) unit->keep_in_forward = any_once && reused(unit);
-  }
-}
-
 void Context::gradient_ready(UnitState& unit, ParameterGroup& group, size_t index, const at::Tensor& parameter) {
   const TraceAdoption trace(trace_of_program());
   rethrow_deferred();
@@ -103,10 +78,9 @@ void Context::gradient_ready(UnitState& unit, ParameterGroup& group, size_t inde
   group.gradients().add(index, gradient, unit.gradient_factor(), collect_of(unit, group));
   if (!group.gradients().complete()) return;
   if (unit.unused == UnusedUnit::kZeros) return;  // other ranks may have no gradients: all reduce it at the end
-  if (options_.schedule.backward == schedule::BackwardPrefetch::kPost) prefetch(units_ahead(unit));
-  if (options_.schedule.release == schedule::ReleaseOrder::kReshardFirst) finish_unit_in_backward(unit);
-  if (reduces_now(unit, group)) start_reduce(unit, group);
-  if (options_.schedule.release == schedule::ReleaseOrder::kReduceFirst) finish_unit_in_backward(unit);
+  turns_.complete_gradients(unit.id, [&] {
+    if (reduces_now(unit, group)) start_reduce(unit, group);
+  });
 }
 
 std::optional<kernels::GradientSlot> Context::open_gradient_slot(UnitState& unit, ParameterGroup& group, size_t index) {
@@ -120,16 +94,9 @@ std::optional<kernels::GradientSlot> Context::open_gradient_slot(UnitState& unit
   return slot;
 }
 
-// Frozen parameters may still be read; delayed releases come with later transitions.
-void Context::finish_unit_in_backward(UnitState& unit) {
-  if (options_.schedule.kind == schedule::Kind::kDelayedRelease) return;
-  if (unit.settled() && unit.reshard_after_backward && !unit.read_without_gradient()) reshard(unit);
-}
-
 // Strategies that reduce in the last microbatch only, and no_sync, keep gradients on this rank until then.
 bool Context::reduces_now(const UnitState& unit, const ParameterGroup& group) const {
-  return unit.syncs_gradients() &&
-         (unit.last_microbatch || group.strategy_traits().reduce_timing == ReduceTiming::kEveryMicrobatch);
+  return unit.syncs_gradients() && is_due(group.strategy_traits().reduce_timing, unit.last_microbatch);
 }
 
 Collect Context::collect_of(const UnitState& unit, const ParameterGroup& group) const {
@@ -140,7 +107,7 @@ Collect Context::collect_of(const UnitState& unit, const ParameterGroup& group) 
 void Context::make_room_to_collect(ParameterGroup& group) {
   const GradPhase phase = group.gradients().phase();
   if (phase == GradPhase::kCollecting) return;
-  const size_t limit = options_.schedule.threads == schedule::CommThreads::kUnified ? 1 : kMaxReducesInFlight;
+  const size_t limit = options_.schedule.reductions_in_flight();
   while (group.gradients().phase() == GradPhase::kReducing || reduces_.size() >= limit) {
     finish_oldest_reduce();
   }
@@ -183,7 +150,7 @@ void Context::finish_backward() {
   const TraceAdoption trace(trace_of_program());
   const Backstage backstage;
   end_compute();
-  current_ = nullptr;
+  turns_.leave();
   try {
     rethrow_deferred();
     const UnitState* unused = find_forbidden_absence();
@@ -201,7 +168,7 @@ void Context::finish_backward() {
     sync_buffers_of_roots();
   }
   rest_all();
-  order_.end_pass();
+  turns_.end_backward();
   mark_gradients();
   if (!reduced_in_backward_) return;
   check_optimizer_mistake();
@@ -308,7 +275,7 @@ void Context::abandon_backward() {
     reshard(*unit);
   }
   forget_collectives();
-  current_ = nullptr;
+  turns_.leave();
   mark_gradients();
 }
 

@@ -330,8 +330,7 @@ Unit shard(const Subject& subject, const Mesh& mesh, const ShardOptions& options
   const auto unit = std::make_shared<LiveUnit>(context, "root");
   const std::shared_ptr<UnitState> state = make_state(unit, subject, mesh, options);
   for (UnitState* child : nested) {
-    child->parent = state.get();
-    state->children.push_back(child);
+    context->nest(*child, *state);
     if (parameters.empty()) child->held_parent = state;
   }
   for (const GroupPlan& group : groups) {

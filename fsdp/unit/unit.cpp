@@ -101,10 +101,12 @@ void Unit::set_reshard_after_forward(ReshardAfterForward reshard) {
   for (UnitState* unit : state_->subtree()) unit->set_reshard_after_forward(reshard);
 }
 
-void Unit::prefetch_in_forward(const std::vector<Unit>& units) { state_->prefetch_in_forward = ids_of(*state_, units); }
+void Unit::prefetch_in_forward(const std::vector<Unit>& units) {
+  state_->context->set_units_ahead(*state_, schedule::Pass::kForward, ids_of(*state_, units));
+}
 
 void Unit::prefetch_in_backward(const std::vector<Unit>& units) {
-  state_->prefetch_in_backward = ids_of(*state_, units);
+  state_->context->set_units_ahead(*state_, schedule::Pass::kBackward, ids_of(*state_, units));
 }
 
 void Unit::set_reshard_after_backward(bool reshard) {

@@ -43,13 +43,6 @@ void UnitState::watch_main_grads() {
   }
 }
 
-bool UnitState::is_ancestor_of(const UnitState& other) const {
-  for (const UnitState* unit = other.parent; unit != nullptr; unit = unit->parent) {
-    if (unit == this) return true;
-  }
-  return false;
-}
-
 UnitState& UnitState::root() {
   UnitState* unit = this;
   while (unit->parent != nullptr) unit = unit->parent;
@@ -111,8 +104,8 @@ void UnitState::set_reshard_after_forward(ReshardAfterForward reshard) {
 }
 
 ReduceReach UnitState::reduce_reach() const {
-  const bool due = last_microbatch || replica_reduce == ReduceTiming::kEveryMicrobatch;
-  return due && requires_all_reduce ? ReduceReach::kAllReplicas : ReduceReach::kShardGroup;
+  return is_due(replica_reduce, last_microbatch) && requires_all_reduce ? ReduceReach::kAllReplicas
+                                                                        : ReduceReach::kShardGroup;
 }
 
 double UnitState::gradient_factor() const {

@@ -26,7 +26,6 @@ class UnitState {
   UnitState(const UnitState&) = delete;
   UnitState& operator=(const UnitState&) = delete;
 
-  bool is_ancestor_of(const UnitState& other) const;
   UnitState& root();
   // This unit and all below it, parents first.
   std::vector<UnitState*> subtree();
@@ -71,8 +70,6 @@ class UnitState {
   Precision precision;
   UnusedUnit unused = UnusedUnit::kSkip;
   BufferSync buffer_sync = BufferSync::kPerRank;
-  std::vector<int> prefetch_in_forward;  // ids of units; empty: the schedule decides
-  std::vector<int> prefetch_in_backward;
   bool reshard_after_forward = true;
   bool reshard_after_backward = true;
   bool requires_sync = true;
@@ -85,16 +82,11 @@ class UnitState {
   GradScale scale;       // kPerToken: with the tokens of all ranks
   int num_ranks = 1;     // whose gradients are added up
 
-  bool prefetched = false;       // gathered ahead, not read yet
-  bool awaits_use = false;       // the program asked for it (unshard_async), and has not read it yet
-  int64_t last_use = 0;          // the transition of the Context in which it was entered last
-  StreamPoint left;              // on a device: where the program stopped computing with it, until it comes back
-  int gathers_in_pass = 0;       // in the running forward
-  bool keep_in_forward = false;  // the last forward came back to it after it was resharded
-  bool had_gradients = false;    // in the running backward
-  bool offered = false;          // UnusedUnit::kZeros: gathered for a forward whose backward comes
-  Offer offers = Offer::kNone;   // to units that it encloses
-  double waited_ms = 0;          // for its gathers and reductions, since the start
+  StreamPoint left;             // on a device: where the program stopped computing with it, until it comes back
+  bool had_gradients = false;   // in the running backward
+  bool offered = false;         // UnusedUnit::kZeros: gathered for a forward whose backward comes
+  Offer offers = Offer::kNone;  // to units that it encloses
+  double waited_ms = 0;         // for its gathers and reductions, since the start
 };
 
 }  // namespace fsdp
