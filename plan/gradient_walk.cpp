@@ -3,24 +3,16 @@
 #include <algorithm>
 
 namespace fsdp::plan {
-namespace {
 
-constexpr size_t kMostReducesInFlight = 2;  // with threads of their own; see make_room_to_collect() of the runtime
-
-}  // namespace
-
-GradientWalk::GradientWalk(const std::vector<std::vector<GroupPlan>>& units, const Setup& setup, Slabs& slabs)
-    : setup_(setup), traits_(traits(setup.strategy)), groups_(rank_groups(setup)), slabs_(slabs) {
+GradientWalk::GradientWalk(const std::vector<std::vector<GroupPlan>>& units, const Setup& setup, Slabs& slabs,
+                           CallLedger& calls)
+    : setup_(setup), traits_(traits(setup.strategy)), groups_(rank_groups(setup)), slabs_(slabs), calls_(calls) {
   for (const auto& plans : units) {
     auto& states = units_.emplace_back();
     for (const GroupPlan& plan : plans) {
       if (plan.trains) states.emplace_back().plan = &plan;
     }
   }
-}
-
-bool GradientWalk::reduces_now() const {
-  return place_ == MicrobatchPlace::kLast || traits_.reduce_timing == ReduceTiming::kEveryMicrobatch;
 }
 
 void GradientWalk::begin_collecting(int unit) {
@@ -30,21 +22,20 @@ void GradientWalk::begin_collecting(int unit) {
 // Context::make_room_to_collect() and GradientBuffers::begin_collecting().
 void GradientWalk::begin_collecting(GroupState& group) {
   if (group.phase == Phase::kCollecting) return;
-  const bool unified = setup_.schedule.threads == schedule::CommThreads::kUnified;
-  const size_t limit = unified ? 1 : kMostReducesInFlight;
+  const size_t limit = setup_.schedule.reductions_in_flight();
   while (group.phase == Phase::kReducing || reduces_.size() >= limit) finish_oldest_reduce();
   group.phase = Phase::kCollecting;
   group.collects_wide = !reduces_now() && group.plan->wide_buffer > 0;
   take(group.collects_wide ? group.plan->wide_buffer : group.plan->reduce_buffer);
 }
 
-void GradientWalk::finish_collecting(int unit, CallLedger& calls) {
+void GradientWalk::finish_collecting(int unit) {
   if (!reduces_now()) return;
-  for (GroupState& group : units_[static_cast<size_t>(unit)]) start_reduce(group, calls);
+  for (GroupState& group : units_[static_cast<size_t>(unit)]) start_reduce(group);
 }
 
 // GradientBuffers::make_reduction().
-void GradientWalk::start_reduce(GroupState& group, CallLedger& calls) {
+void GradientWalk::start_reduce(GroupState& group) {
   const GroupPlan& plan = *group.plan;
   if (group.collects_wide) {
     take(plan.reduce_buffer);
@@ -53,13 +44,13 @@ void GradientWalk::start_reduce(GroupState& group, CallLedger& calls) {
   }
   take(plan.staging);
   group.phase = Phase::kReducing;
-  calls.reduces += 1;
+  calls_.reduces += 1;
   if (plan.reduce_buffer > 0) {
     const bool all = traits_.reduce == ReduceKind::kAllReduce;
-    calls.add({all ? CollectiveKind::kAllReduce : CollectiveKind::kReduceScatter, CollectiveAxis::kShard,
-               CollectiveLoad::kGradients, groups_.shard},
-              plan.reduce_shard, groups_.shard.received(plan.reduce_buffer) * (all ? 2 : 1));
-    if (groups_.has_replicas()) reduce_over_replicas(group, calls);
+    calls_.add({all ? CollectiveKind::kAllReduce : CollectiveKind::kReduceScatter, CollectiveAxis::kShard,
+                CollectiveLoad::kGradients, groups_.shard},
+               plan.reduce_shard, groups_.shard.received(plan.reduce_buffer) * (all ? 2 : 1));
+    if (groups_.has_replicas()) reduce_over_replicas(group);
   }
   reduces_.push_back(&group);
   int64_t in_flight = 0;
@@ -67,17 +58,17 @@ void GradientWalk::start_reduce(GroupState& group, CallLedger& calls) {
   peak_ = std::max(peak_, in_flight);
 }
 
-void GradientWalk::reduce_over_replicas(GroupState& group, CallLedger& calls) {
+void GradientWalk::reduce_over_replicas(GroupState& group) {
   const GroupPlan& plan = *group.plan;
   if (!group.has_partial) take(plan.partial);
   group.has_partial = true;
-  group.reaches_replicas = place_ == MicrobatchPlace::kLast || setup_.replica_reduce == ReduceTiming::kEveryMicrobatch;
+  group.reaches_replicas = is_due(setup_.replica_reduce, place_ == MicrobatchPlace::kLast);
   if (!group.reaches_replicas) return;
   take(plan.replica_wire);
   const bool scatters = traits_.shards_over_replicas;
-  calls.add({scatters ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, CollectiveAxis::kReplicate,
-             CollectiveLoad::kGradients, groups_.replicate},
-            plan.replica_reduce_shard, groups_.replicate.received(plan.reduce_shard) * (scatters ? 1 : 2));
+  calls_.add({scatters ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, CollectiveAxis::kReplicate,
+              CollectiveLoad::kGradients, groups_.replicate},
+             plan.replica_reduce_shard, groups_.replicate.received(plan.reduce_shard) * (scatters ? 1 : 2));
 }
 
 void GradientWalk::finish_reductions() {

@@ -17,14 +17,14 @@ enum class MicrobatchPlace { kInner, kLast };
 // fsdp/group/gradient_buffers.cpp do, on bytes instead of tensors.
 class GradientWalk {
  public:
-  GradientWalk(const std::vector<std::vector<GroupPlan>>& units, const Setup& setup, Slabs& slabs);
+  GradientWalk(const std::vector<std::vector<GroupPlan>>& units, const Setup& setup, Slabs& slabs, CallLedger& calls);
 
   bool trains(int unit) const { return !units_[static_cast<size_t>(unit)].empty(); }
   void begin_microbatch(MicrobatchPlace place) { place_ = place; }
   // The first gradient of a unit arrives: there is a buffer to collect it in.
   void begin_collecting(int unit);
   // The last one has arrived: reduces them, if this microbatch does.
-  void finish_collecting(int unit, CallLedger& calls);
+  void finish_collecting(int unit);
   void finish_reductions();
 
   int64_t resident_bytes() const { return resident_; }
@@ -41,10 +41,10 @@ class GradientWalk {
     bool reaches_replicas = false;  // the reduction on its way
   };
 
-  bool reduces_now() const;
+  bool reduces_now() const { return is_due(traits_.reduce_timing, place_ == MicrobatchPlace::kLast); }
   void begin_collecting(GroupState& group);
-  void start_reduce(GroupState& group, CallLedger& calls);
-  void reduce_over_replicas(GroupState& group, CallLedger& calls);
+  void start_reduce(GroupState& group);
+  void reduce_over_replicas(GroupState& group);
   void finish_oldest_reduce();
   void take(int64_t bytes);
   void give_back(int64_t bytes);
@@ -53,6 +53,7 @@ class GradientWalk {
   StrategyTraits traits_;
   RankGroups groups_;
   Slabs& slabs_;
+  CallLedger& calls_;
   std::vector<std::vector<GroupState>> units_;  // groups that train
   std::deque<GroupState*> reduces_;             // in flight, oldest first
   MicrobatchPlace place_ = MicrobatchPlace::kLast;

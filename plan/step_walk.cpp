@@ -8,8 +8,6 @@
 namespace fsdp::plan {
 namespace {
 
-using schedule::Pass;
-
 // The root's first parameter, whose gradient comes last.
 bool embedding_trains(const PlannedModel& model) {
   return !model.root.parameters.empty() && model.root.parameters.front().trains;
@@ -27,9 +25,8 @@ class Walk {
   Walk(const PlannedModel& model, const std::vector<std::vector<GroupPlan>>& units, const Activations& activations,
        const Setup& setup)
       : activations_(activations),
-        setup_(setup),
-        weights_(units, setup, slabs_),
-        gradients_(units, setup, slabs_),
+        weights_(units, setup, slabs_, result_.calls),
+        gradients_(units, setup, slabs_, result_.calls),
         root_(weights_.root()),
         embedding_trains_(embedding_trains(model)),
         lowest_(lowest_block_of_backward(model)) {}
@@ -55,10 +52,10 @@ class Walk {
 
  private:
   void walk_forward() {
-    weights_.begin_pass(Pass::kForward);
-    weights_.visit(root_, result_.calls);
+    weights_.turns().begin_forward();
+    weights_.turns().move_to(root_);
     for (int block = 0; block < root_; ++block) {
-      weights_.visit(block, result_.calls);
+      weights_.turns().move_to(block);
       kept_ += activations_.kept[static_cast<size_t>(block)];
       note(Moment::Phase::kForward, block);
     }
@@ -69,15 +66,15 @@ class Walk {
 
   // The root's first gradients are the head's, its last one the embedding's.
   void walk_backward() {
-    weights_.begin_pass(Pass::kBackward);
-    weights_.visit(root_, result_.calls);
+    weights_.begin_backward();
+    weights_.turns().move_to(root_);
     gradients_.begin_collecting(root_);
     note(Moment::Phase::kBackward, root_);
     loss_ = 0;
     kept_ -= activations_.outer_kept;
     if (!embedding_trains_) complete(root_);
     for (int block = root_ - 1; block >= lowest_; --block) {
-      weights_.visit(block, result_.calls);
+      weights_.turns().move_to(block);
       gradients_.begin_collecting(block);
       working_ = activations_.working[static_cast<size_t>(block)];
       note(Moment::Phase::kBackward, block);
@@ -94,12 +91,11 @@ class Walk {
   // Context::gradient_ready(), at the last gradient of a unit.
   void complete(int unit) {
     if (!gradients_.trains(unit)) return;
-    weights_.note_gradients_complete(unit, result_.calls);
-    const bool reshards_first = setup_.schedule.release == schedule::ReleaseOrder::kReshardFirst;
-    if (reshards_first) weights_.finish_in_backward(unit);
-    gradients_.finish_collecting(unit, result_.calls);
-    note(Moment::Phase::kReduce, unit);
-    if (!reshards_first) weights_.finish_in_backward(unit);
+    weights_.note_gradients_complete(unit);
+    weights_.turns().complete_gradients(unit, [&] {
+      gradients_.finish_collecting(unit);
+      note(Moment::Phase::kReduce, unit);
+    });
   }
 
   void note(Moment::Phase phase, int unit) {
@@ -108,7 +104,7 @@ class Walk {
   }
 
   const Activations& activations_;
-  const Setup& setup_;
+  StepWalk result_;
   Slabs slabs_;
   WeightWalk weights_;
   GradientWalk gradients_;
@@ -118,7 +114,6 @@ class Walk {
   int64_t kept_ = 0;
   int64_t working_ = 0;
   int64_t loss_ = 0;
-  StepWalk result_;
 };
 
 // `times` more microbatches like the one by which `four` exceeds `three`.
