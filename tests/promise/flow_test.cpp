@@ -228,6 +228,26 @@ TEST(Flow, FullParametersAreReadableInTheirScope) {
   });
 }
 
+TEST(Flow, ABackwardFreesNothingThatAFullParametersHolds) {
+  with_every_strategy(2, [](Pair& pair) {
+    pair.step_both(1);
+    {
+      const torch::Tensor loss = loss_of(*pair.sharded.module, share_of(pair.world, batch(2)));
+      const FullParameters scope(pair.sharded.blocks[1]);
+      loss.backward();
+      pair.sharded.root.reset_counters();
+      const torch::Tensor weight = pair.sharded.module->block(1).down->weight;
+      if (pair.world.rank == 0) {
+        EXPECT_TRUE(torch::allclose(weight, pair.plain->block(1).down->weight, 1e-4, 1e-6));
+      }
+      EXPECT_EQ(pair.sharded.root.counters().gathers, 0);
+    }
+    pair.zero_both();
+    EXPECT_EQ(pair.resident(), 0);
+    pair.step_both(3);
+  });
+}
+
 // Rank 0 writes a file: what it reads must not gather the units that the recorded order has next.
 TEST(Flow, OneRankAloneMayReadWhatAFullParametersHolds) {
   with_every_strategy(2, [](Pair& pair) {
