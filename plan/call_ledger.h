@@ -58,4 +58,17 @@ class Slabs {
   int64_t held_ = 0;
 };
 
+// What one part of a step holds of them now.
+class Holding {
+ public:
+  explicit Holding(Slabs& slabs) : slabs_(slabs) {}
+  void take(int64_t bytes) { slabs_.take(bytes), bytes_ += bytes; }
+  void give_back(int64_t bytes) { slabs_.give_back(bytes), bytes_ -= bytes; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  Slabs& slabs_;
+  int64_t bytes_ = 0;
+};
+
 }  // namespace fsdp::plan

@@ -6,7 +6,7 @@ namespace fsdp::plan {
 
 GradientWalk::GradientWalk(const std::vector<std::vector<GroupPlan>>& units, const Setup& setup, Slabs& slabs,
                            CallLedger& calls)
-    : setup_(setup), traits_(traits(setup.strategy)), groups_(rank_groups(setup)), slabs_(slabs), calls_(calls) {
+    : setup_(setup), traits_(traits(setup.strategy)), groups_(rank_groups(setup)), resident_(slabs), calls_(calls) {
   for (const auto& plans : units) {
     auto& states = units_.emplace_back();
     for (const GroupPlan& plan : plans) {
@@ -26,7 +26,7 @@ void GradientWalk::begin_collecting(GroupState& group) {
   while (group.phase == Phase::kReducing || reduces_.size() >= limit) finish_oldest_reduce();
   group.phase = Phase::kCollecting;
   group.collects_wide = !reduces_now() && group.plan->wide_buffer > 0;
-  take(group.collects_wide ? group.plan->wide_buffer : group.plan->reduce_buffer);
+  resident_.take(group.collects_wide ? group.plan->wide_buffer : group.plan->reduce_buffer);
 }
 
 void GradientWalk::finish_collecting(int unit) {
@@ -38,11 +38,11 @@ void GradientWalk::finish_collecting(int unit) {
 void GradientWalk::start_reduce(GroupState& group) {
   const GroupPlan& plan = *group.plan;
   if (group.collects_wide) {
-    take(plan.reduce_buffer);
-    give_back(plan.wide_buffer);
+    resident_.take(plan.reduce_buffer);
+    resident_.give_back(plan.wide_buffer);
     group.collects_wide = false;
   }
-  take(plan.staging);
+  resident_.take(plan.staging);
   group.phase = Phase::kReducing;
   calls_.reduces += 1;
   if (plan.reduce_buffer > 0) {
@@ -60,11 +60,11 @@ void GradientWalk::start_reduce(GroupState& group) {
 
 void GradientWalk::reduce_over_replicas(GroupState& group) {
   const GroupPlan& plan = *group.plan;
-  if (!group.has_partial) take(plan.partial);
+  if (!group.has_partial) resident_.take(plan.partial);
   group.has_partial = true;
   group.reaches_replicas = is_due(setup_.replica_reduce, place_ == MicrobatchPlace::kLast);
   if (!group.reaches_replicas) return;
-  take(plan.replica_wire);
+  resident_.take(plan.replica_wire);
   const bool scatters = traits_.shards_over_replicas;
   calls_.add({scatters ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, CollectiveAxis::kReplicate,
               CollectiveLoad::kGradients, groups_.replicate},
@@ -78,23 +78,13 @@ void GradientWalk::finish_reductions() {
 void GradientWalk::finish_oldest_reduce() {
   GroupState& group = *reduces_.front();
   reduces_.pop_front();
-  give_back(group.plan->reduce_buffer);
-  give_back(group.plan->staging);
+  resident_.give_back(group.plan->reduce_buffer);
+  resident_.give_back(group.plan->staging);
   group.phase = Phase::kEmpty;
   if (!group.reaches_replicas) return;
-  give_back(group.plan->replica_wire);
-  give_back(group.plan->partial);
+  resident_.give_back(group.plan->replica_wire);
+  resident_.give_back(group.plan->partial);
   group.reaches_replicas = group.has_partial = false;
-}
-
-void GradientWalk::take(int64_t bytes) {
-  slabs_.take(bytes);
-  resident_ += bytes;
-}
-
-void GradientWalk::give_back(int64_t bytes) {
-  slabs_.give_back(bytes);
-  resident_ -= bytes;
 }
 
 }  // namespace fsdp::plan

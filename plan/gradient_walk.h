@@ -27,7 +27,7 @@ class GradientWalk {
   void finish_collecting(int unit);
   void finish_reductions();
 
-  int64_t resident_bytes() const { return resident_; }
+  int64_t resident_bytes() const { return resident_.bytes(); }
   int64_t peak_on_their_way() const { return peak_; }  // without staging
   void reset_peak() { peak_ = 0; }
 
@@ -46,18 +46,15 @@ class GradientWalk {
   void start_reduce(GroupState& group);
   void reduce_over_replicas(GroupState& group);
   void finish_oldest_reduce();
-  void take(int64_t bytes);
-  void give_back(int64_t bytes);
 
   const Setup& setup_;
   StrategyTraits traits_;
   RankGroups groups_;
-  Slabs& slabs_;
+  Holding resident_;
   CallLedger& calls_;
   std::vector<std::vector<GroupState>> units_;  // groups that train
   std::deque<GroupState*> reduces_;             // in flight, oldest first
   MicrobatchPlace place_ = MicrobatchPlace::kLast;
-  int64_t resident_ = 0;
   int64_t peak_ = 0;
 };
 

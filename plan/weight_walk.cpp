@@ -9,7 +9,7 @@ WeightWalk::WeightWalk(const std::vector<std::vector<GroupPlan>>& units, const S
     : groups_(rank_groups(setup)),
       reshards_after_forward_(setup.reshards()),
       turns_(setup.schedule, *this),
-      slabs_(slabs),
+      gathered_(slabs),
       calls_(calls) {
   for (const auto& plans : units) {
     turns_.add_unit();
@@ -72,7 +72,7 @@ void WeightWalk::start_gather(int id, schedule::Cause) {
   const int64_t calls_before = calls_.gathers;
   for (GroupState& group : unit(id).groups) {
     if (group.current || group.unsharding) continue;
-    take(group.plan->released());
+    gathered_.take(group.plan->released());
     group.unsharding = true;
     if (group.plan->gathers()) count_gather(group);
   }
@@ -91,10 +91,10 @@ void WeightWalk::reshard(int id, schedule::After after) {
     finish_gather(group);
     if (group.plan->residence != Residence::kReleased || !group.current) continue;
     if (after == schedule::After::kForward && group.plan->forward_shard > 0) {
-      take(group.plan->forward_shard);
+      gathered_.take(group.plan->forward_shard);
       group.has_forward_shard = true;
     }
-    give_back(group.plan->unsharded);
+    gathered_.give_back(group.plan->unsharded);
     group.current = false;
   }
   count_peak();
@@ -134,18 +134,8 @@ void WeightWalk::finish_gather(GroupState& group) {
 }
 
 void WeightWalk::forget_forward_shard(GroupState& group) {
-  if (group.has_forward_shard) give_back(group.plan->forward_shard);
+  if (group.has_forward_shard) gathered_.give_back(group.plan->forward_shard);
   group.has_forward_shard = false;
-}
-
-void WeightWalk::take(int64_t bytes) {
-  slabs_.take(bytes);
-  gathered_ += bytes;
-}
-
-void WeightWalk::give_back(int64_t bytes) {
-  slabs_.give_back(bytes);
-  gathered_ -= bytes;
 }
 
 }  // namespace fsdp::plan

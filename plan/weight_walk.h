@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -26,9 +27,9 @@ class WeightWalk : private schedule::UnitWeights {
   void note_gradients_complete(int id) { unit(id).has_all_gradients = true; }
   schedule::Turns& turns() { return turns_; }
 
-  int64_t gathered_bytes() const { return gathered_; }
+  int64_t gathered_bytes() const { return gathered_.bytes(); }
   int64_t peak_bytes() const { return peak_; }
-  void reset_peak() { peak_ = gathered_; }
+  void reset_peak() { peak_ = gathered_.bytes(); }
 
  private:
   struct GroupState {
@@ -58,17 +59,14 @@ class WeightWalk : private schedule::UnitWeights {
   void count_gather(GroupState& group);
   void finish_gather(GroupState& group);
   void forget_forward_shard(GroupState& group);
-  void take(int64_t bytes);
-  void give_back(int64_t bytes);
-  void count_peak() { peak_ = peak_ > gathered_ ? peak_ : gathered_; }
+  void count_peak() { peak_ = std::max(peak_, gathered_.bytes()); }
 
   RankGroups groups_;
   bool reshards_after_forward_;
   schedule::Turns turns_;
-  Slabs& slabs_;
+  Holding gathered_;
   CallLedger& calls_;
   std::vector<UnitState> units_;
-  int64_t gathered_ = 0;
   int64_t peak_ = 0;
 };
 
