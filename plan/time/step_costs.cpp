@@ -1,5 +1,7 @@
 #include "plan/time/step_costs.h"
 
+#include <algorithm>
+
 #include "plan/time/compute_time.h"
 
 namespace fsdp::plan::time {
@@ -17,17 +19,17 @@ class Prices {
 
   StepCosts::Unit of(const UnitWork& unit) const {
     StepCosts::Unit costs;
-    const Transfer from_shards = scatter_or_gather(unit.gather_bytes, shard_, hardware_);
+    const Transfer from_shards = among_neighbours(unit.gather_bytes, shard_);
     costs.gather = {from_shards};
     costs.gather_with_replicas = {over_replicas(unit.gather_bytes), from_shards};
     if (const auto size = work_.reshard_after_forward) {
       const RankGroup group = RankGroup::neighbours(*size, work_.ranks_per_node);
-      costs.gather_from_forward_group = {scatter_or_gather(unit.gather_bytes, group, hardware_)};
+      costs.gather_from_forward_group = {among_neighbours(unit.gather_bytes, group)};
     }
     if (traits_.reduce == ReduceKind::kAllReduce) {
-      costs.reduce.assign(2, scatter_or_gather(unit.reduce_bytes, world_, hardware_));
+      costs.reduce.assign(2, among_neighbours(unit.reduce_bytes, world_));
     } else {
-      costs.reduce = {scatter_or_gather(unit.reduce_bytes, shard_, hardware_)};
+      costs.reduce = {among_neighbours(unit.reduce_bytes, shard_)};
     }
     costs.reduce_with_replicas = costs.reduce;
     const size_t stages = traits_.shards_over_replicas ? 1 : 2;
@@ -41,8 +43,21 @@ class Prices {
   }
 
  private:
+  Transfer among_neighbours(int64_t bytes, const RankGroup& group) const { return slimmed(bytes, group, 1); }
   Transfer over_replicas(int64_t bytes) const {
-    return scatter_or_gather(bytes / work_.shard_ranks, replicas_, hardware_);
+    return slimmed(bytes / work_.shard_ranks, replicas_, work_.shard_ranks);
+  }
+
+  // Of a group whose ranks are `stride` apart. Rings enter a pod by one of the nodes that they have there, so the level
+  // above pods carries that part of what the nodes send, and holds them up where it is thinner than that.
+  Transfer slimmed(int64_t bytes, const RankGroup& group, int stride) const {
+    Transfer transfer = scatter_or_gather(bytes, group, hardware_);
+    const int64_t pod = int64_t{work_.nodes_per_pod} * work_.ranks_per_node;
+    const auto in_pod = static_cast<int>(std::clamp<int64_t>(pod / stride, 1, group.size));
+    if (pod == 0 || in_pod == group.size) return transfer;
+    const int nodes_in_pod = std::max(1, in_pod / group.in_node);
+    transfer.link_ms *= std::max(1.0, work_.slimming / nodes_in_pod);
+    return transfer;
   }
 
   const StepWork& work_;

@@ -46,6 +46,8 @@ void check_mesh(const StepWork& work) {
   expect_at_least(work.shard_ranks, 1, "shard_ranks");
   expect_at_least(work.replica_ranks, 1, "replica_ranks");
   expect_at_least(work.ranks_per_node, 1, "ranks_per_node");
+  expect_at_least(work.nodes_per_pod, 0, "nodes_per_pod");
+  if (!(work.slimming >= 1)) refuse("slimming: got " + std::to_string(work.slimming) + ", expected at least 1.");
   const int in_node = work.ranks_per_node;
   const bool fills_nodes = work.ranks() <= in_node || work.ranks() % in_node == 0;
   if (!fills_nodes)

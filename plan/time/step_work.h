@@ -46,6 +46,10 @@ struct StepWork {
   int shard_ranks = 1;    // along the mesh's axis `shard`, which varies fastest
   int replica_ranks = 1;  // along `replicate`
   int ranks_per_node = 8;
+  // Above pods of so many nodes the network is a slimmed fat tree: its links carry 1 / slimming of what the pod's nodes
+  // could send. 0: all nodes are in one pod.
+  int nodes_per_pod = 0;
+  double slimming = 1;
 
   Strategy strategy = Strategy::kOptimGradsParams;
   // 1: weights are kept between forward and backward; n: 1/n of them, gathered within groups of n neighbours;
