@@ -1,12 +1,15 @@
 #include "app/plan_options.h"
 
 #include <array>
+#include <cstdlib>
 #include <filesystem>
 #include <stdexcept>
 
 #include "fsdp/base/error.h"
 #include "io/base/error.h"
 #include "io/tokens/token_shards.h"
+#include "plan/forecast/planned_work.h"
+#include "plan/time/hardware_file.h"
 #include "train/base/edit_distance.h"
 #include "train/config/config_file.h"
 #include "train/model/model_choice.h"
@@ -117,6 +120,43 @@ plan::Setup usual_setup(const models::DecoderConfig& config) {
   return setup;
 }
 
+std::string hardware_list() {
+  std::string names;
+  for (const std::string& name : plan::time::hardware_names()) names += (names.empty() ? "" : ", ") + name;
+  return names;
+}
+
+// "15T", "1.4e12", "300B".
+double parse_tokens(const std::string& text) {
+  static constexpr std::array<std::pair<const char*, double>, 5> kUnits = {
+      {{"", 1}, {"K", 1e3}, {"M", 1e6}, {"B", 1e9}, {"T", 1e12}}};
+  char* end = nullptr;
+  const double number = std::strtod(text.c_str(), &end);
+  for (const auto& [unit, factor] : kUnits) {
+    const double tokens = number * factor;
+    if (end != text.c_str() && std::string(end) == unit && tokens >= 1 && tokens <= 1e18) return tokens;
+  }
+  refuse("tokens: got " + io::in_quotes(text) + ", expected a number from 1 to 1e18, such as 15T or 300B.");
+}
+
+// Hardware that was named must do; that which is assumed need not.
+void resolve_time(const PlanOptions& options, PlanQuestion& question) {
+  plan::SearchSpace& space = question.space;
+  if (!options.timeline.empty()) question.timeline = plan::timeline_format(options.timeline);
+  if (options.tokens) question.tokens = parse_tokens(*options.tokens);
+  const bool is_given = !options.hardware.empty();
+  const plan::time::Hardware hardware =
+      is_given ? plan::time::choose_hardware(options.hardware) : plan::usual_hardware(space.base);
+  question.hardware_origin = is_given ? plan::HardwareOrigin::kGiven : plan::HardwareOrigin::kAssumed;
+  const auto reason = plan::why_no_forecast(question.model, space.base, space.options.network, hardware);
+  if (reason && (is_given || question.timeline || options.tokens)) refuse("no time of a step: " + *reason);
+  if (reason) {
+    question.why_no_forecast = *reason;
+  } else {
+    plan::predict_for(space, hardware);
+  }
+}
+
 void apply(const PlanOptions& options, plan::Setup& setup) {
   if (options.strategy) setup.strategy = strategy_named(*options.strategy);
   if (options.precision) setup.precision = plan::parse_planned_precision(*options.precision);
@@ -157,15 +197,21 @@ void add_plan_options(CLI::App& parser, PlanOptions& options) {
   parser.add_option("--prefetch-depth", options.prefetch_depth, "units gathered ahead");
   parser.add_option("--granularity", options.granularity, "what no rank border cuts: element, row, tensor, block:N");
   parser.add_option("--node", options.node, "ranks per node")->capture_default_str();
-  parser.add_option("--rails", options.network.rails, "network links per node")->capture_default_str();
+  parser.add_option("--rails", options.rails, "network links per node [one for each rank]");
   parser.add_option("--pod", options.network.pod_nodes, "nodes below one part of a slimmed fat tree; 0: all");
   parser.add_option("--slimming", options.network.slimming, "how much thinner the tree is above a pod")
       ->capture_default_str();
   parser.add_option("--transport", options.transport, "nccl, gloo, shm or two_level: whose scratch memory counts");
   parser.add_option("--memory", options.memory, "what a rank has, such as 80GiB");
   parser.add_option("--reserve", options.reserve, "bytes to set aside on each rank [2GiB with nccl, else 0]");
+  parser.add_option("--hardware", options.hardware,
+                    "that a step is timed on: " + hardware_list() + ", or a file of `fsdp plan calibrate`");
+  auto* tokens = parser.add_option("--tokens", options.tokens, "of a run, such as 15T: how long it takes");
+  auto* timeline =
+      parser.add_option("--timeline", options.timeline, "file for a step's events: .json for ui.perfetto.dev, or .svg");
   auto* fit = parser.add_flag("--fit", options.fit,
                               "search: the setups that no other beats in time and memory, and why others lose");
+  fit->excludes(tokens)->excludes(timeline);
   fit->excludes(parser.add_flag("--why", options.why, "what limits this setup, and the changes that relieve it most"));
   parser.add_option("--mtbf-hours", options.reliability.rank_mtbf_hours, "mean time between failures of a rank")
       ->capture_default_str();
@@ -203,6 +249,7 @@ PlanQuestion resolve(const PlanOptions& options) {
   setup.node_size = options.node;
   apply(options, setup);
   question.space.options.network = options.network;
+  question.space.options.network.rails = options.rails.value_or(options.node);
   const bool on_gpu = setup.transport == plan::Transport::kNccl;
   question.space.options.reserve =
       options.reserve.empty() ? (on_gpu ? kReserveOfGpu : 0) : plan::parse_bytes(options.reserve);
@@ -213,6 +260,7 @@ PlanQuestion resolve(const PlanOptions& options) {
   question.space.precisions = {setup.precision};
   if (!options.precision && setup.precision == plan::parse_planned_precision("bf16"))
     question.space.precisions.push_back(plan::parse_planned_precision("bf16_reduce"));
+  resolve_time(options, question);
   question.reliability = options.reliability;
   if (!options.checkpoint_rate.empty())
     question.reliability.checkpoint_bytes_per_s = static_cast<double>(plan::parse_bytes(options.checkpoint_rate));

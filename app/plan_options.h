@@ -7,9 +7,10 @@
 #include <vector>
 
 #include "app/command_line.h"
+#include "plan/forecast/timeline_file.h"
 #include "plan/reliability.h"
 #include "plan/report.h"
-#include "plan/search/search.h"
+#include "plan/search/search_space.h"
 
 namespace fsdp::app {
 
@@ -23,14 +24,18 @@ struct PlanOptions {
   std::optional<std::string> strategy, precision, optimizer, recompute, reshard_after_forward, granularity, transport;
   std::optional<int64_t> sequence_length, microbatch, microbatches, recompute_every, prefetch_depth;
   int64_t node = 8;
-  plan::Network network;
-  std::string memory;  // of a rank
+  std::optional<int64_t> rails;
+  plan::Network network;  // but for its rails
+  std::string memory;     // of a rank
   std::string reserve;
   bool fit = false;
   bool why = false;
   plan::Reliability reliability;
   std::string checkpoint_rate, storage_rate;
   std::string picture;
+  std::string hardware;  // a name or a file
+  std::string timeline;
+  std::optional<std::string> tokens;  // of a run
   bool json = false;
   std::vector<std::string> overrides;  // --section.key=value
 };
@@ -39,8 +44,12 @@ void add_plan_options(CLI::App& parser, PlanOptions& options);
 
 struct PlanQuestion {
   plan::PlannedModel model;
-  plan::SearchSpace space;  // its base is the setup that was asked for
+  plan::SearchSpace space;  // its base is the setup that was asked for; without hardware there is no forecast
   plan::Reliability reliability;
+  plan::HardwareOrigin hardware_origin = plan::HardwareOrigin::kAssumed;
+  std::string why_no_forecast;                   // where there is none
+  std::optional<plan::TimelineFormat> timeline;  // of PlanOptions::timeline
+  double tokens = 0;                             // of a run; 0: nobody asked
 };
 
 // Throws Error(kUsage) or io::Error(kUsage) that names the option, what was got and what would be legal.

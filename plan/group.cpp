@@ -90,6 +90,9 @@ void plan_weights(GroupPlan& group, const Setup& setup, const RankGroups& groups
 void plan_gradients(GroupPlan& group, const Setup& setup, const RankGroups& groups, const Types& types) {
   group.main_grad = group.main_weight;
   group.optimizer = num_states(setup.optimizer) * group.main_weight;
+  const int64_t written_copy =
+      types.param == types.main ? 0 : group.main_weight / size_of(types.main) * size_of(types.param);
+  group.optimizer_traffic = 2 * group.main_weight + group.main_grad + 2 * group.optimizer + written_copy;
   const bool in_main_grad = setup.transport == Transport::kNccl && setup.world() == 1 &&
                             setup.whole_shard == WholeShard::kInPlace && types.reduce == types.main &&
                             types.accumulate == types.main;

@@ -69,6 +69,9 @@ struct GroupPlan {
   int64_t replica_reduce_shard = 0;
   int64_t replica_gather_shard = 0;  // of weights; hybrid_optim
 
+  // That the optimizer reads and writes in a step, in one pass over what rests.
+  int64_t optimizer_traffic = 0;
+
   bool gathers() const { return gather_shard > 0; }
   int64_t released() const { return residence == Residence::kReleased ? unsharded : 0; }
 };

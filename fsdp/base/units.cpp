@@ -24,6 +24,7 @@ std::string format_bytes(int64_t bytes) {
 
 std::string format_count(int64_t count) {
   const auto value = static_cast<double>(count);
+  if (count >= 1'000'000'000'000) return with_suffix(value / 1e12, "T", 2);
   if (count >= 1'000'000'000) return with_suffix(value / 1e9, "B", 2);
   if (count >= 1'000'000) return with_suffix(value / 1e6, "M", 1);
   if (count >= 10'000) return with_suffix(value / 1e3, "K", 1);

@@ -1,29 +1,16 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
-#include "plan/report.h"
-#include "plan/search/floor.h"
+#include "plan/search/search_space.h"
 
 namespace fsdp::plan {
 
-// What is searched. Everything else is as in `base`, whose batch (sequences of all ranks in a step) is kept.
-struct SearchSpace {
-  Setup base;
-  int64_t memory = 0;                        // bytes that a rank has
-  std::vector<PlannedPrecision> precisions;  // to try
-  int64_t most_microbatch_sequences = 64;
-  ReportOptions options;
-  Machine machine;
-};
-
 struct Candidate {
   Setup setup;
-  int64_t memory = 0;
-  StepFloor floor;
+  Price price;
   std::string reason;  // why it is not among the best; empty if it is
 };
 
@@ -34,29 +21,14 @@ struct SearchResult {
 };
 
 // Every mesh whose groups fit the nodes, strategy, microbatch, recomputation, precision and rest between forward and
-// backward; best are those that no other beats in both time and memory. Time is the step's floor, then the time of all
-// communication (less of it is hidden more easily). Throws io::Error(kUsage) if nothing fits, with the smallest plan
-// and by how much it misses.
+// backward; best are those that no other beats in both time and memory. Time is that of a step as predicted, or its
+// floor, then the time of all communication (less of it is hidden more easily); predictions that differ by less than
+// 0.5 % count as equal. Throws io::Error(kUsage) if nothing
+// fits, with the smallest plan and by how much it misses, and std::invalid_argument where why_no_forecast() of the base
+// has a reason.
 SearchResult search(const PlannedModel& model, const SearchSpace& space);
 
-// The part or resource that limits a plan, and changes of one thing that relieve it most, at most three.
-struct Knob {
-  std::string change;
-  Setup setup;
-  int64_t memory = 0;
-  StepFloor floor;
-};
-struct Limits {
-  bool memory_is_short = false;
-  std::string limiting;  // in words
-  StepFloor floor;
-  std::vector<Knob> knobs;
-};
-Limits find_limits(const PlannedModel& model, const Report& report, const SearchSpace& space);
-
 std::string to_text(const SearchResult& result, const SearchSpace& space);
-std::string to_text(const Limits& limits, const Report& report, const SearchSpace& space);
 nlohmann::json to_json(const SearchResult& result);
-nlohmann::json to_json(const Limits& limits);
 
 }  // namespace fsdp::plan

@@ -59,6 +59,110 @@ TEST(PlanVerb, SearchesAndExplains) {
   const nlohmann::json why = plan_json("--preset llama-3.1-70b --world 64 --memory 80GiB --why");
   EXPECT_FALSE(why["fits"].get<bool>());
   EXPECT_EQ(why["why"]["knobs"].size(), 3U);
+  const nlohmann::json slow = plan_json("--preset llama-3.1-70b --world 128 --recompute block --why")["why"];
+  EXPECT_THAT(slow["limiting"].get<std::string>(), testing::StartsWith("compute ("));
+  for (const auto& knob : slow["knobs"]) {
+    EXPECT_GT(knob["gain_percent"], 0) << knob;
+    EXPECT_LT(knob["step_ms"], slow["step_ms"]) << knob;
+  }
+}
+
+TEST(PlanVerb, FitRanksByPredictedTime) {
+  const nlohmann::json fit = plan_json(
+      "--preset llama-3.1-70b --world 1280 --sequence 8192 --microbatches 4 --memory 80GiB --fit --hardware h200");
+  ASSERT_GT(fit["best"].size(), 1U);
+  for (size_t i = 1; i < fit["best"].size(); ++i) {
+    EXPECT_GT(fit["best"][i]["step_ms"], fit["best"][i - 1]["step_ms"]);
+    EXPECT_LT(fit["best"][i]["memory"], fit["best"][i - 1]["memory"]);
+  }
+  for (const auto& loser : fit["losers"]) EXPECT_FALSE(loser["reason"].get<std::string>().empty());
+}
+
+class PlannedTime : public testing::Test {
+ protected:
+  std::string path(const std::string& name) const { return folder_ / name; }
+
+  // Products take their operations over 10^6 a second, everything else nothing.
+  std::string made_up_hardware() const {
+    std::ofstream(path("made_up.json"))
+        << R"({"name": "made up", "peak_flops": {"fp32": 1e6}, "memory_bytes_per_second": 1e30,)"
+        << R"( "node": {"bytes_per_second": 1e30}, "network": {"bytes_per_second": 1e30}})";
+    return path("made_up.json");
+  }
+
+  io::TemporaryFolder folder_;
+};
+
+constexpr const char* kTiny =
+    "--model.family=llama --model.vocab_size=32 --model.hidden_size=8 --model.layers=2 --model.heads=2 "
+    "--model.kv_heads=2 --model.head_dim=4 --model.ffn_size=16 --data.sequence_length=16 --train.batch_sequences=1 ";
+
+// 6 operations for each of the parameters that a token is multiplied with, 14 for each feature and token that attention
+// sees, of which MFU counts 12.
+TEST_F(PlannedTime, OfATinyModelByHand) {
+  const nlohmann::json time = plan_json(kTiny + ("--world 1 --tokens 1M --hardware " + made_up_hardware()))["time"];
+  const double matrices = 2 * (4 * 8 * 8 + 3 * 8 * 16) + 32 * 8, seen = 2 * 8 * 8.5;
+  const double seconds = 16 * (6 * matrices + 14 * seen) / 1e6;
+  EXPECT_EQ(time["hardware"], "made up");
+  EXPECT_FALSE(time["hardware_is_assumed"].get<bool>());
+  EXPECT_NEAR(time["step_ms"], 1e3 * seconds, 1e-6);
+  EXPECT_NEAR(time["mfu"], (6 * matrices + 12 * seen) / (6 * matrices + 14 * seen), 1e-9);
+  EXPECT_NEAR(time["tokens_per_second"], 16 / seconds, 1e-6);
+  EXPECT_EQ(time["run"]["steps"], 62500);
+  EXPECT_NEAR(time["run"]["hours"], 62500 * seconds / 3600, 1e-6);
+  EXPECT_GT(time["run"]["hours_with_failures"], time["run"]["hours"]);
+  EXPECT_EQ(time["critical_path"]["limiting"], "compute");
+  EXPECT_EQ(time["units"].size(), 3U);
+}
+
+TEST_F(PlannedTime, SaysWhatItAssumes) {
+  const CommandResult text = run_fsdp("plan --preset llama-3.1-8b --world 16");
+  EXPECT_THAT(text.out, HasSubstr("time of a step on h100-sxm (assumed: --hardware says what it is)"));
+  EXPECT_THAT(text.out, HasSubstr("limited by compute: the critical path is compute "));
+  EXPECT_THAT(run_fsdp("plan --preset llama-3.1-8b --world 16 --transport two_level").out,
+              HasSubstr("time of a step on cpu-core (assumed"));
+  EXPECT_THAT(run_fsdp("plan --preset llama-3.1-8b --world 12").out,
+              HasSubstr("time of a step: not predicted. ranks: got 12 on nodes of 8, expected a multiple of it"));
+  EXPECT_TRUE(plan_json("--preset llama-3.1-8b --world 12")["time"].contains("not_predicted"));
+}
+
+TEST_F(PlannedTime, TimelinesAreWritten) {
+  const std::string setup = "plan --preset smollm2-135m --world 8 --timeline ";
+  ASSERT_EQ(run_fsdp(setup + path("step.json")).exit_code, 0);
+  ASSERT_EQ(run_fsdp(setup + path("step.svg")).exit_code, 0);
+  std::ifstream trace(path("step.json")), picture(path("step.svg"));
+  EXPECT_GT(nlohmann::json::parse(trace)["traceEvents"].size(), 100U);
+  std::string first;
+  std::getline(picture, first);
+  EXPECT_THAT(first, HasSubstr("<svg xmlns"));
+}
+
+// By name, and before anything is written.
+TEST_F(PlannedTime, WhatIsUnknownIsRefused) {
+  const std::string setup = "--preset llama-3.1-8b --world 16 --svg " + path("memory.svg") + " ";
+  expect_refusal(setup + "--hardware h300", "expected one of a100-80gb, h100-sxm, h200, b200, cpu-core, or the path");
+  expect_refusal(setup + "--hardware " + made_up_hardware(), "got dtype bf16, expected one of fp32");
+  expect_refusal(setup + "--timeline " + path("step.png"), "expected a name that ends in .json");
+  expect_refusal(setup + "--tokens plenty", "such as 15T or 300B");
+  expect_refusal("--preset llama-3.1-8b --world 12 --tokens 1T", "no time of a step: ranks: got 12 on nodes of 8");
+  expect_refusal(setup + "--fit --memory 80GiB --tokens 1T", "--tokens excludes --fit");
+  expect_refusal("calibrate --precision fp8", "got 'fp8', expected fp32 or bf16");
+  expect_refusal("calibrate --ranks 0", "expected at least 1");
+  EXPECT_FALSE(fs::exists(path("memory.svg")));
+}
+
+TEST_F(PlannedTime, ThisMachineIsCalibrated) {
+  for (const char* ranks : {"1", "2"}) {
+    const std::string file = path(std::string("ranks") + ranks + ".json");
+    const CommandResult result =
+        run_fsdp(std::string("plan calibrate --seconds 0.5 --ranks ") + ranks + " --out " + file);
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr(std::string(ranks) + " rank(s), each while all of them compute:"));
+    EXPECT_THAT(result.out, HasSubstr("wrote " + file));
+    const nlohmann::json time = plan_json(kTiny + ("--world 1 --hardware " + file))["time"];
+    EXPECT_EQ(time["hardware"], "this machine");
+    EXPECT_GT(time["step_ms"], 0);
+  }
 }
 
 class PlannedRun : public TrainingFixture {

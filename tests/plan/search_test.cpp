@@ -7,6 +7,7 @@
 
 #include "io/base/error.h"
 #include "models/config/presets.h"
+#include "plan/search/limits.h"
 
 namespace fsdp::plan::search_test {
 namespace {
@@ -26,7 +27,7 @@ SearchSpace space_of(int64_t world, const char* memory, int64_t sequences_per_ra
 }
 
 auto time_key(const Candidate& candidate) {
-  return std::pair(candidate.floor.seconds(), candidate.floor.communication());
+  return std::pair(candidate.price.floor.seconds(), candidate.price.floor.communication());
 }
 
 // Straight from the definition: none of the best is beaten, everything else is beaten or too large.
@@ -36,10 +37,10 @@ TEST(PlanSearch, TheBestAreThoseThatNobodyBeats) {
   ASSERT_FALSE(result.best.empty());
   EXPECT_EQ(static_cast<size_t>(result.num_tried), result.best.size() + result.losers.size());
   const auto beats = [](const Candidate& a, const Candidate& b) {
-    return time_key(a) <= time_key(b) && a.memory <= b.memory;
+    return time_key(a) <= time_key(b) && a.price.memory <= b.price.memory;
   };
   for (const Candidate& best : result.best) {
-    EXPECT_LE(best.memory, space.memory);
+    EXPECT_LE(best.price.memory, space.memory);
     EXPECT_EQ(best.setup.tokens_per_step(), space.base.tokens_per_step());
     EXPECT_EQ(best.setup.world(), 16);
     for (const Candidate& other : result.best) EXPECT_FALSE(&other != &best && beats(other, best));
@@ -47,8 +48,8 @@ TEST(PlanSearch, TheBestAreThoseThatNobodyBeats) {
   for (const Candidate& loser : result.losers) {
     const bool beaten =
         std::any_of(result.best.begin(), result.best.end(), [&](const Candidate& best) { return beats(best, loser); });
-    EXPECT_EQ(loser.memory <= space.memory, loser.reason.find("no faster") == 0) << loser.reason;
-    EXPECT_TRUE(beaten || loser.memory > space.memory) << describe(loser.setup);
+    EXPECT_EQ(loser.price.memory <= space.memory, loser.reason.find("no faster") == 0) << loser.reason;
+    EXPECT_TRUE(beaten || loser.price.memory > space.memory) << describe(loser.setup);
   }
 }
 
@@ -58,8 +59,8 @@ TEST(PlanSearch, CandidatesArePlans) {
   const SearchSpace space = space_of(8, "80GiB");
   for (const Candidate& candidate : search(model, space).best) {
     const Report report = make_report(model, candidate.setup, space.options);
-    EXPECT_EQ(report.memory.total(), candidate.memory);
-    EXPECT_DOUBLE_EQ(step_floor(model, report, space.machine).seconds(), candidate.floor.seconds());
+    EXPECT_EQ(report.memory.total(), candidate.price.memory);
+    EXPECT_DOUBLE_EQ(step_floor(model, report, space.machine).seconds(), candidate.price.floor.seconds());
   }
 }
 
@@ -76,12 +77,42 @@ TEST(PlanSearch, WhatFitsNowhereSaysByHowMuch) {
 }
 
 TEST(PlanSearch, SeventyBillionOn1280RanksTakesSeconds) {
+  SearchSpace space = space_of(1280, "80GiB", 16);
+  predict_for(space, time::find_hardware("h100-sxm"));
   const std::clock_t begin = std::clock();
-  const SearchResult result = search(preset_model("llama-3.1-70b"), space_of(1280, "80GiB", 16));
+  const SearchResult result = search(preset_model("llama-3.1-70b"), space);
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   std::printf("llama-3.1-70b on 1280 ranks: %ld plans in %.2f s of a processor\n", result.num_tried, seconds);
   EXPECT_LT(seconds, 10);
   EXPECT_GT(result.num_tried, 1000);
+}
+
+// With hardware: nothing among the best is beaten, or 0.5 % of time away from a smaller one.
+TEST(PlanSearch, PredictedTimesRank) {
+  SearchSpace space = space_of(16, "40GiB");
+  predict_for(space, time::find_hardware("h100-sxm"));
+  const PlannedModel model = preset_model("llama-3.1-8b");
+  const SearchResult result = search(model, space);
+  ASSERT_FALSE(result.best.empty());
+  EXPECT_EQ(static_cast<size_t>(result.num_tried), result.best.size() + result.losers.size());
+  for (size_t i = 0; i < result.best.size(); ++i) {
+    const Candidate& best = result.best[i];
+    ASSERT_TRUE(best.price.step);
+    EXPECT_LE(best.price.memory, space.memory);
+    EXPECT_GE(best.price.seconds(), best.price.floor.seconds());
+    EXPECT_DOUBLE_EQ(best.price.seconds(), forecast(model, best.setup, {}, *space.hardware).seconds());
+    if (i == 0) continue;
+    EXPECT_GT(best.price.seconds(), result.best[i - 1].price.seconds());
+    EXPECT_LT(best.price.memory, result.best[i - 1].price.memory);
+  }
+  for (const Candidate& loser : result.losers) {
+    const bool fits = loser.price.memory <= space.memory;
+    const bool beaten = std::any_of(result.best.begin(), result.best.end(), [&](const Candidate& best) {
+      return best.price.seconds() <= 1.005 * loser.price.seconds() && best.price.memory <= loser.price.memory;
+    });
+    EXPECT_TRUE(beaten || !fits) << describe(loser.setup);
+    EXPECT_FALSE(loser.reason.empty());
+  }
 }
 
 TEST(PlanLimits, ShortMemoryIsNamedAndRelieved) {
@@ -94,10 +125,10 @@ TEST(PlanLimits, ShortMemoryIsNamedAndRelieved) {
   EXPECT_THAT(limits.limiting, HasSubstr("the largest part is activations"));
   ASSERT_EQ(limits.knobs.size(), 3U);
   for (const Knob& knob : limits.knobs) {
-    EXPECT_LT(knob.memory, report.memory.total());
-    EXPECT_EQ(make_report(model, knob.setup, space.options).memory.total(), knob.memory) << knob.change;
+    EXPECT_LT(knob.price.memory, report.memory.total());
+    EXPECT_EQ(make_report(model, knob.setup, space.options).memory.total(), knob.price.memory) << knob.change;
   }
-  EXPECT_LE(limits.knobs.front().memory, space.memory);
+  EXPECT_LE(limits.knobs.front().price.memory, space.memory);
 }
 
 // One sequence per rank on 1,280 ranks: gathers through the network decide, and hybrid groups relieve it.
@@ -107,11 +138,31 @@ TEST(PlanLimits, TheNetworkIsNamedAndRelieved) {
   space.base.work.sequence_length = 512;
   const Report report = make_report(model, space.base, space.options);
   const Limits limits = find_limits(model, report, space);
-  EXPECT_EQ(limits.floor.bound(), Bound::kNetwork);
+  EXPECT_EQ(limits.price.floor.bound(), Bound::kNetwork);
   EXPECT_EQ(limits.limiting, "the network between nodes");
   ASSERT_FALSE(limits.knobs.empty());
-  EXPECT_LT(limits.knobs.front().floor.seconds(), limits.floor.seconds());
-  EXPECT_LE(limits.knobs.front().memory, space.memory);
+  EXPECT_LT(limits.knobs.front().price.floor.seconds(), limits.price.floor.seconds());
+  EXPECT_LE(limits.knobs.front().price.memory, space.memory);
+}
+
+// The simulation names what most of its critical path is made of: at first the network, then, with a hundred times as
+// much of it, computing.
+TEST(PlanLimits, TheSimulationNamesTheResource) {
+  const PlannedModel model = preset_model("llama-3.1-8b");
+  SearchSpace space = space_of(64, "80GiB", 1);
+  const Report report = make_report(model, space.base, space.options);
+  time::Hardware hardware = time::find_hardware("h100-sxm");
+  hardware.network.bytes_per_second /= 10;
+  hardware.network.hop_us = hardware.start_us = 0;
+  predict_for(space, hardware);
+  const Limits slow = find_limits(model, report, space);
+  EXPECT_THAT(slow.limiting, testing::MatchesRegex("(gather|reduce) .critical path: compute .*"));
+  ASSERT_EQ(slow.knobs.size(), 3U);
+  for (const Knob& knob : slow.knobs) EXPECT_LT(knob.price.seconds(), slow.price.seconds()) << knob.change;
+  EXPECT_LE(slow.knobs[0].price.seconds(), slow.knobs[1].price.seconds());
+  hardware.network.bytes_per_second *= 100;
+  predict_for(space, hardware);
+  EXPECT_THAT(find_limits(model, report, space).limiting, testing::StartsWith("compute ("));
 }
 
 // performance.md, section 3.1: full recomputation of SmolLM3 at 8192 tokens adds 6.83 to 22.074 GF.

@@ -11,7 +11,7 @@
 namespace fsdp::train {
 namespace {
 
-constexpr int64_t kTokensAtATime = 2048;
+constexpr int64_t kChoiceTokensAtATime = 2048;
 constexpr size_t kQuestionsAtATime = 256;
 constexpr const char* kSpaces = " \t\n\r";
 
@@ -126,7 +126,7 @@ MultipleChoiceResult evaluate(InferenceModel& model, const tokenizer::Tokenizer&
   MultipleChoiceResult result;
   QuestionBatch batch;
   const auto score = [&] {
-    count_answers(log_likelihoods(model, batch.texts, kTokensAtATime), batch.questions, result);
+    count_answers(log_likelihoods(model, batch.texts, kChoiceTokensAtATime), batch.questions, result);
     batch = {};
   };
   for (const MultipleChoice& question : questions) {

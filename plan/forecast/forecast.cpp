@@ -1,0 +1,104 @@
+#include "plan/forecast/forecast.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "plan/forecast/planned_work.h"
+
+namespace fsdp::plan {
+namespace {
+
+using time::Action;
+using time::StepTime;
+using time::UnitTime;
+
+PathShares shares_of(const std::vector<time::PathPart>& path) {
+  PathShares shares;
+  for (const time::PathPart& part : path) {
+    const double ms = part.end_ms - part.begin_ms;
+    switch (part.action) {
+      case Action::kCompute:
+        shares.compute += ms;
+        break;
+      case Action::kStartGather:
+        shares.gather += ms;
+        break;
+      case Action::kStartReduce:
+        shares.reduce += ms;
+        break;
+      case Action::kOptimize:
+        shares.optimizer += ms;
+        break;
+      default:
+        shares.other += ms;
+    }
+  }
+  return shares;
+}
+
+// `times` more microbatches like the one by which `four` exceeds `three`.
+void extend(double& four, double three, double times) { four = std::max(0.0, four + times * (four - three)); }
+
+void extend(StepTime& four, const StepTime& three, double times) {
+  constexpr std::array kTotals = {&StepTime::step_ms,           &StepTime::compute_ms,        &StepTime::slowdown_ms,
+                                  &StepTime::exposed_gather_ms, &StepTime::exposed_reduce_ms, &StepTime::other_ms,
+                                  &StepTime::gather_ms,         &StepTime::reduce_ms};
+  constexpr std::array kOfUnits = {&UnitTime::compute_ms, &UnitTime::gather_ms, &UnitTime::reduce_ms,
+                                   &UnitTime::exposed_gather_ms, &UnitTime::exposed_reduce_ms};
+  for (double StepTime::*field : kTotals) extend(four.*field, three.*field, times);
+  for (size_t i = 0; i < four.units.size(); ++i) {
+    for (double UnitTime::*field : kOfUnits) extend(four.units[i].*field, three.units[i].*field, times);
+  }
+}
+
+void extend(PathShares& four, const PathShares& three, double times) {
+  extend(four.compute, three.compute, times);
+  extend(four.gather, three.gather, times);
+  extend(four.reduce, three.reduce, times);
+  extend(four.other, three.other, times);
+}
+
+}  // namespace
+
+std::string PathShares::limiting() const {
+  const std::array<std::pair<double, const char*>, 4> kinds = {
+      {{compute, "compute"}, {gather, "gather"}, {reduce, "reduce"}, {optimizer, "optimizer"}}};
+  return std::max_element(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) { return a.first < b.first; })
+      ->second;
+}
+
+Forecast forecast(const PlannedModel& model, const Setup& setup, const Network& network,
+                  const time::Hardware& hardware) {
+  Forecast result;
+  result.hardware = with_rails(hardware, setup, network);
+  result.microbatches = setup.work.microbatches;
+  result.world = setup.world();
+  result.tokens_per_step = setup.tokens_per_step();
+  result.work = planned_work(model, setup, network, kMostSimulated);
+  result.step = time::predict(result.work, result.hardware);
+  result.path = shares_of(result.step.critical_path);
+  const int64_t more = setup.work.microbatches - kMostSimulated;
+  if (more <= 0) return result;
+  time::StepWork shorter = result.work;
+  shorter.microbatches = kMostSimulated - 1;
+  const StepTime three = time::predict(shorter, result.hardware);
+  const auto times = static_cast<double>(more);
+  extend(result.step, three, times);
+  extend(result.path, shares_of(three.critical_path), times);
+  const double flops = result.work.model_flops / kMostSimulated * static_cast<double>(setup.work.microbatches);
+  result.step.mfu = flops / (result.seconds() * result.hardware.flops(result.work.dtype));
+  return result;
+}
+
+RunLength run_length(const Forecast& forecast, double tokens) {
+  RunLength length;
+  length.tokens = tokens;
+  length.steps = std::ceil(tokens / static_cast<double>(forecast.tokens_per_step));
+  length.hours = length.steps * forecast.seconds() / 3600;
+  length.rank_hours = length.hours * static_cast<double>(forecast.world);
+  return length;
+}
+
+}  // namespace fsdp::plan

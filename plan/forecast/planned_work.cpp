@@ -1,0 +1,109 @@
+#include "plan/forecast/planned_work.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "plan/group.h"
+#include "plan/time/decoder_work.h"
+
+namespace fsdp::plan {
+namespace {
+
+time::Recompute recompute_of(models::Recompute recompute) {
+  switch (recompute) {
+    case models::Recompute::kNone:
+      return time::Recompute::kNone;
+    case models::Recompute::kElementwise:
+      return time::Recompute::kElementwise;
+    case models::Recompute::kGateUp:
+      return time::Recompute::kGateUp;
+    case models::Recompute::kBlock:
+      return time::Recompute::kBlock;
+  }
+  return time::Recompute::kNone;
+}
+
+// Of the blocks, where only the first of every so many is computed again.
+double recomputed_share(int64_t layers, int64_t every) {
+  return static_cast<double>((layers + every - 1) / every) / static_cast<double>(std::max<int64_t>(layers, 1));
+}
+
+time::DecoderSetup decoder_setup(const models::DecoderConfig& config, const Setup& setup, int64_t microbatches) {
+  time::DecoderSetup decoder;
+  decoder.sequence_length = setup.work.sequence_length;
+  decoder.sequences = setup.work.microbatch_sequences;
+  decoder.microbatches = static_cast<int>(microbatches);
+  decoder.recompute = recompute_of(setup.work.recompute);
+  decoder.recomputed_share = recomputed_share(config.num_hidden_layers, setup.work.recompute_every);
+  decoder.dtype = dtype_of_products(setup);
+  decoder.strategy = setup.strategy;
+  decoder.shard_ranks = static_cast<int>(setup.shards);
+  decoder.replica_ranks = static_cast<int>(setup.replicas);
+  decoder.ranks_per_node = static_cast<int>(setup.node_size);
+  decoder.schedule = setup.schedule;
+  return decoder;
+}
+
+// What the plan knows of a unit takes the place of what a decoder's work estimates.
+void use_buffers(time::UnitWork& unit, const std::vector<GroupPlan>& groups, const RankGroups& ranks) {
+  unit.gather_bytes = unit.reduce_bytes = 0;
+  for (const GroupPlan& group : groups) {
+    if (group.gathers()) unit.gather_bytes += group.unsharded;
+    unit.reduce_bytes += group.reduce_shard * ranks.shard.size;
+  }
+}
+
+}  // namespace
+
+time::Dtype dtype_of_products(const Setup& setup) {
+  return setup.precision.param == io::DType::BF16 ? time::Dtype::kBf16 : time::Dtype::kFp32;
+}
+
+time::StepWork planned_work(const PlannedModel& model, const Setup& setup, const Network& network,
+                            int64_t most_microbatches) {
+  if (!model.decoder) throw std::invalid_argument("'" + model.name + "' is no decoder: what it computes is not known.");
+  const int64_t microbatches = std::min(setup.work.microbatches, most_microbatches);
+  time::StepWork work =
+      time::decoder_work(time::DecoderShape::of(*model.decoder), decoder_setup(*model.decoder, setup, microbatches));
+  const std::vector<std::vector<GroupPlan>> units = plan_units(model, setup);
+  const RankGroups ranks = rank_groups(setup);
+  work.optimizer_bytes = 0;
+  for (size_t i = 0; i < units.size(); ++i) {
+    work.units.at(i).name = i < model.blocks.size() ? model.blocks[i].name : model.root.name;
+    use_buffers(work.units[i], units[i], ranks);
+    for (const GroupPlan& group : units[i]) work.optimizer_bytes += static_cast<double>(group.optimizer_traffic);
+  }
+  work.reshard_after_forward = static_cast<int>(setup.forward_group());
+  work.replica_reduce = setup.replica_reduce;
+  work.nodes_per_pod = static_cast<int>(network.pod_nodes);
+  work.slimming = network.slimming;
+  return work;
+}
+
+time::Hardware with_rails(const time::Hardware& hardware, const Setup& setup, const Network& network) {
+  time::Hardware result = hardware;
+  const double share = static_cast<double>(network.rails) / static_cast<double>(setup.node_size);
+  result.network.bytes_per_second *= std::min(1.0, share);
+  return result;
+}
+
+time::Hardware usual_hardware(const Setup& setup) {
+  return time::find_hardware(setup.transport == Transport::kNccl ? "h100-sxm" : "cpu-core");
+}
+
+std::optional<std::string> why_no_forecast(const PlannedModel& model, const Setup& setup, const Network& network,
+                                           const time::Hardware& hardware) {
+  try {
+    const time::StepWork work = planned_work(model, setup, network, /*most_microbatches=*/1);
+    check(work);
+    check(hardware);
+    hardware.flops(work.dtype);
+  } catch (const std::invalid_argument& error) {
+    const std::string text = error.what();
+    const size_t tag = text.rfind('[', 0) == 0 ? text.find("] ") : std::string::npos;
+    return tag == std::string::npos ? text : text.substr(tag + 2);
+  }
+  return std::nullopt;
+}
+
+}  // namespace fsdp::plan
