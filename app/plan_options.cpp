@@ -139,14 +139,14 @@ double parse_tokens(const std::string& text) {
   refuse("tokens: got " + io::in_quotes(text) + ", expected a number from 1 to 1e18, such as 15T or 300B.");
 }
 
-// Hardware that was named must do; that which is assumed need not.
-void resolve_time(const PlanOptions& options, PlanQuestion& question) {
+// Hardware that was named, here or in the training configuration, must do; that which is assumed need not.
+void resolve_time(const PlanOptions& options, const std::string& configured, PlanQuestion& question) {
   plan::SearchSpace& space = question.space;
   if (!options.timeline.empty()) question.timeline = plan::timeline_format(options.timeline);
   if (options.tokens) question.tokens = parse_tokens(*options.tokens);
-  const bool is_given = !options.hardware.empty();
-  const plan::time::Hardware hardware =
-      is_given ? plan::time::choose_hardware(options.hardware) : plan::usual_hardware(space.base);
+  const std::string& name = options.hardware.empty() ? configured : options.hardware;
+  const bool is_given = !name.empty();
+  const plan::time::Hardware hardware = is_given ? plan::time::choose_hardware(name) : plan::usual_hardware(space.base);
   question.hardware_origin = is_given ? plan::HardwareOrigin::kGiven : plan::HardwareOrigin::kAssumed;
   const auto reason = plan::why_no_forecast(question.model, space.base, space.options.network, hardware);
   if (reason && (is_given || question.timeline || options.tokens)) refuse("no time of a step: " + *reason);
@@ -260,7 +260,7 @@ PlanQuestion resolve(const PlanOptions& options) {
   question.space.precisions = {setup.precision};
   if (!options.precision && setup.precision == plan::parse_planned_precision("bf16"))
     question.space.precisions.push_back(plan::parse_planned_precision("bf16_reduce"));
-  resolve_time(options, question);
+  resolve_time(options, config.output.hardware, question);
   question.reliability = options.reliability;
   if (!options.checkpoint_rate.empty())
     question.reliability.checkpoint_bytes_per_s = static_cast<double>(plan::parse_bytes(options.checkpoint_rate));

@@ -99,7 +99,7 @@ ALLOWED = {
     "train/model": MODEL | {"plan"},
     "train/evaluate": DATA,
     "train/generate": DATA,
-    "train/loop": DATA | {"plan", "train/evaluate", "train/generate"},
+    "train/loop": DATA | {"plan", "plan/forecast", "plan/time", "train/evaluate", "train/generate"},
     "train/parity": DATA | {"train/loop"},
 }
 # Rooms within a room: its own matter, one room to all others.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <utility>
 
 #include "plan/forecast/planned_work.h"
 
@@ -62,11 +61,11 @@ void extend(PathShares& four, const PathShares& three, double times) {
 
 }  // namespace
 
-std::string PathShares::limiting() const {
-  const std::array<std::pair<double, const char*>, 4> kinds = {
-      {{compute, "compute"}, {gather, "gather"}, {reduce, "reduce"}, {optimizer, "optimizer"}}};
-  return std::max_element(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) { return a.first < b.first; })
-      ->second;
+std::string Forecast::limiting() const {
+  const double communication = path.gather + path.reduce;
+  if (communication > std::max(path.compute, path.optimizer))
+    return step.exposed_gather_ms >= step.exposed_reduce_ms ? "gather" : "reduce";
+  return path.optimizer > path.compute ? "optimizer" : "compute";
 }
 
 Forecast forecast(const PlannedModel& model, const Setup& setup, const Network& network,

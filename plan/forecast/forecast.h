@@ -22,8 +22,6 @@ struct PathShares {
   double other = 0;  // ranks compare what they did
 
   double sum() const { return compute + gather + reduce + optimizer + other; }
-  // "compute", "gather", "reduce" or "optimizer": the largest.
-  std::string limiting() const;
 };
 
 // How long a step of a setup takes on some hardware, and where the time goes.
@@ -38,6 +36,9 @@ struct Forecast {
 
   double seconds() const { return 1e-3 * step.step_ms; }
   double exposed_ms() const { return step.exposed_gather_ms + step.exposed_reduce_ms; }
+  // "compute", "optimizer", or communication, whichever most of the critical path is. Transfers share links, so that a
+  // path through one lane has been held up by the other: of them "gather" or "reduce", whatever computing waited for.
+  std::string limiting() const;
   double tokens_per_second() const { return static_cast<double>(tokens_per_step) / seconds(); }
 };
 

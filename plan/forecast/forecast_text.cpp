@@ -113,8 +113,7 @@ std::string to_text(const Forecast& forecast, HardwareOrigin origin) {
                     "likewise" + worst_units_text(forecast, clock, &UnitTime::exposed_reduce_ms));
   text += clock.row("optimizer", step.optimizer_ms, "");
   if (step.other_ms > 0) text += clock.row("agreement", step.other_ms, "ranks compare what they did");
-  return text + "  limited by " + forecast.path.limiting() + ": the critical path is " + path_text(forecast.path) +
-         "\n";
+  return text + "  limited by " + forecast.limiting() + ": the critical path is " + path_text(forecast.path) + "\n";
 }
 
 nlohmann::json to_json(const Forecast& forecast, HardwareOrigin origin) {
@@ -142,7 +141,7 @@ nlohmann::json to_json(const Forecast& forecast, HardwareOrigin origin) {
             {"reduce_ms", forecast.path.reduce},
             {"optimizer_ms", forecast.path.optimizer},
             {"agreement_ms", forecast.path.other},
-            {"limiting", forecast.path.limiting()}}},
+            {"limiting", forecast.limiting()}}},
           {"units", units}};
 }
 

@@ -15,49 +15,50 @@ namespace {
 // Changes of one thing.
 std::vector<Knob> all_knobs(const Setup& setup) {
   std::vector<Knob> knobs;
-  const auto add = [&](const std::string& text, const std::function<void(Setup&)>& change) {
+  const auto add = [&](Lever lever, const std::string& text, const std::function<void(Setup&)>& change) {
     Setup changed = setup;
     change(changed);
-    knobs.push_back({text, changed, {}});
+    knobs.push_back({lever, text, changed, {}});
   };
   for (const models::Recompute recompute : kAllRecomputes) {
     if (recompute == setup.work.recompute) continue;
-    add("recompute " + std::string(name(recompute)), [&](Setup& s) {
+    add(Lever::kRecompute, "recompute " + std::string(name(recompute)), [&](Setup& s) {
       s.work.recompute = recompute;
       s.work.recompute_every = 1;
     });
   }
   if (setup.work.microbatch_sequences % 2 == 0) {
-    add("microbatches of half the size", [](Setup& s) {
+    add(Lever::kMicrobatch, "microbatches of half the size", [](Setup& s) {
       s.work.microbatch_sequences /= 2;
       s.work.microbatches *= 2;
     });
   }
   if (setup.work.microbatches % 2 == 0) {
-    add("microbatches of twice the size", [](Setup& s) {
+    add(Lever::kMicrobatch, "microbatches of twice the size", [](Setup& s) {
       s.work.microbatch_sequences *= 2;
       s.work.microbatches /= 2;
     });
   }
   if (setup.precision == parse_planned_precision("bf16"))
-    add("gradients in bf16 on the wire", [](Setup& s) { s.precision = parse_planned_precision("bf16_reduce"); });
+    add(Lever::kPrecision, "gradients in bf16 on the wire",
+        [](Setup& s) { s.precision = parse_planned_precision("bf16_reduce"); });
   if (setup.precision == parse_planned_precision("fp32"))
-    add("precision bf16", [](Setup& s) { s.precision = parse_planned_precision("bf16"); });
+    add(Lever::kPrecision, "precision bf16", [](Setup& s) { s.precision = parse_planned_precision("bf16"); });
   const schedule::Schedule& order = setup.schedule;
   if (order.kind == schedule::Kind::kStaticOrder && order.forward_depth == order.backward_depth) {
     const int depth = order.forward_depth + 1;
-    add(std::to_string(depth) + " units gathered ahead",
+    add(Lever::kPrefetch, std::to_string(depth) + " units gathered ahead",
         [depth](Setup& s) { s.schedule.forward_depth = s.schedule.backward_depth = depth; });
   }
   const bool may_grow = 2 * setup.world() <= kMostRanks && setup.transport != Transport::kSharedMemory;
   if (may_grow && setup.strategy != Strategy::kNoShard)
-    add("twice the ranks, as shards", [](Setup& s) { s.shards *= 2; });
+    add(Lever::kRanks, "twice the ranks, as shards", [](Setup& s) { s.shards *= 2; });
   for (const Sharding& other : shardings(setup.world(), setup.node_size)) {
     if (other.is_of(setup)) continue;
     std::string text = std::string(fsdp::name(other.strategy)) + " on " + std::to_string(other.replicas) + " x " +
                        std::to_string(other.shards);
-    if (other.reshard) text += ", weights resting inside nodes";
-    add(text, [&](Setup& s) { other.apply_to(s); });
+    if (other.reshard) text += ", weights resting in groups of " + std::to_string(setup.node_size);
+    add(Lever::kSharding, text, [&](Setup& s) { other.apply_to(s); });
   }
   return knobs;
 }
@@ -85,7 +86,7 @@ std::string limiting_text(const Report& report, const Limits& limits, const Sear
   if (limits.memory_is_short)
     return "memory: " + format_bytes(limits.price.memory - space.memory) + " too much; the largest part is " +
            largest_part(report);
-  if (limits.price.step) return limits.price.step->path.limiting() + share_text(limits.price.step->path);
+  if (limits.price.step) return limits.price.step->limiting + share_text(limits.price.step->path);
   return std::string(name(limits.price.floor.bound()));
 }
 
@@ -101,6 +102,17 @@ bool helps(const Price& changed, const Limits& now, const SearchSpace& space) {
   const Bound bound = now.price.floor.bound();
   return busy_seconds(changed.floor, bound) < kWorthIt * busy_seconds(now.price.floor, bound) &&
          changed.seconds() < now.price.seconds();
+}
+
+std::vector<Knob> first_of_each_lever(const std::vector<Knob>& knobs) {
+  constexpr size_t kMost = 3;
+  std::vector<Knob> first;
+  for (const Knob& knob : knobs) {
+    const bool is_new =
+        std::none_of(first.begin(), first.end(), [&](const Knob& other) { return other.lever == knob.lever; });
+    if (is_new && first.size() < kMost) first.push_back(knob);
+  }
+  return first;
 }
 
 }  // namespace
@@ -124,8 +136,7 @@ Limits find_limits(const PlannedModel& model, const Report& report, const Search
   };
   std::stable_sort(limits.knobs.begin(), limits.knobs.end(),
                    [&](const Knob& a, const Knob& b) { return order(a) < order(b); });
-  constexpr size_t kMost = 3;
-  if (limits.knobs.size() > kMost) limits.knobs.resize(kMost);
+  limits.knobs = first_of_each_lever(limits.knobs);
   return limits;
 }
 

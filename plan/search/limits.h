@@ -7,14 +7,18 @@
 
 namespace fsdp::plan {
 
+// What a change is of.
+enum class Lever { kRecompute, kMicrobatch, kPrecision, kPrefetch, kRanks, kSharding };
+
 // A change of one thing, and what the plan costs then.
 struct Knob {
+  Lever lever;
   std::string change;
   Setup setup;
   Price price;
 };
 
-// The part or resource that limits a plan, and the changes that relieve it most, at most three.
+// The part or resource that limits a plan, and the changes that relieve it most, at most three and one of a lever.
 struct Limits {
   bool memory_is_short = false;
   std::string limiting;  // in words

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <tuple>
-#include <utility>
 
 #include "fsdp/base/units.h"
 #include "io/base/error.h"
@@ -11,6 +10,8 @@ namespace fsdp::plan {
 namespace {
 
 using models::Recompute;
+
+constexpr double kAlike = 1.005;  // a smaller ratio of two predicted times says nothing
 
 std::vector<int64_t> microbatch_sizes(int64_t rank_sequences, int64_t most) {
   std::vector<int64_t> sizes;
@@ -43,7 +44,7 @@ std::vector<Candidate> evaluate_all(const PlannedModel& model, const SearchSpace
         for (const Recompute recompute : kAllRecomputes) {
           setup.work.recompute = recompute;
           if (recompute == Recompute::kNone) setup.work.recompute_every = 1;
-          all.push_back({setup, price(model, setup, space), ""});
+          all.push_back({setup, price(model, setup, space), {}, {}});
         }
       }
     }
@@ -62,22 +63,37 @@ std::vector<Candidate> evaluate_all(const PlannedModel& model, const SearchSpace
                       "). Use more ranks, shorter sequences or a smaller model.");
 }
 
-// Of plans that a prediction cannot tell apart, the smallest stays.
-void drop_near_twins(SearchResult& result) {
-  constexpr double kAlike = 1.005;
-  std::vector<Candidate> kept;
-  for (size_t first = 0, last; first < result.best.size(); first = last + 1) {
-    last = first;
-    const double limit = kAlike * result.best[first].price.seconds();
-    while (last + 1 < result.best.size() && result.best[last + 1].price.seconds() <= limit) ++last;
-    for (size_t i = first; i < last; ++i) {
-      result.losers.push_back(result.best[i]);
-      result.losers.back().reason = "less than 0.5 % faster than " + describe(result.best[last].setup);
-    }
-    kept.push_back(result.best[last]);
+// Of candidates in the order of time: those that fit and take less memory than all before them. Where times are
+// predicted, of neighbours that no prediction can tell apart the smallest.
+std::vector<size_t> find_best(const std::vector<Candidate>& all, const SearchSpace& space) {
+  std::vector<size_t> best;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const int64_t memory = all[i].price.memory;
+    if (memory <= space.memory && (best.empty() || memory < all[best.back()].price.memory)) best.push_back(i);
   }
-  result.best = std::move(kept);
-  std::stable_sort(result.losers.begin(), result.losers.end(), is_faster);
+  if (!space.hardware) return best;
+  std::vector<size_t> kept;
+  for (size_t first = 0, last; first < best.size(); first = last + 1) {
+    last = first;
+    const double limit = kAlike * all[best[first]].price.seconds();
+    while (last + 1 < best.size() && all[best[last + 1]].price.seconds() <= limit) ++last;
+    kept.push_back(best[last]);
+  }
+  return kept;
+}
+
+// Why it is not among the best, which are given: too large, or the fastest that is no larger is as fast.
+void give_reason(Candidate& loser, const std::vector<Candidate>& best, const SearchSpace& space) {
+  const int64_t memory = loser.price.memory;
+  if (memory > space.memory) {
+    loser.reason = "needs " + format_bytes(memory) + ", " + format_bytes(memory - space.memory) + " too much";
+    return;
+  }
+  const auto rival =
+      std::find_if(best.begin(), best.end(), [&](const Candidate& each) { return each.price.memory <= memory; });
+  loser.rival = static_cast<size_t>(rival - best.begin());
+  loser.reason =
+      loser.price.seconds() < rival->price.seconds() ? "less than 0.5 % faster than" : "no faster and no smaller than";
 }
 
 }  // namespace
@@ -86,19 +102,16 @@ SearchResult search(const PlannedModel& model, const SearchSpace& space) {
   check(space.base);
   std::vector<Candidate> all = evaluate_all(model, space);
   std::stable_sort(all.begin(), all.end(), is_faster);
+  const std::vector<size_t> best = find_best(all, space);
+  if (best.empty()) throw_nothing_fits(all, space);
   SearchResult result;
   result.num_tried = static_cast<int64_t>(all.size());
-  for (Candidate& candidate : all) {
-    const int64_t memory = candidate.price.memory;
-    if (memory > space.memory) {
-      candidate.reason = "needs " + format_bytes(memory) + ", " + format_bytes(memory - space.memory) + " too much";
-    } else if (!result.best.empty() && memory >= result.best.back().price.memory) {
-      candidate.reason = "no faster and no smaller than " + describe(result.best.back().setup);
-    }
-    (candidate.reason.empty() ? result.best : result.losers).push_back(candidate);
+  for (const size_t i : best) result.best.push_back(all[i]);
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (std::binary_search(best.begin(), best.end(), i)) continue;
+    give_reason(all[i], result.best, space);
+    result.losers.push_back(all[i]);
   }
-  if (result.best.empty()) throw_nothing_fits(all, space);
-  if (space.hardware) drop_near_twins(result);
   return result;
 }
 

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,7 +13,8 @@ namespace fsdp::plan {
 struct Candidate {
   Setup setup;
   Price price;
-  std::string reason;  // why it is not among the best; empty if it is
+  std::string reason;           // why it is not among the best; empty if it is
+  std::optional<size_t> rival;  // in SearchResult::best, whom the reason speaks of
 };
 
 struct SearchResult {

@@ -60,7 +60,7 @@ Price price(const PlannedModel& model, const Report& report, const SearchSpace& 
   Price result{report.memory.total(), step_floor(model, report, space.machine), {}};
   if (!space.hardware) return result;
   const Forecast step = forecast(model, report.setup, space.options.network, *space.hardware);
-  result.step = {step.seconds(), 1e-3 * step.exposed_ms(), step.step.mfu, step.path};
+  result.step = {step.seconds(), 1e-3 * step.exposed_ms(), step.step.mfu, step.path, step.limiting()};
   return result;
 }
 

@@ -34,6 +34,7 @@ struct PredictedStep {
   double exposed_seconds = 0;  // in which communication holds computing up
   double mfu = 0;
   PathShares path;
+  std::string limiting;  // Forecast::limiting()
 };
 
 // What a setup costs.

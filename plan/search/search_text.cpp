@@ -59,12 +59,14 @@ nlohmann::json price_json(const Price& price) {
   return json;
 }
 
-nlohmann::json candidate_json(const Candidate& candidate) {
+nlohmann::json candidate_json(const Candidate& candidate, const SearchResult& result) {
   nlohmann::json json = price_json(candidate.price);
   json["setup"] = describe(candidate.setup);
-  json["reason"] = candidate.reason;
+  json["reason"] = candidate.reason + (candidate.rival ? " " + describe(result.best[*candidate.rival].setup) : "");
   return json;
 }
+
+std::string number_text(size_t index) { return "[" + std::to_string(index + 1) + "]"; }
 
 // The fastest that fit, and of those faster than the best that do not fit, the ones that miss it by least.
 std::vector<Candidate> telling_losers(const SearchResult& result, const SearchSpace& space) {
@@ -90,11 +92,13 @@ std::string to_text(const SearchResult& result, const SearchSpace& space) {
                      format_count(space.base.tokens_per_step()) + " tokens per step; " + time_text(space) + "\n" +
                      std::to_string(result.best.size()) + " that no other beats in time and memory:\n" + header(space) +
                      "  setup\n";
-  for (const Candidate& candidate : result.best)
-    text += price_columns(candidate.price) + "  " + describe(candidate.setup) + "\n";
+  for (size_t i = 0; i < result.best.size(); ++i)
+    text += price_columns(result.best[i].price) + "  " + number_text(i) + " " + describe(result.best[i].setup) + "\n";
   text += "some of " + std::to_string(result.losers.size()) + " others, and why not (all: --json):\n";
-  for (const Candidate& loser : telling_losers(result, space))
-    text += price_columns(loser.price) + "  " + describe(loser.setup) + ": " + loser.reason + "\n";
+  for (const Candidate& loser : telling_losers(result, space)) {
+    text += price_columns(loser.price) + "  " + describe(loser.setup) + ": " + loser.reason +
+            (loser.rival ? " " + number_text(*loser.rival) : "") + "\n";
+  }
   return text;
 }
 
@@ -112,8 +116,8 @@ std::string to_text(const Limits& limits, const SearchSpace& space) {
 
 nlohmann::json to_json(const SearchResult& result) {
   nlohmann::json best = nlohmann::json::array(), losers = nlohmann::json::array();
-  for (const Candidate& candidate : result.best) best.push_back(candidate_json(candidate));
-  for (const Candidate& candidate : result.losers) losers.push_back(candidate_json(candidate));
+  for (const Candidate& candidate : result.best) best.push_back(candidate_json(candidate, result));
+  for (const Candidate& candidate : result.losers) losers.push_back(candidate_json(candidate, result));
   return {{"tried", result.num_tried}, {"best", best}, {"losers", losers}};
 }
 

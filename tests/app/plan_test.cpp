@@ -211,6 +211,22 @@ TEST_F(PlannedRun, ADryRunPrintsAndWritesNothing) {
   EXPECT_EQ(run_fsdp(train("--dry-run --train.batch_sequences=0")).exit_code, 2);
 }
 
+// Beforehand, and at the end beside what it took; a name that nobody knows ends the run before it writes.
+TEST_F(PlannedRun, SaysHowLongAStepTakes) {
+  const CommandResult dry = run_fsdp(train("--dry-run --output.hardware=cpu-core"));
+  EXPECT_EQ(dry.exit_code, 0) << dry.err;
+  EXPECT_THAT(dry.out, HasSubstr("time of a step on cpu-core\n"));
+  const CommandResult unknown = launch_fsdp(2, train("--output.hardware=pdp-11"));
+  EXPECT_EQ(unknown.exit_code, 2) << unknown.out;
+  EXPECT_THAT(unknown.err, HasSubstr("got 'pdp-11', expected one of a100-80gb"));
+  EXPECT_FALSE(fs::exists(path("out")));
+  const CommandResult result = launch_fsdp(2, train("--output.hardware=cpu-core"));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, testing::ContainsRegex("plan: a step takes [0-9.]+ ms on cpu-core: "));
+  EXPECT_THAT(result.out,
+              testing::ContainsRegex("plan: a step took [0-9.]+ ms .[+-][0-9.]+ % of the [0-9.]+ planned on cpu-core"));
+}
+
 TEST_F(PlannedRun, APictureIsWritten) {
   const CommandResult result = run_fsdp("plan " + path("run.toml") + " --svg " + path("memory.svg"));
   EXPECT_EQ(result.exit_code, 0) << result.err;

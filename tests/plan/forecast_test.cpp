@@ -63,7 +63,7 @@ TEST(PlanForecast, ComputingTakesItsOperations) {
   EXPECT_NEAR(result.step.step_ms, 1e3 * operations / 1e6, 1e-6);
   EXPECT_NEAR(result.step.mfu, (6 * matrices + 12 * seen) / (6 * matrices + 14 * seen), 1e-9);
   EXPECT_NEAR(result.tokens_per_second(), 16e6 / operations, 1e-6);
-  EXPECT_EQ(result.path.limiting(), "compute");
+  EXPECT_EQ(result.limiting(), "compute");
   EXPECT_DOUBLE_EQ(result.exposed_ms(), 0);
 }
 

@@ -103,6 +103,7 @@ struct CheckConfig {
 struct OutputConfig {
   std::string folder = "runs/train";
   std::string overwrite = "refuse";
+  std::string hardware;
 };
 
 struct SampleConfig {

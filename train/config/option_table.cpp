@@ -240,6 +240,10 @@ std::vector<Option> output_options() {
       {"output.folder", FSDP_SLOT(output.folder), any(), "folder of config.toml, metrics.jsonl and model/"},
       {"output.overwrite", FSDP_SLOT(output.overwrite), one_of({"refuse", "replace"}),
        "what to do with the files of an earlier run in output.folder"},
+      {"output.hardware", FSDP_SLOT(output.hardware), any(),
+       "what a rank runs on, as in `fsdp plan --hardware`: a name, or a file of `fsdp plan calibrate`. The run then "
+       "says "
+       "beforehand how long a step takes, and at its end how long it took; empty: it does not"},
   };
 }
 

@@ -2,6 +2,8 @@
 
 #include "fsdp/base/units.h"
 #include "fsdp/comm/connection.h"
+#include "plan/forecast/planned_work.h"
+#include "plan/time/hardware_file.h"
 #include "train/base/format.h"
 #include "train/model/planned_run.h"
 
@@ -27,6 +29,37 @@ plan::Report plan_run(const Config& config, const ModelChoice& choice, const Wor
   }
   if (world.connection->host_weights() == HostWeightCopies::kPerRank) setup.copies = plan::GatheredCopies::kPerRank;
   return plan::make_report(planned_model(config, choice), setup);
+}
+
+std::optional<plan::Forecast> forecast_run(const Config& config, const ModelChoice& choice, const plan::Report& plan) {
+  const std::string& name = config.output.hardware;
+  if (name.empty()) return std::nullopt;
+  const plan::time::Hardware hardware = plan::time::choose_hardware(name);
+  const plan::PlannedModel model = planned_model(config, choice);
+  const plan::Network network{.rails = plan.setup.node_size};
+  if (const auto reason = plan::why_no_forecast(model, plan.setup, network, hardware))
+    throw Error(ErrorCode::kUsage, "[plan] output.hardware '" + name + "': no time of a step: " + *reason);
+  return plan::forecast(model, plan.setup, network, hardware);
+}
+
+std::string dry_run_text(const Config& config, const ModelChoice& choice, const World& world) {
+  const plan::Report plan = plan_run(config, choice, world);
+  const auto forecast = forecast_run(config, choice, plan);
+  return plan::to_text(plan) +
+         (forecast ? "\n" + plan::to_text(*forecast, plan::HardwareOrigin::kGiven) : std::string());
+}
+
+std::string describe_forecast(const plan::Forecast& forecast) {
+  return format_text("plan: a step takes %.1f ms on %s: %.1f computing, %.1f waiting for transfers, %.1f optimizer; ",
+                     forecast.step.step_ms, forecast.hardware.name.c_str(), forecast.step.compute_ms,
+                     forecast.exposed_ms(), forecast.step.optimizer_ms) +
+         format_text("%.0f tok/s of all ranks", forecast.tokens_per_second());
+}
+
+std::string compare_with_forecast(const plan::Forecast& forecast, double step_seconds) {
+  const double ms = 1e3 * step_seconds;
+  return format_text("plan: a step took %.1f ms (%+.1f %% of the %.1f planned on %s)", ms,
+                     100 * (ms / forecast.step.step_ms - 1), forecast.step.step_ms, forecast.hardware.name.c_str());
 }
 
 std::string describe_plan(const plan::Report& plan) {

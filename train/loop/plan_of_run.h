@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "fsdp/fsdp.h"
+#include "plan/forecast/forecast.h"
 #include "plan/report.h"
 #include "train/config/config.h"
 #include "train/model/model_choice.h"
@@ -13,6 +15,19 @@ namespace fsdp::train {
 
 // Of the ranks, the transport and the copies of weights that this world has. Local.
 plan::Report plan_run(const Config& config, const ModelChoice& choice, const World& world);
+
+// How long its steps take on output.hardware; nothing where that is empty. Local. Throws Error(kUsage) or
+// io::Error(kUsage) naming it where there is no such hardware, or no prediction for it.
+std::optional<plan::Forecast> forecast_run(const Config& config, const ModelChoice& choice, const plan::Report& plan);
+
+// What a dry run prints: the tables of both.
+std::string dry_run_text(const Config& config, const ModelChoice& choice, const World& world);
+
+// "plan: a step takes 412.3 ms on this machine: ...".
+std::string describe_forecast(const plan::Forecast& forecast);
+
+// How long steps took beside that.
+std::string compare_with_forecast(const plan::Forecast& forecast, double step_seconds);
 
 // "plan: a rank holds ... in buffers, ... of activations: 1.20 GiB at most, ...".
 std::string describe_plan(const plan::Report& plan);

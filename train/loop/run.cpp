@@ -94,6 +94,7 @@ class Run {
         stragglers_(world_, config.check.stragglers_every) {
     fault_point("model.built");
     on_rank0(world_, [&] {
+      forecast_ = forecast_run(config_, prepared.choice, plan_);
       make_output(folder_);
       lock_.emplace(folder_.root);
       start_output(folder_, config_, check_output(folder_, config_));
@@ -142,6 +143,7 @@ class Run {
   int end() {
     console_.line("train: " + std::to_string(trainer_.steps_done()) + " steps in " + clock_text(pace_.elapsed()));
     console_.line("train: " + compare_with_plan(plan_, model_.root, trainer_.optimizer_bytes()));
+    if (forecast_) console_.line("train: " + compare_with_forecast(*forecast_, pace_.median_step_seconds()));
     write_samples();
     if (!report_heldout(config_.train.final_eval_batches)) return stop(agreed_reason());
     checkpoints_.finish();
@@ -319,6 +321,7 @@ class Run {
     console_.line("train: at rest each rank holds weights " + format_bytes(rest.main_weight + rest.model_weight) +
                   ", gradients " + format_bytes(trained) + ", optimizer " + format_bytes(2 * trained));
     console_.line("train: " + describe_plan(plan_));
+    if (forecast_) console_.line("train: " + describe_forecast(*forecast_));
   }
 
   void report(const StepResult& result, bool done) {
@@ -425,6 +428,7 @@ class Run {
   double peak_flops_;  // of one rank; at least what a step has reached
   Tuning tuning_;
   plan::Report plan_;
+  std::optional<plan::Forecast> forecast_;  // of rank 0
   ShardedModel model_;
   double flops_per_token_;
   PackedBatches batches_;
@@ -471,7 +475,7 @@ int run_training(const Config& config, const World& world, StopSignal& stop_sign
   });
   check_ranks_agree(world, config, splits->train);
   if (kind == RunKind::kDry) {
-    on_rank0(world, [&] { std::fputs(plan::to_text(plan_run(config, *choice, world)).c_str(), stdout); });
+    on_rank0(world, [&] { std::fputs(dry_run_text(config, *choice, world).c_str(), stdout); });
     return 0;
   }
   Run run(
