@@ -49,6 +49,9 @@ inline constexpr int64_t kMostSimulated = 4;
 Forecast forecast(const PlannedModel& model, const Setup& setup, const Network& network,
                   const time::Hardware& hardware);
 
+// "compute 99.4 %, transfers 0.5 % (gathers 0.2 %, reductions 0.2 %), optimizer 0.2 %".
+std::string to_text(const PathShares& path);
+
 // A run over so many tokens, without failures and pauses.
 struct RunLength {
   double tokens = 0;

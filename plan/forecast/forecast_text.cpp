@@ -44,8 +44,10 @@ class Clock {
   bool in_seconds_;
 };
 
-// The units that computing stands still for longest: ": root 12.10 ms, model.layers.0 3.00 ms, 2 others".
-std::string worst_units_text(const Forecast& forecast, const Clock& clock, double UnitTime::*exposed_ms) {
+// The units that computing stands still for longest: "WHAT: root 12.10 ms, model.layers.0 3.00 ms, 2 others"; nothing
+// if there are none.
+std::string worst_units_text(const char* what, const Forecast& forecast, const Clock& clock,
+                             double UnitTime::*exposed_ms) {
   std::vector<UnitTime> units = forecast.step.units;
   std::erase_if(units, [&](const UnitTime& unit) { return unit.*exposed_ms < 0.005; });
   std::stable_sort(units.begin(), units.end(),
@@ -53,17 +55,8 @@ std::string worst_units_text(const Forecast& forecast, const Clock& clock, doubl
   constexpr size_t kShown = 3;
   std::string text;
   for (size_t i = 0; i < std::min(kShown, units.size()); ++i)
-    text += (i == 0 ? ": " : ", ") + units[i].unit + " " + clock.text(units[i].*exposed_ms);
+    text += (i == 0 ? std::string(what) + ": " : ", ") + units[i].unit + " " + clock.text(units[i].*exposed_ms);
   if (units.size() > kShown) text += ", " + std::to_string(units.size() - kShown) + " others";
-  return text;
-}
-
-std::string path_text(const PathShares& path) {
-  const double percent = 100 / std::max(path.sum(), 1e-9);
-  std::string text =
-      formatted("compute %.1f %%, gathers %.1f %%, reductions %.1f %%, optimizer %.1f %%", percent * path.compute,
-                percent * path.gather, percent * path.reduce, percent * path.optimizer);
-  if (path.other > 0) text += formatted(", agreement %.1f %%", percent * path.other);
   return text;
 }
 
@@ -77,6 +70,16 @@ nlohmann::json unit_json(const UnitTime& unit) {
 }
 
 }  // namespace
+
+std::string to_text(const PathShares& path) {
+  const double percent = 100 / std::max(path.sum(), 1e-9);
+  std::string text =
+      formatted("compute %.1f %%, transfers %.1f %% (gathers %.1f %%, reductions %.1f %%), optimizer %.1f %%",
+                percent * path.compute, percent * (path.gather + path.reduce), percent * path.gather,
+                percent * path.reduce, percent * path.optimizer);
+  if (path.other > 0) text += formatted(", agreement %.1f %%", percent * path.other);
+  return text;
+}
 
 std::string to_text(const RunLength& length, double goodput) {
   const double hours = length.hours / goodput;
@@ -108,12 +111,13 @@ std::string to_text(const Forecast& forecast, HardwareOrigin origin) {
   text += "\n" + clock.row("step", step.step_ms, speed);
   text += clock.row("forward and backward", step.compute_ms, beside);
   text += clock.row("exposed gathers", step.exposed_gather_ms,
-                    "nothing is computed" + worst_units_text(forecast, clock, &UnitTime::exposed_gather_ms));
-  text += clock.row("exposed reductions", step.exposed_reduce_ms,
-                    "likewise" + worst_units_text(forecast, clock, &UnitTime::exposed_reduce_ms));
+                    worst_units_text("computing waits for weights", forecast, clock, &UnitTime::exposed_gather_ms));
+  text += clock.row(
+      "exposed reductions", step.exposed_reduce_ms,
+      worst_units_text("computing waits for sums of gradients", forecast, clock, &UnitTime::exposed_reduce_ms));
   text += clock.row("optimizer", step.optimizer_ms, "");
   if (step.other_ms > 0) text += clock.row("agreement", step.other_ms, "ranks compare what they did");
-  return text + "  limited by " + forecast.limiting() + ": the critical path is " + path_text(forecast.path) + "\n";
+  return text + "  limited by " + forecast.limiting() + ": the critical path is " + to_text(forecast.path) + "\n";
 }
 
 nlohmann::json to_json(const Forecast& forecast, HardwareOrigin origin) {

@@ -1,8 +1,6 @@
 #include "plan/search/limits.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <functional>
 #include <tuple>
 
@@ -73,20 +71,12 @@ double busy_seconds(const StepFloor& floor, Bound bound) {
   return bound == Bound::kCompute ? floor.compute : bound == Bound::kNodeLinks ? floor.node_links : floor.network;
 }
 
-std::string share_text(const PathShares& path) {
-  std::array<char, 160> text{};
-  const double percent = 100 / path.sum();
-  std::snprintf(text.data(), text.size(),
-                " (critical path: compute %.1f %%, gather %.1f %%, reduce %.1f %%, optimizer %.1f %%)",
-                percent * path.compute, percent * path.gather, percent * path.reduce, percent * path.optimizer);
-  return text.data();
-}
-
 std::string limiting_text(const Report& report, const Limits& limits, const SearchSpace& space) {
   if (limits.memory_is_short)
     return "memory: " + format_bytes(limits.price.memory - space.memory) + " too much; the largest part is " +
            largest_part(report);
-  if (limits.price.step) return limits.price.step->limiting + share_text(limits.price.step->path);
+  if (limits.price.step)
+    return limits.price.step->limiting + " (critical path: " + to_text(limits.price.step->path) + ")";
   return std::string(name(limits.price.floor.bound()));
 }
 

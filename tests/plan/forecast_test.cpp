@@ -101,6 +101,10 @@ TEST(PlanForecast, LinksCarryTheBytesOfThePlan) {
   plan::Setup grouped = small_setup(1, 8);
   grouped.reshard_after_forward = int64_t{2};
   expect_bytes(grouped);
+  plan::Setup one_copy = small_setup(1, 4);  // of the gathered weights on a host: nothing is gathered
+  one_copy.transport = Transport::kSharedMemory;
+  one_copy.copies = GatheredCopies::kOnePerHost;
+  expect_bytes(one_copy);
 }
 
 // Gathers, reductions and the optimizer's pass of the simulation are the plan's.
