@@ -38,9 +38,9 @@ std::vector<std::string> gather_strings(const World& world, const std::string& m
   const NormalTensors normal_tensors;
   const auto comm = world.connection->world();
   const int64_t size = world.size;
-  at::Tensor lengths = at::zeros({size}, at::kLong);
-  lengths[world.rank] = static_cast<int64_t>(mine.size());
-  comm->all_reduce_small(lengths, {"gather strings (lengths)", "", ""});
+  const at::Tensor lengths = at::zeros({size}, at::kLong);
+  const at::Tensor length = at::full({1}, static_cast<int64_t>(mine.size()), at::kLong);
+  comm->all_gather(lengths, length, {"gather strings (lengths)", "", ""}).wait();
   const int64_t longest = lengths.max().item<int64_t>();
   const at::Tensor all = at::zeros({size * longest}, at::kByte);
   comm->all_gather(all, to_tensor(mine, longest), {"gather strings", "", ""}).wait();

@@ -329,7 +329,9 @@ World connect_fabric(int size, const FabricModel& model) {
              " bytes per second, expected at least 1 of each.");
   ConnectOptions options;
   options.fabric = model;
-  return connect(nullptr, 0, size, options);
+  World world = connect(nullptr, 0, size, options);
+  world.local_size = 1;
+  return world;
 }
 
 }  // namespace fsdp::comm

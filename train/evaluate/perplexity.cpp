@@ -9,8 +9,8 @@
 namespace fsdp::train {
 namespace {
 
-constexpr int64_t kTokensAtATime = 2048;    // of a forward, unless a window is longer
-constexpr int64_t kWaitingTokens = 131072;  // forwards are dealt out to the ranks: there must be many
+constexpr int64_t kTokensOfAForward = 2048;  // of a forward, unless a window is longer
+constexpr int64_t kWaitingTokens = 131072;   // forwards are dealt out to the ranks: there must be many
 
 Error usage_error(const char* what, int64_t got, int64_t lowest, int64_t highest) {
   return {ErrorCode::kUsage, "[eval] " + std::string(what) + ": got " + std::to_string(got) + ", expected " +
@@ -61,7 +61,7 @@ const Perplexity& PerplexityMeter::result() {
 }
 
 void PerplexityMeter::score() {
-  for (const double sum : log_likelihoods(model_, waiting_, kTokensAtATime)) sum_.nats -= sum;
+  for (const double sum : log_likelihoods(model_, waiting_, kTokensOfAForward)) sum_.nats -= sum;
   for (const ScoredText& text : waiting_) sum_.num_tokens += text.num_targets();
   waiting_.clear();
   num_waiting_ = 0;

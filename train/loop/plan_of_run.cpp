@@ -20,14 +20,16 @@ std::string compared(const std::string& part, int64_t real, int64_t planned) {
 }  // namespace
 
 plan::Report plan_run(const Config& config, const ModelChoice& choice, const World& world) {
-  plan::Setup setup = planned_setup(config, {world.size, world.local_size});
   const std::string transport = transport_name(world);
+  const bool is_modelled = transport == "fabric";  // one link for all, and no scratch, like memory that ranks share
+  plan::Setup setup = planned_setup(config, {world.size, is_modelled ? world.size : world.local_size});
   if (setup.transport != plan::Transport::kNccl) {
-    setup.transport = transport == "shm"    ? plan::Transport::kSharedMemory
-                      : transport == "gloo" ? plan::Transport::kGloo
-                                            : plan::Transport::kTwoLevel;
+    setup.transport = transport == "shm" || is_modelled ? plan::Transport::kSharedMemory
+                      : transport == "gloo"             ? plan::Transport::kGloo
+                                                        : plan::Transport::kTwoLevel;
   }
-  if (world.connection->host_weights() == HostWeightCopies::kPerRank) setup.copies = plan::GatheredCopies::kPerRank;
+  const bool has_own_copy = is_modelled || world.connection->host_weights() == HostWeightCopies::kPerRank;
+  if (has_own_copy) setup.copies = plan::GatheredCopies::kPerRank;
   return plan::make_report(planned_model(config, choice), setup);
 }
 
@@ -82,6 +84,17 @@ std::string compare_with_plan(const plan::Report& plan, const Unit& root, int64_
          compared(", optimizer", optimizer_bytes, planned(Part::kOptimizer)) +
          compared(", buffers", memory.gathered + memory.reduce + memory.idle, plan.step.held_bytes) +
          " (how far from the plan)";
+}
+
+std::string compare_traffic(const plan::Report& plan, const Counters& counters) {
+  const plan::CallLedger& planned = plan.step.calls;
+  const auto beside = [](int64_t real, int64_t expected) {
+    return with_thousands(real) + " (planned " + with_thousands(expected) + ")";
+  };
+  return "traffic of the last step: " + beside(counters.gathers, planned.gathers) + " gathers, " +
+         beside(counters.reduces, planned.reduces) + " reductions; received " +
+         beside(counters.gather_bytes, planned.gather_bytes) + " bytes of weights, " +
+         beside(counters.reduce_bytes, planned.reduce_bytes) + " of gradients";
 }
 
 }  // namespace fsdp::train

@@ -34,5 +34,7 @@ std::string describe_plan(const plan::Report& plan);
 
 // What this rank holds after some steps, beside what was planned, by part. Local.
 std::string compare_with_plan(const plan::Report& plan, const Unit& root, int64_t optimizer_bytes);
+// Calls and bytes of the last step, since Unit::reset_counters(), beside those that were planned.
+std::string compare_traffic(const plan::Report& plan, const Counters& counters);
 
 }  // namespace fsdp::train

@@ -31,6 +31,7 @@
 #include "train/loop/matmul_peak.h"
 #include "train/loop/pace.h"
 #include "train/loop/plan_of_run.h"
+#include "train/loop/preparation.h"
 #include "train/loop/rank_check.h"
 #include "train/loop/records.h"
 #include "train/loop/run_state.h"
@@ -51,21 +52,10 @@ using Clock = Pace::Clock;
 
 constexpr int kStoppedAndResumable = 75;  // EX_TEMPFAIL
 
-// What the run is given before its model is built.
-struct Prepared {
-  ThreadPlan threads;
-  c10::Device device;
-  Splits splits;
-  ModelChoice choice;
-  std::optional<tokenizer::Tokenizer> tokenizer;  // of the data
-  Tuning tuning;
-  StopSignal& stop_signal;
-};
-
 // The run as rank 0 tells about it, and the loop of all ranks.
 class Run {
  public:
-  Run(const Config& config, const World& world, Prepared prepared)
+  Run(const Config& config, const World& world, Preparation prepared, StopSignal& stop_signal)
       : config_(config),
         world_(world),
         threads_(std::move(prepared.threads)),
@@ -73,7 +63,7 @@ class Run {
         folder_{config.output.folder},
         console_(Console::detect(stdout, world.rank)),
         splits_(std::move(prepared.splits)),
-        stop_signal_(prepared.stop_signal),
+        stop_signal_(stop_signal),
         tokenizer_(std::move(prepared.tokenizer)),
         writer_(config.sample, config.train.seed, tokenizer_),
         peak_flops_(peak_of_a_rank(world, config.train.peak_tflops,
@@ -449,39 +439,19 @@ class Run {
 int run_training(const Config& config, const World& world, StopSignal& stop_signal, RunKind kind) {
   stop_signal.answer_with(world.size == 1 ? StopSignal::Answer::kNoteAndTell : StopSignal::Answer::kNote);
   if (config.train.deterministic) compute_deterministically();
-  const ThreadPlan threads = set_threads(world);
-  c10::Device device = c10::kCPU;
-  std::optional<Splits> splits;
-  std::optional<ModelChoice> choice;
-  std::optional<tokenizer::Tokenizer> tokenizer;
-  Tuning tuning;
-  on_all_ranks(world, [&] {
-    check_graphs(config);
-    device = choose_device(config.shard.device, "[train] shard.device", world);
-    splits = open_splits(config.data);
-    const io::TokenDataset& data = splits->train.dataset();
-    check_batch(config.train, world, splits->train);
-    choice = choose_model(config.model, data.vocab_size(), data.eos_id());
-    tuning = choose_tuning(config.tune, *choice);
-    fit_model(choice->config, config, splits->train);
-    tokenizer = tokenizer_of(data);
-    SampleWriter(config.sample, config.train.seed, tokenizer);  // can it be made?
-    verify_splits(*splits, config.check.data);
-  });
+  Preparation prepared = prepare(config, world, set_threads(world));
   on_rank0(world, [&] {
     check_output({config.output.folder}, config);
     if (!config.model.preset.empty())
-      Console(Console::detect(stdout, 0)).line("train: " + config.model.preset + ": " + size_text(choice->config));
+      Console(Console::detect(stdout, 0))
+          .line("train: " + config.model.preset + ": " + size_text(prepared.choice.config));
   });
-  check_ranks_agree(world, config, splits->train);
+  check_ranks_agree(world, config, prepared.splits.train);
   if (kind == RunKind::kDry) {
-    on_rank0(world, [&] { std::fputs(dry_run_text(config, *choice, world).c_str(), stdout); });
+    on_rank0(world, [&] { std::fputs(dry_run_text(config, prepared.choice, world).c_str(), stdout); });
     return 0;
   }
-  Run run(
-      config, world,
-      {threads, device, std::move(*splits), std::move(*choice), std::move(tokenizer), std::move(tuning), stop_signal});
-  return run.train();
+  return Run(config, world, std::move(prepared), stop_signal).train();
 }
 
 }  // namespace fsdp::train

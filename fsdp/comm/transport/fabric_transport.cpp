@@ -77,17 +77,18 @@ class FabricTransport : public Transport {
     });
   }
 
-  std::unique_ptr<Transfer> reduce_scatter(const at::Tensor& input, const at::Tensor& output, const at::Tensor& staging,
+  // In place, as its twin on GPUs does it: what is planned without scratch needs none.
+  std::unique_ptr<Transfer> reduce_scatter(const at::Tensor& input, const at::Tensor& output, const at::Tensor&,
                                            Accumulate accumulate, uint32_t) override {
     const at::Tensor own = input.narrow(0, 0, output.numel());
     return transfer(received(own), [=, size = size_] {
-      at::Tensor sum = staging.narrow(0, 0, own.numel());
-      at::mul_out(sum, own, at::scalar_tensor(size, own.options()));
-      kernels::sum_chunks(output, {sum}, accumulate == Accumulate::kAdd);
+      at::Tensor(own).mul_(size);
+      if (own.const_data_ptr() != output.const_data_ptr())
+        kernels::sum_chunks(output, {own}, accumulate == Accumulate::kAdd);
     });
   }
 
-  int64_t staging_numel(int64_t shard_numel) const override { return shard_numel; }
+  int64_t staging_numel(int64_t) const override { return 0; }
 
   std::unique_ptr<Transfer> broadcast(const at::Tensor& tensor, int, uint32_t) override {
     return transfer(static_cast<int64_t>(tensor.nbytes()), [] {});

@@ -1,0 +1,36 @@
+#include "train/loop/preparation.h"
+
+#include <utility>
+
+#include "train/base/agreement.h"
+#include "train/base/device.h"
+#include "train/data/batch_source.h"
+#include "train/data/data_tokenizer.h"
+#include "train/generate/samples.h"
+#include "train/model/graphed_blocks.h"
+
+namespace fsdp::train {
+
+Preparation prepare(const Config& config, const World& world, ThreadPlan threads) {
+  c10::Device device = c10::kCPU;
+  std::optional<Splits> splits;
+  std::optional<ModelChoice> choice;
+  std::optional<tokenizer::Tokenizer> tokenizer;
+  Tuning tuning;
+  on_all_ranks(world, [&] {
+    check_graphs(config);
+    device = choose_device(config.shard.device, "[train] shard.device", world);
+    splits = open_splits(config.data);
+    const io::TokenDataset& data = splits->train.dataset();
+    check_batch(config.train, world, splits->train);
+    choice = choose_model(config.model, data.vocab_size(), data.eos_id());
+    tuning = choose_tuning(config.tune, *choice);
+    fit_model(choice->config, config, splits->train);
+    tokenizer = tokenizer_of(data);
+    SampleWriter(config.sample, config.train.seed, tokenizer);  // can it be made?
+    verify_splits(*splits, config.check.data);
+  });
+  return {std::move(threads), device, std::move(*splits), std::move(*choice), std::move(tokenizer), std::move(tuning)};
+}
+
+}  // namespace fsdp::train
