@@ -13,8 +13,10 @@ struct Types {
   io::DType main, param, reduce, accumulate;
 };
 
-Types types_of(io::DType main, const PlannedPrecision& precision) {
-  return {main, precision.param.value_or(main), precision.reduce.value_or(main), precision.accumulate.value_or(main)};
+Types types_of(const PlannedParameter& parameter, const PlannedPrecision& precision) {
+  const io::DType main = parameter.dtype;
+  const io::DType param = parameter.compute == ComputeType::kOwn ? main : precision.param.value_or(main);
+  return {main, param, precision.reduce.value_or(main), precision.accumulate.value_or(main)};
 }
 
 layout::FlatLayout make_layout(std::span<const PlannedParameter> members, const Setup& setup, const Types& types,
@@ -136,7 +138,7 @@ RankGroups rank_groups(const Setup& setup) {
 
 GroupPlan plan_group(std::span<const PlannedParameter> members, const Setup& setup) {
   const RankGroups groups = rank_groups(setup);
-  const Types types = types_of(members.front().dtype, setup.precision);
+  const Types types = types_of(members.front(), setup.precision);
   GroupPlan group;
   group.num_tensors = members.size();
   for (const PlannedParameter& member : members) group.numel += member.numel();
@@ -152,7 +154,8 @@ std::vector<GroupPlan> plan_unit(const PlannedUnit& unit, const Setup& setup) {
   std::vector<std::vector<PlannedParameter>> groups;
   for (const PlannedParameter& parameter : unit.parameters) {
     const auto fits = [&](const auto& group) {
-      return group.front().dtype == parameter.dtype && group.front().trains == parameter.trains;
+      return group.front().dtype == parameter.dtype && group.front().trains == parameter.trains &&
+             types_of(group.front(), setup.precision).param == types_of(parameter, setup.precision).param;
     };
     const auto found = std::find_if(groups.begin(), groups.end(), fits);
     if (found == groups.end()) {
@@ -168,7 +171,7 @@ std::vector<GroupPlan> plan_unit(const PlannedUnit& unit, const Setup& setup) {
 
 std::vector<std::vector<GroupPlan>> plan_units(const PlannedModel& model, const Setup& setup) {
   const auto alike = [](const PlannedParameter& a, const PlannedParameter& b) {
-    return a.shape == b.shape && a.dtype == b.dtype && a.trains == b.trains;
+    return a.shape == b.shape && a.dtype == b.dtype && a.trains == b.trains && a.compute == b.compute;
   };
   std::vector<std::vector<GroupPlan>> units;
   std::vector<size_t> distinct;  // blocks that were planned

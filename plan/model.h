@@ -10,12 +10,16 @@
 
 namespace fsdp::plan {
 
+// In which element type a parameter is computed with: the setup's, or always its own.
+enum class ComputeType { kOfPrecision, kOwn };
+
 // A parameter as fully_shard() would find it: its dtype is the main weight's.
 struct PlannedParameter {
   std::string name;
   std::vector<int64_t> shape;
   io::DType dtype = io::DType::F32;
   bool trains = true;
+  ComputeType compute = ComputeType::kOfPrecision;
 
   int64_t numel() const;
 };
@@ -29,12 +33,17 @@ struct PlannedUnit {
   bool trains() const;  // any of them
 };
 
+// Whether the root reads some of its first parameters again behind the blocks, where it may have no others.
+enum class TiedHead { kNo, kYes };
+
 // A model that need not exist: units as the trainer makes them. A step computes with the root's first parameters
-// (embedding), then with the blocks in order, then with the root's last ones (norm, head).
+// (embedding), then with the blocks in order, then with the root's others (norm, head).
 struct PlannedModel {
   std::string name;
   std::vector<PlannedUnit> blocks;
   PlannedUnit root;
+  size_t num_first = 1;  // of the root's parameters; fewer if it has fewer
+  TiedHead head = TiedHead::kNo;
   std::optional<models::DecoderConfig> decoder;  // what activations and FLOPs need; without it they are not planned
 
   int64_t num_parameters() const;

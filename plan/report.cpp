@@ -25,6 +25,12 @@ std::string rest_text(const Setup& setup) {
 
 Report make_report(const PlannedModel& model, const Setup& setup, const ReportOptions& options) {
   check(setup);
+  return make_report(model, setup, options, plan_activations(model, setup));
+}
+
+Report make_report(const PlannedModel& model, const Setup& setup, const ReportOptions& options,
+                   const Activations& activations) {
+  check(setup);
   const std::vector<std::vector<GroupPlan>> units = plan_units(model, setup);
   Report report;
   report.model = model.name;
@@ -33,7 +39,7 @@ Report make_report(const PlannedModel& model, const Setup& setup, const ReportOp
   report.units = model.num_units();
   if (model.decoder) report.flops_per_token = models::flops_per_token(*model.decoder, setup.work.sequence_length);
   report.checkpoint_bytes = checkpoint_bytes_of(model, setup.optimizer);
-  report.step = walk_step(model, units, plan_activations(model, setup), setup);
+  report.step = walk_step(model, units, activations, setup);
   report.memory = plan_memory(model, units, report.step, options.reserve);
   report.traffic = plan_traffic(units, report.step.calls, setup, options.network);
   return report;

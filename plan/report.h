@@ -33,6 +33,9 @@ struct Report {
 
 // A model with 80 blocks takes about a millisecond. Throws io::Error(kUsage): see check(Setup).
 Report make_report(const PlannedModel& model, const Setup& setup, const ReportOptions& options = {});
+// The same with activations that are known.
+Report make_report(const PlannedModel& model, const Setup& setup, const ReportOptions& options,
+                   const Activations& activations);
 
 // Tables for people; every key of the tables for programs: bytes as integers.
 std::string to_text(const Report& report);

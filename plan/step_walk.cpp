@@ -1,6 +1,7 @@
 #include "plan/step_walk.h"
 
 #include <algorithm>
+#include <span>
 
 #include "plan/gradient_walk.h"
 #include "plan/weight_walk.h"
@@ -8,10 +9,19 @@
 namespace fsdp::plan {
 namespace {
 
-// The root's first parameter, whose gradient comes last.
-bool embedding_trains(const PlannedModel& model) {
-  return !model.root.parameters.empty() && model.root.parameters.front().trains;
+bool any_trains(std::span<const PlannedParameter> parameters) {
+  return std::any_of(parameters.begin(), parameters.end(), [](const auto& each) { return each.trains; });
 }
+
+// The root's first parameters, whose gradients come last, and its others.
+std::span<const PlannedParameter> first_of_root(const PlannedModel& model) {
+  return std::span(model.root.parameters).first(std::min(model.num_first, model.root.parameters.size()));
+}
+std::span<const PlannedParameter> others_of_root(const PlannedModel& model) {
+  return std::span(model.root.parameters).subspan(first_of_root(model).size());
+}
+
+bool embedding_trains(const PlannedModel& model) { return any_trains(first_of_root(model)); }
 
 // A backward ends where nothing below trains.
 int lowest_block_of_backward(const PlannedModel& model) {
@@ -28,6 +38,9 @@ class Walk {
         weights_(units, setup, slabs_, result_.calls),
         gradients_(units, setup, slabs_, result_.calls),
         root_(weights_.root()),
+        reads_before_(!first_of_root(model).empty()),
+        reads_behind_(!others_of_root(model).empty() || model.head == TiedHead::kYes),
+        head_trains_(any_trains(others_of_root(model))),
         embedding_trains_(embedding_trains(model)),
         lowest_(lowest_block_of_backward(model)) {}
 
@@ -53,12 +66,13 @@ class Walk {
  private:
   void walk_forward() {
     weights_.turns().begin_forward();
-    weights_.turns().move_to(root_);
+    if (reads_before_) weights_.turns().move_to(root_);
     for (int block = 0; block < root_; ++block) {
       weights_.turns().move_to(block);
       kept_ += activations_.kept[static_cast<size_t>(block)];
       note(Moment::Phase::kForward, block);
     }
+    if (!reads_before_ && reads_behind_) weights_.turns().move_to(root_);
     kept_ += activations_.outer_kept;
     loss_ = activations_.loss_kept + activations_.loss_working;
     note(Moment::Phase::kLoss, root_);
@@ -67,8 +81,8 @@ class Walk {
   // The root's first gradients are the head's, its last one the embedding's.
   void walk_backward() {
     weights_.begin_backward();
-    weights_.turns().move_to(root_);
-    gradients_.begin_collecting(root_);
+    if (reads_behind_) weights_.turns().move_to(root_);
+    if (head_trains_) gradients_.begin_collecting(root_);
     note(Moment::Phase::kBackward, root_);
     loss_ = 0;
     kept_ -= activations_.outer_kept;
@@ -83,6 +97,7 @@ class Walk {
       complete(block);
     }
     kept_ = 0;
+    if (embedding_trains_ && !head_trains_) gradients_.begin_collecting(root_);
     if (embedding_trains_) complete(root_);
     gradients_.finish_reductions();
     weights_.end_backward();
@@ -109,6 +124,9 @@ class Walk {
   WeightWalk weights_;
   GradientWalk gradients_;
   int root_;
+  bool reads_before_;
+  bool reads_behind_;
+  bool head_trains_;
   bool embedding_trains_;
   int lowest_;
   int64_t kept_ = 0;

@@ -81,6 +81,7 @@ ALLOWED = {
     "fsdp/functional": STATE_USERS,
     "fsdp/deferred": {"fsdp/base"},
     "fsdp/unit": GROUP | {"fsdp/group", "fsdp/schedule", "fsdp/deferred"},
+    "fsdp/plan": PURE | {"fsdp/base", "fsdp/group", "fsdp/mesh", "fsdp/unit", "io/base", "plan"},
     "fsdp/recompute": {"fsdp/base"},
     "fsdp/graph": {"fsdp/base"},
     "fsdp/profile": {"fsdp/base"},

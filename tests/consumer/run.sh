@@ -13,6 +13,7 @@ cmake --build "$work/programs"
 mkdir -p "$work/run"
 cd "$work/run"
 "$work/programs/options/options"
+"$work/programs/plan/plan"
 for example in minimal cnn gan torchscript functional; do
   echo "== $example"
   "$work/prefix/bin/fsdp" launch --nproc 2 -- "$work/programs/$example/$example" | tee "$work/output-$example"
