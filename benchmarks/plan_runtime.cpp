@@ -1,6 +1,7 @@
 // The planner's time against steps that really run: rank 0 of ranks that do not exist, over a network of known latency
 // and bandwidth (comm::connect_fabric). First a model whose computation takes a known time, then small decoders on
-// costs that were calibrated here. Prints tables for docs/plan_time.md; run it on a quiet machine.
+// costs that were calibrated here, or one decoder in worlds of many sizes (--worlds). Prints tables for
+// docs/plan_time.md; run it on a quiet machine.
 #include <fsdp/fsdp.h>
 #include <torch/torch.h>
 
@@ -313,6 +314,27 @@ void compare_decoders(int steps, double seconds) {
   errors.print_mean();
 }
 
+// ---- worlds of many sizes, of which one rank runs: fsdp train --simulate-world
+
+// The machine is calibrated before each row: on one that others use too, its speed changes.
+void compare_worlds(int steps, double seconds) {
+  const models::DecoderConfig config = decoder_config(512, 1536, 4, 8192);
+  constexpr int64_t kTokens = 512;
+  std::vector<Setting> settings;
+  for (const int ranks : {2, 8, 32, 128}) {
+    for (const double speed : {1000.0, 200.0})
+      settings.push_back({Strategy::kOptimGradsParams, ranks, 1, {}, 0.1, speed, 1});
+    if (ranks > 2) settings.push_back({Strategy::kHybrid, ranks, ranks / 4, {}, 0.1, 200, 2});
+  }
+  Errors errors("world, decoder 512 x 4, 512 tokens a rank");
+  for (const Setting& setting : settings) {
+    const pt::Hardware hardware = train::calibrate_cpu(at::kFloat, seconds);
+    errors.print_row(setting.text(), run_decoder(config, kTokens, setting, steps),
+                     plan_decoder(config, kTokens, setting, hardware));
+  }
+  errors.print_mean();
+}
+
 }  // namespace
 }  // namespace fsdp::benchmarks
 
@@ -320,10 +342,17 @@ int main(int argc, char** argv) try {
   CLI::App app("Compares the planner's time with steps that run over a modelled network");
   int steps = 9;
   double seconds = 10;
+  bool worlds = false;
   app.add_option("--steps", steps, "that are timed; the median counts")->check(CLI::PositiveNumber);
-  app.add_option("--calibration-seconds", seconds, "for measuring this machine")->check(CLI::PositiveNumber);
+  app.add_option("--calibration-seconds", seconds, "for measuring this machine; with --worlds, before each row")
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--worlds", worlds, "one rank of 2, 8, 32 and 128 instead");
   fsdp::benchmarks::parse_or_exit(app, argc, argv);
   at::set_num_threads(1);
+  if (worlds) {
+    fsdp::benchmarks::compare_worlds(steps, seconds);
+    return 0;
+  }
   fsdp::benchmarks::compare_pauses(steps);
   fsdp::benchmarks::compare_decoders(steps, seconds);
 } catch (const std::exception& error) {
