@@ -1,6 +1,7 @@
 // The planner's memory against what the kernel counts: random decoders and setups, each in a process of its own as rank
 // 0 of ranks that do not exist (comm::connect_fabric). Peak resident memory of steady steps, without what the process
-// held before there was a model. Prints the table of docs/plan.md.
+// held before there was a model: with freed memory given back at once, and as glibc's malloc is by itself, which keeps
+// some of it for later. Prints the table of docs/plan.md.
 #include <fsdp/fsdp.h>
 #include <malloc.h>
 #include <sys/wait.h>
@@ -14,6 +15,7 @@
 
 #include "benchmarks/support/command_line.h"
 #include "fsdp/base/check.h"
+#include "fsdp/base/units.h"
 #include "fsdp/comm/connection.h"
 #include "models/decoder.h"
 #include "plan/report.h"
@@ -23,6 +25,8 @@
 
 namespace fsdp::benchmarks {
 namespace {
+
+enum class FreedMemory { kReturned, kKept };
 
 constexpr int kSteps = 3;  // before those that count: the order is learnt, and moments are there
 
@@ -65,8 +69,8 @@ Case draw_case(uint64_t seed) {
   setup.work.microbatch_sequences = draw.of<int64_t>({1, 2, 4});
   setup.work.sequence_length = draw.of<int64_t>({128, 256, 512});
   setup.work.microbatches = draw.of<int64_t>({1, 2});
-  setup.work.recompute = draw.of({models::Recompute::kNone, models::Recompute::kElementwise,
-                                  models::Recompute::kGateUp, models::Recompute::kBlock});
+  setup.work.recompute = draw.of({models::Recompute::kNone, models::Recompute::kElementwise, models::Recompute::kGateUp,
+                                  models::Recompute::kBlock});
   return made;
 }
 
@@ -126,7 +130,8 @@ void warm_up(const World& world, Case tiny) {
   for (int i = 0; i < 2; ++i) training.step();
 }
 
-int64_t measure_peak(const Case& chosen) {
+int64_t measure_peak(const Case& chosen, FreedMemory freed) {
+  if (freed == FreedMemory::kReturned) mallopt(M_TRIM_THRESHOLD, 128 << 10);
   at::set_num_threads(1);
   const World world = comm::connect_fabric(static_cast<int>(chosen.setup.shards), {});
   warm_up(world, chosen);
@@ -141,12 +146,12 @@ int64_t measure_peak(const Case& chosen) {
 }
 
 // In a process of its own, for memory that a case leaves behind is not the next one's.
-int64_t peak_in_child(const Case& chosen) {
+int64_t peak_in_child(const Case& chosen, FreedMemory freed) {
   int ends[2];
   FSDP_CHECK(pipe(ends) == 0, "pipe failed");
   const pid_t child = fork();
   if (child == 0) {
-    const int64_t peak = measure_peak(chosen);
+    const int64_t peak = measure_peak(chosen, freed);
     const bool told = write(ends[1], &peak, sizeof(peak)) == sizeof(peak);
     _exit(told ? 0 : 1);
   }
@@ -159,23 +164,45 @@ int64_t peak_in_child(const Case& chosen) {
   return peak;
 }
 
+class Errors {
+ public:
+  // In percent.
+  double add(int64_t planned, int64_t measured) {
+    const double error = 100 * (static_cast<double>(planned) / static_cast<double>(measured) - 1);
+    sum_ += std::abs(error);
+    worst_ = std::abs(error) > std::abs(worst_) ? error : worst_;
+    ++count_;
+    return error;
+  }
+  void print(const char* what) const {
+    std::printf("%s: mean absolute error %.2f%%, worst %+.2f%%\n", what, sum_ / count_, worst_);
+  }
+
+ private:
+  double sum_ = 0, worst_ = 0;
+  int count_ = 0;
+};
+
 int run(int count, uint64_t seed) {
-  std::printf("%-5s %9s %10s %10s %8s  %s\n", "seed", "params", "planned", "resident", "error", "setup");
-  double sum = 0, worst = 0;
+  std::printf(
+      "| seed | parameters | planned | resident | error | as malloc is | error | setup |\n"
+      "|---|---|---|---|---|---|---|---|\n");
+  Errors returned, kept;
   for (int i = 0; i < count; ++i) {
     const uint64_t number = seed + static_cast<uint64_t>(i);
     const Case chosen = draw_case(number);
     const plan::Report report = plan::make_report(plan::decoder_model("drawn", chosen.config), chosen.setup);
-    const auto planned = static_cast<double>(report.memory.total());
-    const auto measured = static_cast<double>(peak_in_child(chosen));
-    const double error = 100 * (planned / measured - 1);
-    std::printf("%-5lu %8.1fM %6.1f MiB %6.1f MiB %+7.2f%%  %s\n", number, static_cast<double>(report.parameters) / 1e6,
-                planned / (1 << 20), measured / (1 << 20), error, plan::describe(chosen.setup).c_str());
+    const int64_t planned = report.memory.total();
+    const int64_t least = peak_in_child(chosen, FreedMemory::kReturned);
+    const int64_t usual = peak_in_child(chosen, FreedMemory::kKept);
+    std::printf("| %lu | %.1fM | %s | %s | %+.2f%% | %s | %+.2f%% | %s |\n", number,
+                static_cast<double>(report.parameters) / 1e6, format_bytes(planned).c_str(),
+                format_bytes(least).c_str(), returned.add(planned, least), format_bytes(usual).c_str(),
+                kept.add(planned, usual), plan::describe(chosen.setup).c_str());
     std::fflush(stdout);
-    sum += std::abs(error);
-    worst = std::abs(error) > std::abs(worst) ? error : worst;
   }
-  std::printf("%d setups: mean absolute error %.2f%%, worst %+.2f%%\n", count, sum / count, worst);
+  returned.print("freed memory given back");
+  kept.print("as malloc is");
   return 0;
 }
 

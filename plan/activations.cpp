@@ -68,6 +68,8 @@ Activations plan_activations(const PlannedModel& model, const Setup& setup) {
                       2 * setup.work.sequence_length * config.head_dim * element;
   result.loss_kept = loss.kept + tokens * 4;
   result.loss_working = loss.working;
+  if (model.head == TiedHead::kYes && model.root.parameters.front().trains)
+    result.tied_gradient = config.vocab_size * config.hidden_size * element;
   return result;
 }
 

@@ -17,6 +17,8 @@ struct Activations {
   int64_t outer_kept = 0;    // last norm, tables of angles: from the end of the forward to the start of the backward
   int64_t loss_kept = 0;     // logits, or gradients in their place, between the loss's forward and backward
   int64_t loss_working = 0;  // beside that, at most
+  // Of a weight that embedding and head share: autograd keeps the head's from there to the embedding's, and adds them.
+  int64_t tied_gradient = 0;
 };
 
 Activations plan_activations(const PlannedModel& model, const Setup& setup);

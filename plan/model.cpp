@@ -46,6 +46,7 @@ PlannedModel decoder_model(std::string name, const models::DecoderConfig& config
     model.blocks.push_back(unit_of("model.layers." + std::to_string(layer), models::block_parameters(config, layer)));
   }
   model.root = unit_of("root", models::outer_parameters(config));
+  if (config.tie_word_embeddings) model.head = TiedHead::kYes;
   model.decoder = config;
   return model;
 }

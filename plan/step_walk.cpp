@@ -83,6 +83,7 @@ class Walk {
     weights_.begin_backward();
     if (reads_behind_) weights_.turns().move_to(root_);
     if (head_trains_) gradients_.begin_collecting(root_);
+    kept_ += activations_.tied_gradient;
     note(Moment::Phase::kBackward, root_);
     loss_ = 0;
     kept_ -= activations_.outer_kept;
@@ -96,6 +97,8 @@ class Walk {
       kept_ -= activations_.kept[static_cast<size_t>(block)];
       complete(block);
     }
+    kept_ = 2 * activations_.tied_gradient;
+    note(Moment::Phase::kBackward, root_);
     kept_ = 0;
     if (embedding_trains_ && !head_trains_) gradients_.begin_collecting(root_);
     if (embedding_trains_) complete(root_);

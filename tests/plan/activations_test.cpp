@@ -36,6 +36,7 @@ struct Case {
   int64_t hidden, inner, vocab, layers, heads, key_heads, rows, length;
   models::Recompute recompute;
   const char* precision;
+  bool tied = false;
 };
 
 models::DecoderConfig config_of(const Case& c) {
@@ -47,6 +48,7 @@ models::DecoderConfig config_of(const Case& c) {
   config.num_attention_heads = c.heads;
   config.num_key_value_heads = c.key_heads;
   config.head_dim = c.hidden / c.heads;
+  config.tie_word_embeddings = c.tied;
   return config;
 }
 
@@ -85,6 +87,8 @@ TEST(PlanActivations, PeaksOfRealSteps) {
       {"whole blocks", 128, 384, 512, 8, 4, 2, 2, 256, Recompute::kBlock, "bf16"},
       {"a large vocabulary", 64, 160, 32000, 2, 4, 4, 2, 512, Recompute::kNone, "fp32"},
       {"a large vocabulary", 64, 160, 32000, 2, 4, 4, 2, 128, Recompute::kNone, "fp32"},
+      {"a tied vocabulary", 256, 512, 16384, 4, 4, 4, 1, 128, Recompute::kGateUp, "fp32", true},
+      {"a tied vocabulary", 256, 512, 16384, 4, 4, 4, 2, 256, Recompute::kNone, "bf16", true},
       {"wide heads", 128, 128, 512, 4, 4, 4, 2, 256, Recompute::kNone, "fp32"},
       {"wide heads", 128, 128, 256, 4, 4, 4, 2, 256, Recompute::kBlock, "fp32"},
       {"one layer", 128, 384, 64, 1, 4, 2, 2, 256, Recompute::kNone, "fp32"},
