@@ -37,7 +37,7 @@ GradientBuffers::GradientBuffers(GradientSpec spec)
 GradientBuffers::~GradientBuffers() { reduce_.abandon(); }
 
 int64_t GradientBuffers::resident_bytes() const {
-  int64_t bytes = staging_.bytes() + replica_wire_.bytes();
+  int64_t bytes = staging_.bytes() + replica_wire_.bytes() + outcome_.bytes();
   for (const DBuffer* buffer : {&reduce_buffer_, &wide_buffer_, &partial_}) {
     if (buffer->resident()) bytes += buffer->bytes();
   }
@@ -136,8 +136,8 @@ void GradientBuffers::narrow_to_reduce_dtype() {
 // Leaves' .grad decides: the main grad counts as empty where it is undefined, which is what zero_grad() makes of it.
 Accumulate GradientBuffers::prepare_main_grad() {
   if (!main_grad_.defined()) {
-    main_grad_ =
-        DBuffer(spec_.main_layout, spec_.main_placement, spec_.main_index, spec_.main_options, Backing::kOwned);
+    main_grad_ = DBuffer(spec_.main_layout, spec_.main_placement, spec_.main_index,
+                         spec_.main_options.dtype(spec_.main_grad_dtype), Backing::kOwned);
     for (size_t i = 0; i < spec_.leaves.size(); ++i)
       grad_slices_.push_back(main_grad_.part(i).detach());  // no view, so that zero_grad() may detach it
   }
@@ -154,6 +154,33 @@ Accumulate GradientBuffers::prepare_main_grad() {
     grad.reset();  // what autograd adds to the leaf meanwhile must not meet what other threads add to the main grad
   }
   return Accumulate::kAdd;
+}
+
+std::pair<at::Tensor, Accumulate> GradientBuffers::prepare_outcome() {
+  const Accumulate accumulate = prepare_main_grad();
+  const at::Tensor& main = main_grad_.local();
+  has_outcome_ = true;
+  outcome_adds_ = accumulate == Accumulate::kAdd;
+  const bool is_converted = main.scalar_type() != spec_.main_options.dtype().toScalarType();
+  if (!is_converted && !(all_reduce_hook_ && outcome_adds_)) return {main, accumulate};
+  return {outcome_.take(*spec_.allocator, main.numel(), spec_.main_options), Accumulate::kOverwrite};
+}
+
+// Of a reduction that is complete.
+void GradientBuffers::take_outcome() {
+  if (!has_outcome_) return;
+  const at::Tensor main = main_grad_.local();
+  const at::Tensor sum = outcome_.resident() ? outcome_.tensor() : main;
+  if (all_reduce_hook_) all_reduce_hook_(sum);
+  if (!outcome_.resident()) return;
+  outcome_adds_ ? main.add_(sum) : main.copy_(sum);
+}
+
+void GradientBuffers::set_all_reduce_hook(AllReduceHook hook, const std::string& unit) {
+  FSDP_CHECK(!spec_.in_main_grad || phase() == GradPhase::kEmpty, "[set_all_reduce_hook] unit '", unit,
+             "': gradients of an earlier microbatch wait to be reduced, expected none. Set the hook before the first.");
+  if (hook) spec_.in_main_grad = false;
+  all_reduce_hook_ = std::move(hook);
 }
 
 // One piece serves both stages, which follow each other.
@@ -199,15 +226,18 @@ comm::Job GradientBuffers::make_reduction(const std::string& unit, ReduceReach r
 // Without replicas: straight into the main grad.
 comm::Job GradientBuffers::reduce_to_all(const at::Tensor& staging, const std::string& unit) {
   const comm::CallLabel label{"reduce", unit, "", spec_.part};
-  const Accumulate accumulate = prepare_main_grad();
-  const at::Tensor main = main_grad_.local();
+  const auto [main, accumulate] = prepare_outcome();
   const at::Tensor sum = reduce_buffer_.local();
   const auto shard = spec_.links.shard_reduce;
   if (spec_.traits.reduce == ReduceKind::kReduceScatter) {
-    return comm::Job("reduce", unit, [=] { return shard->reduce_scatter(sum, main, staging, accumulate, label); });
+    return comm::Job("reduce", unit, [=, main = main, accumulate = accumulate] {
+      return shard->reduce_scatter(sum, main, staging, accumulate, label);
+    });
   }
   comm::Job job = comm::all_reduce(shard, sum, staging, label);
-  job.finish = [main, sum, accumulate] { accumulate == Accumulate::kAdd ? main.add_(sum) : main.copy_(sum); };
+  job.finish = [main = main, sum, accumulate = accumulate] {
+    accumulate == Accumulate::kAdd ? main.add_(sum) : main.copy_(sum);
+  };
   return job;
 }
 
@@ -223,8 +253,7 @@ comm::Job GradientBuffers::reduce_in_shard_group(const at::Tensor& staging, cons
 
 // The partial sums travel between replicas in the reduce dtype and meet the main grad in its own.
 void GradientBuffers::add_replica_stages(comm::Job& job, const at::Tensor& staging, const std::string& unit) {
-  const Accumulate accumulate = prepare_main_grad();
-  const at::Tensor main = main_grad_.local();
+  const auto [main, accumulate] = prepare_outcome();
   const at::Tensor partial = partial_.local();
   const auto replicate = spec_.links.replicate;
   const comm::CallLabel label{"reduce over replicas", unit, "", spec_.part};
@@ -236,7 +265,7 @@ void GradientBuffers::add_replica_stages(comm::Job& job, const at::Tensor& stagi
     if (!wire.is_same(partial)) at::Tensor(wire).copy_(partial);
   };
   if (spec_.traits.shards_over_replicas) {
-    job.next.emplace_back([=] {
+    job.next.emplace_back([=, main = main, accumulate = accumulate] {
       narrow();
       return replicate->reduce_scatter(wire, main, staging, accumulate, label);
     });
@@ -248,7 +277,9 @@ void GradientBuffers::add_replica_stages(comm::Job& job, const at::Tensor& stagi
     return start();
   });
   job.next.push_back(stages[1]);
-  job.finish = [=] { accumulate == Accumulate::kAdd ? main.add_(wire) : main.copy_(wire); };
+  job.finish = [=, main = main, accumulate = accumulate] {
+    accumulate == Accumulate::kAdd ? main.add_(wire) : main.copy_(wire);
+  };
 }
 
 void GradientBuffers::finish_reduce(const std::string& unit) {
@@ -257,6 +288,7 @@ void GradientBuffers::finish_reduce(const std::string& unit) {
   std::exception_ptr failure;
   try {
     reduce_.wait();
+    take_outcome();
   } catch (...) {
     failure = std::current_exception();
   }
@@ -269,6 +301,8 @@ void GradientBuffers::release_reduce_memory() {
   if (!spec_.in_main_grad) collected_in().release(*spec_.allocator);
   staging_.release(*spec_.allocator);
   replica_wire_.release(*spec_.allocator);
+  outcome_.release(*spec_.allocator);
+  has_outcome_ = false;
   std::fill(placed_.begin(), placed_.end(), false);
   std::fill(written_.begin(), written_.end(), false);
   phase_.change_to(GradPhase::kEmpty);

@@ -6,10 +6,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fsdp/buffer/dbuffer.h"
 #include "fsdp/buffer/scratch.h"
+#include "fsdp/group/all_reduce_hook.h"
 #include "fsdp/group/group_links.h"
 #include "fsdp/group/phase.h"
 #include "fsdp/strategy/strategy.h"
@@ -23,7 +25,8 @@ struct GradientSpec {
   std::shared_ptr<const layout::FlatLayout> main_layout;  // of the main grad: that of the main weight
   Placement main_placement = Placement::kShard;           // likewise, and the two below
   int main_index = 0;
-  at::TensorOptions main_options;
+  at::TensorOptions main_options;  // of the main weight, and of partial sums
+  at::ScalarType main_grad_dtype = at::kFloat;
   at::ScalarType reduce_dtype = at::kFloat;
   at::ScalarType accumulate_dtype = at::kFloat;
   StrategyTraits traits;
@@ -89,6 +92,9 @@ class GradientBuffers {
   std::vector<uint8_t>& arrived() { return arrived_; }
   // Gives the leaves of parameters that arrived their .grad.
   void publish();
+  // Called with each sum that is to be published, on the program's thread, when its reduction is waited for; empty:
+  // none. Throws Error(kUsage) where gradients wait in the main grad itself. `unit` names it there.
+  void set_all_reduce_hook(AllReduceHook hook, const std::string& unit);
   // Throws away what was collected.
   void drop();
   // Whether parameter i has a gradient that waits in a buffer for a later microbatch.
@@ -105,6 +111,8 @@ class GradientBuffers {
   void fill_missing(DBuffer& buffer);
   void narrow_to_reduce_dtype();
   comm::Accumulate prepare_main_grad();
+  std::pair<at::Tensor, comm::Accumulate> prepare_outcome();  // where a reduction writes, and how
+  void take_outcome();
   at::Tensor take_staging();
   comm::Job reduce_in_shard_group(const at::Tensor& staging, const std::string& unit);
   comm::Job reduce_to_all(const at::Tensor& staging, const std::string& unit);
@@ -121,6 +129,10 @@ class GradientBuffers {
   DBuffer partial_;       // defined only where there are replicas
   Scratch replica_wire_;  // the partial sums in the reduce dtype, while they travel
   Scratch staging_;
+  Scratch outcome_;  // a sum apart from the main grad, where that has another dtype or a hook is to see it alone
+  AllReduceHook all_reduce_hook_;
+  bool has_outcome_ = false;   // the reduction in flight ends in the main grad
+  bool outcome_adds_ = false;  // to what is there
   PhaseOf<GradPhase> phase_{GradPhase::kEmpty};
   comm::Completion reduce_;
   bool releases_partial_ = false;       // when the reduction in flight is done

@@ -122,6 +122,7 @@ void ParameterGroup::make_leaves(const Precision& precision) {
   spec.main_placement = main_weight_.placement();
   spec.main_index = main_index_;
   spec.main_options = main.options();
+  spec.main_grad_dtype = main.scalar_type();
   spec.reduce_dtype = precision.reduce.value_or(main.scalar_type());
   spec.accumulate_dtype = precision.accumulate.value_or(main.scalar_type());
   spec.traits = traits_;

@@ -113,6 +113,12 @@ void Unit::set_reshard_after_backward(bool reshard) {
   for (UnitState* unit : state_->subtree()) unit->reshard_after_backward = reshard;
 }
 
+void Unit::set_all_reduce_hook(const AllReduceHook& hook) {
+  for (UnitState* unit : state_->subtree()) {
+    for (const auto& group : unit->groups) group->gradients().set_all_reduce_hook(hook, group->unit_name());
+  }
+}
+
 void Unit::set_gradient_divide_factor(double factor) { set_gradient_scale(GradScale::sum(factor)); }
 
 void Unit::set_gradient_scale(const GradScale& scale) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "fsdp/base/device_memory.h"
+#include "fsdp/group/all_reduce_hook.h"
 #include "fsdp/group/grad_scale.h"
 #include "fsdp/unit/options.h"
 
@@ -80,6 +81,13 @@ class Unit {
   void set_gradient_scale(const GradScale& scale);
   // GradScale::sum(factor).
   void set_gradient_divide_factor(double factor);
+  // Calls `hook` with this rank's part of each sum of gradients over all ranks, before it becomes, or is added to, the
+  // leaves' .grad: one call for each group of parameters of one dtype and trainability, on the program's thread (on a
+  // device: its current stream, which the sum is ordered before), in the order in which the units' backwards ended.
+  // Nothing the hook does is seen as the program's. Not for sums that wait for a backward that takes them to the
+  // replicas. Empty: no hook. Local: every rank that has to give the same must set it. What it throws,
+  // backward() throws. After: FSDP2's set_all_reduce_hook.
+  void set_all_reduce_hook(const AllReduceHook& hook);
 
   // Gather these, in this order, whenever this unit (not the ones below it) is entered in a forward or backward,
   // instead of what the schedule would gather ahead. Empty: the schedule decides again. Every rank must say the same.
