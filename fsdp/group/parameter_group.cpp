@@ -122,7 +122,7 @@ void ParameterGroup::make_leaves(const Precision& precision) {
   spec.main_placement = main_weight_.placement();
   spec.main_index = main_index_;
   spec.main_options = main.options();
-  spec.main_grad_dtype = main.scalar_type();
+  spec.main_grad_dtype = precision.main_grad.value_or(main.scalar_type());
   spec.reduce_dtype = precision.reduce.value_or(main.scalar_type());
   spec.accumulate_dtype = precision.accumulate.value_or(main.scalar_type());
   spec.traits = traits_;
@@ -132,7 +132,7 @@ void ParameterGroup::make_leaves(const Precision& precision) {
   // On the CPU the sums of a world of one keep their bits.
   spec.in_main_grad = !main.device().is_cpu() && whole_main_weight() && links_.shard->size() == 1 && !copies_whole_ &&
                       links_.replicate == nullptr && spec.reduce_dtype == main.scalar_type() &&
-                      spec.accumulate_dtype == main.scalar_type();
+                      spec.accumulate_dtype == main.scalar_type() && spec.main_grad_dtype == main.scalar_type();
   spec.leaves = leaves_;
   gradients_.emplace(std::move(spec));
   marks_ = GradientMarks(*layout_, sizes_, unsharded_.local().options());

@@ -34,10 +34,24 @@ void check_options(const AdamWOptions& options) {
              options.weight_decay, ": expected at least 0.");
 }
 
+StateDtypes moments_of(const std::vector<AdamWGroup>& groups) {
+  const AdamWOptions first = groups.empty() ? AdamWOptions{} : groups.front().options;
+  for (const AdamWGroup& group : groups) {
+    FSDP_CHECK(
+        group.options.exp_avg_dtype == first.exp_avg_dtype && group.options.exp_avg_sq_dtype == first.exp_avg_sq_dtype,
+        "[AdamW] exp_avg_dtype, exp_avg_sq_dtype: got groups that differ, expected the same in all.");
+  }
+  for (const auto& dtype : {first.exp_avg_dtype, first.exp_avg_sq_dtype}) {
+    FSDP_CHECK(!dtype || *dtype == at::kFloat || *dtype == at::kBFloat16, "[AdamW] dtype of a moment: got ", *dtype,
+               ", expected fp32 or bf16.");
+  }
+  return {first.exp_avg_dtype, first.exp_avg_sq_dtype};
+}
+
 }  // namespace
 
 struct AdamW::State {
-  explicit State(const std::vector<AdamWGroup>& groups) : parameters(leaves_of(groups), 2) {
+  explicit State(const std::vector<AdamWGroup>& groups) : parameters(leaves_of(groups), moments_of(groups)) {
     for (const AdamWGroup& group : groups) {
       check_options(group.options);
       options.push_back(group.options);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
@@ -16,10 +17,38 @@ bool can_step(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kFloat || (tensor.scalar_type() == at::kDouble && tensor.is_cpu());
 }
 
+bool has_one_dtype(const FlatRun& run) {
+  const at::ScalarType dtype = run.weight.scalar_type();
+  return run.gradient.scalar_type() == dtype &&
+         std::all_of(run.states.begin(), run.states.end(),
+                     [&](const at::Tensor& state) { return state.scalar_type() == dtype; });
+}
+
+// Kernels know one dtype: what has another is read and written through pieces of the weight's, which on the host stay
+// in its caches.
+void update_in_dtype(const FlatRun& run, const FlatParameters::Update& update) {
+  if (has_one_dtype(run)) return update(run);
+  const at::ScalarType dtype = run.weight.scalar_type();
+  const int64_t longest = run.weight.is_cpu() ? int64_t{1} << 14 : int64_t{1} << 24;
+  for (int64_t begin = 0; begin < run.weight.numel(); begin += longest) {
+    const int64_t numel = std::min(longest, run.weight.numel() - begin);
+    FlatRun piece = run;
+    piece.weight = run.weight.narrow(0, begin, numel);
+    piece.gradient = run.gradient.narrow(0, begin, numel).to(dtype);
+    if (run.copy.defined()) piece.copy = run.copy.narrow(0, begin, numel);
+    for (at::Tensor& state : piece.states) state = state.narrow(0, begin, numel).to(dtype);
+    update(piece);
+    for (size_t i = 0; i < run.states.size(); ++i) {
+      const at::Tensor kept = run.states[i].narrow(0, begin, numel);
+      if (kept.scalar_type() != dtype) kept.copy_(piece.states[i]);
+    }
+  }
+}
+
 }  // namespace
 
-FlatParameters::FlatParameters(const std::vector<std::vector<at::Tensor>>& groups, size_t num_states)
-    : num_states_(num_states) {
+FlatParameters::FlatParameters(const std::vector<std::vector<at::Tensor>>& groups, StateDtypes states)
+    : state_dtypes_(std::move(states)) {
   std::set<const c10::TensorImpl*> seen;
   for (size_t options = 0; options < groups.size(); ++options) {
     for (const at::Tensor& tensor : groups[options]) {
@@ -78,8 +107,10 @@ size_t FlatParameters::end_of_run(size_t first) const {
 std::vector<at::Tensor>& FlatParameters::states_of(const Leaf& leaf) {
   const void* key = leaf.group ? static_cast<const void*>(leaf.group.get()) : leaf.tensor.unsafeGetTensorImpl();
   std::vector<at::Tensor>& states = states_[key];
-  while (states.size() < num_states_) {
-    states.push_back(at::zeros_like(leaf.group ? leaf.group->main_weight().local() : leaf.tensor.detach().view({-1})));
+  const at::Tensor weight = leaf.group ? leaf.group->main_weight().local() : leaf.tensor.detach().view({-1});
+  while (states.size() < state_dtypes_.size()) {
+    const at::ScalarType dtype = state_dtypes_[states.size()].value_or(weight.scalar_type());
+    states.push_back(at::zeros_like(weight, weight.options().dtype(dtype)));
   }
   return states;
 }
@@ -161,13 +192,15 @@ void FlatParameters::update_run(size_t first, size_t end, const Update& update) 
   const Leaf& head = leaves_[first];
   const at::Tensor& gradient = head.tensor.grad();
   if (!gradient.defined()) return;
-  FSDP_CHECK(gradient.scalar_type() == head.tensor.scalar_type(), "[optimizer] got a gradient of dtype ",
-             gradient.scalar_type(), ", expected ", head.tensor.scalar_type(), " like its parameter.");
+  const bool is_main_grad = has_flat_gradient(head);  // which Precision::main_grad may have narrowed
+  FSDP_CHECK(is_main_grad || gradient.scalar_type() == head.tensor.scalar_type(),
+             "[optimizer] got a gradient of dtype ", gradient.scalar_type(), ", expected ", head.tensor.scalar_type(),
+             " like its parameter.");
   FSDP_CHECK(gradient.numel() == head.tensor.numel(), "[optimizer] gradient of ", gradient.numel(),
              " elements for a parameter of ", head.tensor.numel(), ". Do not replace .grad by another shape.");
   const bool write_copy = head.group && head.group->begin_model_weight_write();
   const FlatRun run = make_run(first, end, write_copy);
-  if (run.weight.numel() > 0) update(run);
+  if (run.weight.numel() > 0) update_in_dtype(run, update);
   if (head.group) {
     head.group->note_raw_main_weight_write();
   } else {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -23,14 +24,18 @@ struct FlatRun {
   size_t options = 0;              // index of the optimizer's group
 };
 
+// Of each state; unset: the weight's.
+using StateDtypes = std::vector<std::optional<at::ScalarType>>;
+
 // The tensors of one optimizer with their flat state. Leaves that lie side by side in a main weight and have the same
 // options and age are updated in one run, alignment gaps included (weight, gradient and state are zero there and stay
 // so).
 class FlatParameters {
  public:
-  // groups[k]: the leaves with options k. num_states flat fp32 tensors per parameter group (allocated on first use).
+  // groups[k]: the leaves with options k. One flat tensor for each of `states` per parameter group (allocated on first
+  // use).
   // Throws Error(kUsage): a tensor is no fp32 leaf, or stands in two groups.
-  FlatParameters(const std::vector<std::vector<at::Tensor>>& groups, size_t num_states);
+  FlatParameters(const std::vector<std::vector<at::Tensor>>& groups, StateDtypes states);
   ~FlatParameters();
   FlatParameters(const FlatParameters&) = delete;
   FlatParameters& operator=(const FlatParameters&) = delete;
@@ -69,7 +74,7 @@ class FlatParameters {
   FlatRun make_run(size_t first, size_t end, bool write_copy);
   std::vector<at::Tensor>& states_of(const Leaf& leaf);
 
-  size_t num_states_;
+  StateDtypes state_dtypes_;
   std::set<std::shared_ptr<ParameterGroup>> in_backward_;  // groups that update in the backward
   std::vector<Leaf> leaves_;                               // by group, then position
   std::map<const void*, std::vector<at::Tensor>> states_;  // by group, or by plain tensor

@@ -36,7 +36,8 @@ void check_options(const SGDOptions& options) {
 }  // namespace
 
 struct SGD::State {
-  State(const std::vector<SGDGroup>& groups, size_t num_states) : parameters(leaves_of(groups), num_states) {
+  State(const std::vector<SGDGroup>& groups, size_t num_states)
+      : parameters(leaves_of(groups), StateDtypes(num_states)) {
     for (const SGDGroup& group : groups) {
       check_options(group.options);
       options.push_back(group.options);

@@ -32,6 +32,8 @@ Setup setup_of(const Mesh& mesh, const InspectOptions& options) {
   check_axes(mesh);
   FSDP_CHECK(!shard.mesh_of,
              "[inspect] got ShardOptions::mesh_of; parameters with a mesh of their own are not planned.");
+  FSDP_CHECK(!shard.precision.main_grad,
+             "[inspect] Precision::main_grad is set, expected none: plans have main grads of the parameters' dtype.");
   Setup setup;
   setup.replicas = mesh.size("replicate");
   setup.shards = mesh.size("shard");

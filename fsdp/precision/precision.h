@@ -11,14 +11,18 @@ namespace fsdp {
 // Modules by what they compute, those derived from LibTorch's own included; in TorchScript by the name of their class.
 enum class ModuleKind { kBatchNorm, kInstanceNorm, kGroupNorm, kLayerNorm };
 
-// Element types of one parameter group. Main weights, their gradients and the optimizer state keep the dtype the
-// parameters had when they were sharded (fp32 as a rule).
+// Element types of one parameter group. Main weights keep the dtype the parameters had when they were sharded (fp32 as
+// a rule).
 struct Precision {
   std::optional<at::ScalarType> param = {};   // gathered and computed with; unset: the parameters' own dtype
   std::optional<at::ScalarType> reduce = {};  // gradients on the wire; unset: the parameters' own dtype
   // Unsharded sums of gradients that wait for a later microbatch (no_sync, ZeRO-0 and ZeRO-1); unset: the parameters'
-  // own dtype. Sharded sums always have the parameters' own dtype, which is what optimizers expect of a gradient.
+  // own dtype.
   std::optional<at::ScalarType> accumulate = {};
+  // What leaves have as .grad, in which sharded sums of microbatches wait; unset: the parameters' own dtype. A sum over
+  // the ranks is made in the parameters' own dtype and rounded when it gets there; optimizers compute in that of the
+  // weights, fsdp's and those of torch::optim.
+  std::optional<at::ScalarType> main_grad = {};
   // For fsdp::forward() only, which sees inputs and outputs; operators are never given other tensors than the
   // program's.
   bool cast_inputs = true;                    // floating point inputs become `param`

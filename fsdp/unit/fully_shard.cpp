@@ -239,6 +239,10 @@ void add_group(const std::shared_ptr<LiveUnit>& unit, const SubjectParameters& m
 
 void check_options(const Mesh& mesh, const ShardOptions& options) {
   check_mesh(mesh, options.strategy);
+  for (const auto& dtype : {options.precision.main_grad}) {
+    FSDP_CHECK(!dtype || at::isFloatingType(*dtype), "[fully_shard] Precision::main_grad or buffers: got ", *dtype,
+               ", expected a floating-point type.");
+  }
   try {
     schedule::check(options.schedule);
   } catch (const std::invalid_argument& error) {

@@ -1,0 +1,246 @@
+// Dtypes of what is neither gathered nor sent: main grads, moments of AdamW.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "fsdp/fsdp.h"
+#include "tests/io/temporary_folder.h"
+#include "tests/promise/models/block_model.h"
+#include "tests/support/ranks.h"
+
+namespace fsdp::dtypes_test {
+namespace {
+
+using testing::batch;
+using testing::BlockModel;
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::loss_of;
+using testing::make_block_model;
+using testing::run_ranks;
+using testing::shard_blocks;
+using testing::ShardedBlocks;
+using testing::share_of;
+
+constexpr Strategy kStrategies[] = {Strategy::kNoShard, Strategy::kOptim, Strategy::kOptimGrads,
+                                    Strategy::kOptimGradsParams};
+
+void for_strategies(const Precision& precision, const std::function<void(const World&, const ShardOptions&)>& body) {
+  for (const Strategy strategy : kStrategies) {
+    for (const int size : {1, 2, 3}) {
+      SCOPED_TRACE(c10::str(name(strategy), ", world ", size));
+      ShardOptions options;
+      options.strategy = strategy;
+      options.precision = precision;
+      run_ranks(size, [&](const World& world) { body(world, options); });
+    }
+  }
+}
+
+// ---- Precision::main_grad
+
+Precision bf16_main_grads() {
+  Precision precision;
+  precision.main_grad = at::kBFloat16;
+  return precision;
+}
+
+torch::Tensor slice_for(const torch::Tensor& whole, const torch::Tensor& leaf) {
+  const LocalRange range = local_range(leaf);
+  return whole.detach().flatten().slice(0, range.begin, range.end);
+}
+
+// Bound: one rounding to bf16 for each sum, and one for what it is added to.
+void expect_rounded_gradients(const torch::nn::Module& sharded, const torch::nn::Module& twin) {
+  const auto wanted = twin.named_parameters();
+  for (const auto& [name, leaf] : named_parameters(sharded)) {
+    ASSERT_EQ(leaf.grad().scalar_type(), torch::kBFloat16) << name;
+    const torch::Tensor want = slice_for(wanted[name].grad(), leaf);
+    EXPECT_TRUE(torch::allclose(leaf.grad().to(torch::kFloat), want, 0.01, 1e-4)) << name;
+  }
+}
+
+TEST(MainGradDtype, LeavesHaveSumsInBf16ThatAddUp) {
+  for_strategies(bf16_main_grads(), [](const World& world, const ShardOptions& options) {
+    ShardedBlocks sharded = shard_blocks(world, options);
+    const auto twin = make_block_model();
+    for (uint64_t seed = 1; seed <= 2; ++seed) {
+      loss_of(*sharded.module, share_of(world, batch(seed))).backward();
+      loss_of(*twin, batch(seed)).backward();
+      expect_rounded_gradients(*sharded.module, *twin);
+    }
+    EXPECT_EQ(sharded.root.resting_bytes().main_grad * 2, sharded.root.resting_bytes().main_weight);
+    const double norm = torch::nn::utils::clip_grad_norm_(twin->parameters(), 0.05);
+    EXPECT_NEAR(clip_grad_norm_(*sharded.module, 0.05).item<double>(), norm, 0.01 * norm);
+    expect_rounded_gradients(*sharded.module, *twin);
+  });
+}
+
+// Sums over the ranks are in fp32: many small ones are not lost beside a large one.
+TEST(MainGradDtype, RanksAreAddedUpBeforeTheSumIsRounded) {
+  run_ranks(3, [](const World& world) {
+    const auto linear = std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(1, 1).bias(false));
+    ShardOptions options;
+    options.precision = bf16_main_grads();
+    options.initial_weights = InitialWeights::kBroadcast;
+    Unit unit = fully_shard(*linear, Mesh::shard(world), options);
+    unit.set_gradient_scale(GradScale::sum());
+    // bf16 has no number between 256 and 258: 256 + 0.75 + 0.75 is 258, one after the other it would be 256.
+    linear->forward(torch::full({1, 1}, world.rank == 0 ? 256.0F : 0.75F)).sum().backward();
+    const torch::Tensor leaf = parameters(*linear).front();
+    if (leaf.numel() > 0) {
+      EXPECT_EQ(leaf.grad().item<float>(), 258.0F);
+    }
+  });
+}
+
+// As if the leaf had been given the same numbers in fp32, to the bit.
+TEST(MainGradDtype, OptimizersComputeInFp32) {
+  for_strategies(bf16_main_grads(), [](const World& world, const ShardOptions& options) {
+    ShardedBlocks sharded = shard_blocks(world, options);
+    const auto leaves = parameters(*sharded.module);
+    std::vector<torch::Tensor> plain;
+    for (const torch::Tensor& leaf : leaves) plain.push_back(leaf.detach().clone().requires_grad_());
+    AdamW optimizer(leaves, {.lr = 0.02}), plains(plain, {.lr = 0.02});
+    for (uint64_t seed = 1; seed <= 3; ++seed) {
+      loss_of(*sharded.module, share_of(world, batch(seed))).backward();
+      for (size_t i = 0; i < leaves.size(); ++i) plain[i].mutable_grad() = leaves[i].grad().to(torch::kFloat);
+      optimizer.step();
+      plains.step();
+      zero_grad(*sharded.module);
+    }
+    for (size_t i = 0; i < leaves.size(); ++i) EXPECT_TRUE(torch::equal(leaves[i], plain[i])) << i;
+  });
+}
+
+TEST(MainGradDtype, OptimizersOfLibTorchTakeThemToo) {
+  for_strategies(bf16_main_grads(), [](const World& world, const ShardOptions& options) {
+    ShardedBlocks sharded = shard_blocks(world, options);
+    const auto leaves = parameters(*sharded.module);
+    std::vector<torch::Tensor> plain;
+    for (const torch::Tensor& leaf : leaves) plain.push_back(leaf.detach().clone().requires_grad_());
+    torch::optim::AdamW optimizer(leaves, torch::optim::AdamWOptions(0.02));
+    torch::optim::AdamW plains(plain, torch::optim::AdamWOptions(0.02));
+    for (uint64_t seed = 1; seed <= 3; ++seed) {
+      loss_of(*sharded.module, share_of(world, batch(seed))).backward();
+      for (size_t i = 0; i < leaves.size(); ++i) plain[i].mutable_grad() = leaves[i].grad().to(torch::kFloat);
+      optimizer.step();
+      plains.step();
+      optimizer.zero_grad();
+    }
+    for (size_t i = 0; i < leaves.size(); ++i) EXPECT_TRUE(torch::allclose(leaves[i], plain[i], 1e-5, 1e-6)) << i;
+  });
+}
+
+TEST(MainGradDtype, WhatIsNoFloatIsRefused) {
+  run_ranks(1, [](const World& world) {
+    ShardOptions options;
+    options.precision.main_grad = at::kInt;
+    EXPECT_THAT(error_of([&] { shard_blocks(world, options); }), HasSubstr("main_grad or buffers: got Int"));
+  });
+}
+
+// ---- moments of AdamW
+
+constexpr AdamWOptions kBf16Moments{.lr = 0.02, .exp_avg_dtype = at::kBFloat16, .exp_avg_sq_dtype = at::kBFloat16};
+
+// The formula, with moments rounded after each step. Long enough for several pieces.
+TEST(MomentDtype, Bf16MomentsAreRoundedOncePerStep) {
+  auto random = testing::generator(7);
+  const torch::Tensor start = torch::randn({40000}, random);
+  torch::Tensor leaf = start.clone().requires_grad_();
+  AdamW optimizer({leaf}, kBf16Moments);
+  torch::Tensor weight = start.to(torch::kDouble), m = torch::zeros_like(weight), v = torch::zeros_like(weight);
+  for (int step = 1; step <= 5; ++step) {
+    leaf.mutable_grad() = torch::randn({40000}, random);
+    optimizer.step();
+    const torch::Tensor g = leaf.grad().to(torch::kDouble);
+    weight.mul_(1 - 0.02 * 0.01);
+    m = 0.9 * m + 0.1 * g;
+    v = 0.999 * v + 0.001 * g * g;
+    weight -= 0.02 * (m / (1 - std::pow(0.9, step))) / ((v / (1 - std::pow(0.999, step))).sqrt() + 1e-8);
+    m = m.to(torch::kBFloat16).to(torch::kDouble);
+    v = v.to(torch::kBFloat16).to(torch::kDouble);
+  }
+  // Bound: a moment next to the middle between two neighbours may go to the other, 1/256 of it, in a step of size lr.
+  EXPECT_LT((leaf.detach() - weight).abs().max().item<double>(), 0.02 * 0.05);
+  EXPECT_LT((leaf.detach() - weight).abs().mean().item<double>(), 0.02 * 0.0005);
+  EXPECT_EQ(optimizer.state_bytes(), 2 * 2 * 40000);
+}
+
+TEST(MomentDtype, EachMomentHasItsOwn) {
+  const torch::Tensor leaf = torch::ones({100}).requires_grad_();
+  AdamW optimizer({leaf}, {.exp_avg_sq_dtype = at::kBFloat16});
+  leaf.mutable_grad() = torch::ones({100});
+  optimizer.step();
+  EXPECT_EQ(optimizer.state_bytes(), (4 + 2) * 100);
+}
+
+TEST(MomentDtype, ShardedModelsTrainLikePlainTensors) {
+  for_strategies(Precision::bf16(), [](const World& world, const ShardOptions& options) {
+    ShardedBlocks sharded = shard_blocks(world, options);
+    const auto leaves = parameters(*sharded.module);
+    std::vector<torch::Tensor> plain;
+    for (const torch::Tensor& leaf : leaves) plain.push_back(leaf.detach().clone().requires_grad_());
+    AdamW optimizer(leaves, kBf16Moments), plains(plain, kBf16Moments);
+    for (uint64_t seed = 1; seed <= 3; ++seed) {
+      loss_of(*sharded.module, share_of(world, batch(seed)).to(torch::kBFloat16)).backward();
+      for (size_t i = 0; i < leaves.size(); ++i) plain[i].mutable_grad() = leaves[i].grad().clone();
+      optimizer.step();
+      plains.step();
+      zero_grad(*sharded.module);
+    }
+    for (size_t i = 0; i < leaves.size(); ++i) EXPECT_TRUE(torch::equal(leaves[i], plain[i])) << i;
+  });
+}
+
+struct Trained {
+  Trained(const World& world, const AdamWOptions& options)
+      : sharded(shard_blocks(world)), optimizer(parameters(*sharded.module), options) {}
+  void step(const World& world, uint64_t seed) {
+    loss_of(*sharded.module, share_of(world, batch(seed))).backward();
+    optimizer.step();
+    zero_grad(*sharded.module);
+  }
+  StateDict moments() { return full_optimizer_state_dict(*sharded.module, optimizer, DictHolder::kEveryRank); }
+  ShardedBlocks sharded;
+  AdamW optimizer;
+};
+
+TEST(MomentDtype, CheckpointsOfBf16MomentsAreReadByOtherWorlds) {
+  const io::TemporaryFolder folder;
+  std::map<std::string, at::Tensor> saved;
+  run_ranks(3, [&](const World& world) {
+    Trained run(world, kBf16Moments);
+    for (uint64_t seed = 1; seed <= 3; ++seed) run.step(world, seed);
+    checkpoint::save(folder.path() / "step-3", {.model = *run.sharded.module, .optimizer = run.optimizer});
+    const StateDict dict = run.moments();
+    if (world.rank == 0) saved = dict.tensors;
+  });
+  EXPECT_EQ(saved.at("exp_avg_sq/inlet.weight").scalar_type(), torch::kBFloat16);
+  for (const int size : {1, 2}) {
+    run_ranks(size, [&](const World& world) {
+      for (const AdamWOptions& options : {kBf16Moments, AdamWOptions{.lr = 0.02}}) {
+        Trained run(world, options);
+        checkpoint::load(folder.path() / "step-3", {.model = *run.sharded.module, .optimizer = run.optimizer});
+        const StateDict dict = run.moments();
+        ASSERT_EQ(dict.tensors.size(), saved.size());
+        for (const auto& [name, tensor] : saved) {
+          EXPECT_TRUE(torch::equal(dict.tensors.at(name).to(torch::kFloat), tensor.to(torch::kFloat))) << name;
+        }
+        run.step(world, 4);
+      }
+    });
+  }
+}
+
+TEST(MomentDtype, OtherDtypesAndGroupsThatDifferAreRefused) {
+  const auto leaf = [] { return torch::ones({3}).requires_grad_(); };
+  EXPECT_THAT(error_of([&] { AdamW({leaf()}, {.exp_avg_dtype = at::kHalf}); }), HasSubstr("got Half"));
+  EXPECT_THAT(error_of([&] {
+                AdamW(std::vector<AdamWGroup>{{{leaf()}, kBf16Moments}, {{leaf()}, {}}});
+              }),
+              HasSubstr("groups that differ"));
+}
+
+}  // namespace
+}  // namespace fsdp::dtypes_test
