@@ -2,6 +2,7 @@
 
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 namespace fsdp::registry {
 namespace {
@@ -24,6 +25,22 @@ Table& leaves() {
 
 Table& parameters() {
   static Table table;
+  return table;
+}
+
+// A tensor that is gone has left its address to another.
+struct BufferEntry {
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor;
+  at::ScalarType saved_as;
+};
+
+struct BufferTable {
+  std::mutex mutex;
+  std::unordered_map<const c10::TensorImpl*, BufferEntry> entries;
+};
+
+BufferTable& buffers() {
+  static BufferTable table;
   return table;
 }
 
@@ -63,6 +80,22 @@ std::optional<GroupMember> find_parameter(const at::Tensor& parameter) { return 
 void forget(const ParameterGroup& group) {
   forget(leaves(), group);
   forget(parameters(), group);
+}
+
+void add_buffer(const at::Tensor& buffer, at::ScalarType saved_as) {
+  BufferTable& table = buffers();
+  const std::lock_guard lock(table.mutex);
+  std::erase_if(table.entries, [](const auto& item) { return item.second.tensor.expired(); });
+  BufferEntry entry{decltype(BufferEntry::tensor)(buffer.getIntrusivePtr()), saved_as};
+  table.entries.try_emplace(buffer.unsafeGetTensorImpl(), std::move(entry));
+}
+
+std::optional<at::ScalarType> find_buffer(const at::Tensor& buffer) {
+  BufferTable& table = buffers();
+  const std::lock_guard lock(table.mutex);
+  const auto found = table.entries.find(buffer.unsafeGetTensorImpl());
+  if (found == table.entries.end() || found->second.tensor.expired()) return std::nullopt;
+  return found->second.saved_as;
 }
 
 }  // namespace fsdp::registry

@@ -25,5 +25,9 @@ std::optional<GroupMember> find_leaf(const at::Tensor& leaf);
 std::optional<GroupMember> find_parameter(const at::Tensor& parameter);
 void forget(const ParameterGroup& group);
 
+// Buffers of modules that were sharded, and the dtype they had before. The first call for one counts.
+void add_buffer(const at::Tensor& buffer, at::ScalarType saved_as);
+std::optional<at::ScalarType> find_buffer(const at::Tensor& buffer);
+
 }  // namespace registry
 }  // namespace fsdp

@@ -23,6 +23,9 @@ struct Precision {
   // the ranks is made in the parameters' own dtype and rounded when it gets there; optimizers compute in that of the
   // weights, fsdp's and those of torch::optim.
   std::optional<at::ScalarType> main_grad = {};
+  // Floating-point buffers from fully_shard() on; unset: they stay. Those of nested units follow their own options,
+  // those of modules in keep_fp32 stay. What is saved has the dtype they had before.
+  std::optional<at::ScalarType> buffers = {};
   // For fsdp::forward() only, which sees inputs and outputs; operators are never given other tensors than the
   // program's.
   bool cast_inputs = true;                    // floating point inputs become `param`

@@ -239,7 +239,7 @@ void add_group(const std::shared_ptr<LiveUnit>& unit, const SubjectParameters& m
 
 void check_options(const Mesh& mesh, const ShardOptions& options) {
   check_mesh(mesh, options.strategy);
-  for (const auto& dtype : {options.precision.main_grad}) {
+  for (const auto& dtype : {options.precision.main_grad, options.precision.buffers}) {
     FSDP_CHECK(!dtype || at::isFloatingType(*dtype), "[fully_shard] Precision::main_grad or buffers: got ", *dtype,
                ", expected a floating-point type.");
   }
@@ -297,7 +297,7 @@ std::shared_ptr<UnitState> make_state(const std::shared_ptr<LiveUnit>& unit, con
   state->precision = options.precision;
   state->context->set_unused(*state, options.unused);
   state->buffer_sync = options.buffers;
-  if (options.buffers != BufferSync::kPerRank) state->buffers = subject.buffers;
+  if (options.buffers != BufferSync::kPerRank) state->buffers = buffers_of(subject);
   return state;
 }
 
@@ -328,8 +328,9 @@ Unit shard(const Subject& subject, const Mesh& mesh, const ShardOptions& options
   agree_on_unit(description, *links.shard);
   if (links.replicate) agree_on_unit(description, *links.replicate);
   if (options.initial_weights == InitialWeights::kBroadcast) {
-    make_equal(*mesh.world().connection->world(), subject.buffers, BufferSync::kBroadcast);
+    make_equal(*mesh.world().connection->world(), buffers_of(subject), BufferSync::kBroadcast);
   }
+  cast_buffers(subject, options.precision);
   name_nested_units(subject.parameters, nested);
   const auto unit = std::make_shared<LiveUnit>(context, "root");
   const std::shared_ptr<UnitState> state = make_state(unit, subject, mesh, options);

@@ -1,4 +1,4 @@
-// Dtypes of what is neither gathered nor sent: main grads, moments of AdamW.
+// Dtypes of what is neither gathered nor sent: buffers, main grads, moments of AdamW.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,6 +34,116 @@ void for_strategies(const Precision& precision, const std::function<void(const W
       run_ranks(size, [&](const World& world) { body(world, options); });
     }
   }
+}
+
+// ---- Precision::buffers
+
+struct Inner : torch::nn::Module {
+  Inner() {
+    linear = register_module("linear", torch::nn::Linear(4, 4));
+    shift = register_buffer("shift", torch::full({4}, 1.001F));
+  }
+  torch::nn::Linear linear{nullptr};
+  torch::Tensor shift;
+};
+
+struct WithBuffers : torch::nn::Module {
+  WithBuffers() {
+    inner = register_module("inner", std::make_shared<Inner>());
+    linear = register_module("linear", torch::nn::Linear(4, 4));
+    norm = register_module("norm", torch::nn::BatchNorm1d(4));
+    table = register_buffer("table", torch::full({4}, 0.3F));
+    count = register_buffer("count", torch::full({1}, 3, torch::kLong));
+    const torch::NoGradGuard no_grad;  // no generator: ranks may be threads, which share it
+    for (torch::Tensor& weight : parameters()) weight.copy_(torch::arange(weight.numel()).view(weight.sizes()) * 0.1);
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return norm(linear(inner->linear(x) + inner->shift) + table.to(torch::kFloat));
+  }
+  std::shared_ptr<Inner> inner;
+  torch::nn::Linear linear{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+  torch::Tensor table, count;
+};
+
+Precision bf16_buffers() {
+  Precision precision;
+  precision.buffers = at::kBFloat16;
+  return precision;
+}
+
+torch::Tensor rounded(const torch::Tensor& tensor) { return tensor.to(torch::kBFloat16).to(torch::kFloat); }
+
+TEST(BufferDtype, BuffersAreCastWhereTheirUnitSaysSo) {
+  for_strategies(bf16_buffers(), [](const World& world, const ShardOptions& options) {
+    WithBuffers module;
+    ShardOptions plain = options;
+    plain.precision = {};
+    fully_shard(*module.inner, Mesh::shard(world), plain);
+    fully_shard(module, Mesh::shard(world), options);
+    EXPECT_EQ(module.table.scalar_type(), torch::kBFloat16);
+    EXPECT_EQ(module.named_buffers()["table"].scalar_type(), torch::kBFloat16);
+    EXPECT_EQ(module.count.scalar_type(), torch::kLong);
+    EXPECT_EQ(module.inner->shift.scalar_type(), torch::kFloat);        // the inner unit's business
+    EXPECT_EQ(module.norm->running_mean.scalar_type(), torch::kFloat);  // Precision::keep_fp32
+    WithBuffers twin;
+    twin.table.copy_(rounded(twin.table));
+    const torch::Tensor rows = batch(1, 12, 4);
+    EXPECT_TRUE(torch::allclose(module.forward(rows), twin.forward(rows), 1e-4, 1e-5));
+  });
+}
+
+TEST(BufferDtype, WhatIsSavedHasTheDtypeTheyHad) {
+  const io::TemporaryFolder folder;
+  for_strategies(bf16_buffers(), [&](const World& world, const ShardOptions& options) {
+    WithBuffers module;
+    fully_shard(module, Mesh::shard(world), options);
+    const torch::Tensor want = rounded(torch::full({4}, 0.3F));
+    const StateDict dict = full_state_dict(module, DictHolder::kEveryRank);
+    EXPECT_EQ(dict.tensors.at("table").scalar_type(), torch::kFloat);
+    EXPECT_TRUE(torch::equal(dict.tensors.at("table"), want));
+
+    const std::string file = (folder.path() / c10::str(name(options.strategy), world.size, ".pt")).string();
+    save(module, file);
+    WithBuffers read;
+    torch::serialize::InputArchive archive;
+    archive.load_from(file);
+    read.load(archive);
+    EXPECT_EQ(read.table.scalar_type(), torch::kFloat);
+    EXPECT_TRUE(torch::equal(read.table, want));
+    EXPECT_TRUE(torch::equal(read.inner->shift, rounded(torch::full({4}, 1.001F))));
+
+    module.table.fill_(0);
+    load(module, file);
+    EXPECT_EQ(module.table.scalar_type(), torch::kBFloat16);
+    EXPECT_TRUE(torch::equal(module.table.to(torch::kFloat), want));
+  });
+}
+
+TEST(BufferDtype, CheckpointsGoBetweenModelsWithAndWithoutIt) {
+  const io::TemporaryFolder folder;
+  run_ranks(3, [&](const World& world) {
+    WithBuffers module;
+    fully_shard(module, Mesh::shard(world));
+    checkpoint::save(folder.path() / "step-1", {.model = module});
+  });
+  run_ranks(2, [&](const World& world) {
+    WithBuffers module;
+    module.table.zero_();
+    ShardOptions options;
+    options.precision = bf16_buffers();
+    fully_shard(module, Mesh::shard(world), options);
+    checkpoint::load(folder.path() / "step-1", {.model = module});
+    EXPECT_EQ(module.table.scalar_type(), torch::kBFloat16);
+    EXPECT_TRUE(torch::equal(module.table, torch::full({4}, 0.3F).to(torch::kBFloat16)));
+    checkpoint::save(folder.path() / "step-2", {.model = module});
+  });
+  run_ranks(1, [&](const World& world) {
+    WithBuffers module;
+    fully_shard(module, Mesh::shard(world));
+    checkpoint::load(folder.path() / "step-2", {.model = module});
+    EXPECT_TRUE(torch::equal(module.table, rounded(torch::full({4}, 0.3F))));
+  });
 }
 
 // ---- Precision::main_grad

@@ -32,7 +32,7 @@ ArchiveSkeleton draw(const ModuleTensors& module, const std::string& path, const
   StandIns stand_ins;
   std::vector<MemoryRange> memory;
   for (const ModuleTensor& tensor : module.tensors) {
-    if (tensor.member) {
+    if (tensor.member || tensor.dtype() != tensor.tensor->scalar_type()) {
       memory.push_back(stand_ins.emplace_back(*tensor.tensor, tensor.sizes(), tensor.dtype()).memory());
     } else {
       memory.push_back({tensor.tensor->storage().data(), tensor.tensor->storage().nbytes()});
@@ -64,6 +64,9 @@ void write_file(const ModuleTensors& module, const std::string& path, const Writ
     if (tensor.member) {
       const at::Tensor whole = feed.take(*tensor.member);
       file.add(record.name, whole.const_data_ptr(), whole.nbytes());
+    } else if (tensor.dtype() != tensor.tensor->scalar_type()) {
+      const at::Tensor values = tensor.saved().contiguous();
+      file.add(record.name, values.const_data_ptr(), values.nbytes());
     } else {
       file.add(record.name, tensor.tensor->storage().data(), tensor.tensor->storage().nbytes());
     }

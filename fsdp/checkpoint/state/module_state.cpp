@@ -16,7 +16,7 @@ class ModuleState : public Stateful {
       if (tensor.member) {
         sink.slice(slice_of(tensor));
       } else {
-        sink.replica(tensor.name, *tensor.tensor);
+        sink.replica(tensor.name, tensor.saved());
       }
     }
   }

@@ -63,8 +63,11 @@ std::vector<int64_t> ModuleTensor::sizes() const {
 }
 
 at::ScalarType ModuleTensor::dtype() const {
-  return member ? member->group->main_weight().local().scalar_type() : tensor->scalar_type();
+  if (member) return member->group->main_weight().local().scalar_type();
+  return registry::find_buffer(*tensor).value_or(tensor->scalar_type());
 }
+
+at::Tensor ModuleTensor::saved() const { return tensor->scalar_type() == dtype() ? *tensor : tensor->to(dtype()); }
 
 ModuleTensors tensors_of(const torch::nn::Module& module, const std::string& operation) {
   Collector collector;

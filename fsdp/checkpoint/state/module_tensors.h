@@ -30,6 +30,8 @@ struct ModuleTensor {
   // As an unsharded model has it.
   std::vector<int64_t> sizes() const;
   at::ScalarType dtype() const;
+  // For a tensor that is not sharded: itself, or its values in dtype() where Precision::buffers gave it another.
+  at::Tensor saved() const;
 };
 
 // What a module consists of, the same on every rank.

@@ -50,6 +50,9 @@ void note_kind(Kinds& kinds, const Module& module) {
   for (const at::Tensor& tensor : module.parameters(/*recurse=*/false)) {
     kinds.emplace(tensor.unsafeGetTensorImpl(), *kind);
   }
+  for (const at::Tensor& tensor : module.buffers(/*recurse=*/false)) {
+    kinds.emplace(tensor.unsafeGetTensorImpl(), *kind);
+  }
 }
 
 std::optional<ModuleKind> find_kind(const Kinds& kinds, const at::Tensor& tensor) {
@@ -64,7 +67,7 @@ void add_module(Subject& subject, const torch::nn::Module& module, const std::st
   for (const auto& item : module.named_parameters()) {
     subject.parameters.push_back({prefix + item.key(), item.value(), find_kind(kinds, item.value())});
   }
-  for (const at::Tensor& buffer : module.buffers()) subject.buffers.push_back(buffer);
+  for (const at::Tensor& buffer : module.buffers()) subject.buffers.push_back({buffer, find_kind(kinds, buffer)});
   subject.modules.push_back(&module);
 }
 
@@ -110,6 +113,12 @@ void claim_memory(ClaimedMemory& claimed, const SubjectParameter& parameter) {
 
 }  // namespace
 
+std::vector<at::Tensor> buffers_of(const Subject& subject) {
+  std::vector<at::Tensor> buffers;
+  for (const SubjectBuffer& buffer : subject.buffers) buffers.push_back(buffer.tensor);
+  return buffers;
+}
+
 Subject subject_of(const torch::nn::Module& module) {
   Subject subject;
   add_module(subject, module, "");
@@ -138,7 +147,7 @@ Subject subject_of(const torch::jit::Module& module) {
   for (const auto& item : module.named_parameters()) {
     subject.parameters.push_back({item.name, item.value, find_kind(kinds, item.value)});
   }
-  for (const auto& buffer : module.buffers()) subject.buffers.push_back(buffer);
+  for (const at::Tensor& buffer : module.buffers()) subject.buffers.push_back({buffer, find_kind(kinds, buffer)});
   subject.modules.push_back(module._ivalue().get());
   FSDP_CHECK(!subject.parameters.empty(),
              "[fully_shard] the TorchScript module has no parameters. A frozen module has turned them into ",
@@ -147,11 +156,22 @@ Subject subject_of(const torch::jit::Module& module) {
 }
 
 bool materialize_subject(const Subject& subject) {
-  std::vector<at::Tensor> tensors = subject.buffers;
+  std::vector<at::Tensor> tensors = buffers_of(subject);
   for (const SubjectParameter& parameter : subject.parameters) tensors.push_back(parameter.tensor);
   if (std::none_of(tensors.begin(), tensors.end(), is_deferred)) return false;
   materialize(tensors);
   return true;
+}
+
+void cast_buffers(const Subject& subject, const Precision& precision) {
+  const std::vector<ModuleKind>& kept = precision.keep_fp32;
+  for (const auto& [buffer, kind] : subject.buffers) {
+    if (!buffer.defined() || !at::isFloatingType(buffer.scalar_type()) || registry::find_buffer(buffer)) continue;
+    registry::add_buffer(buffer, buffer.scalar_type());
+    const bool stays = kind && std::find(kept.begin(), kept.end(), *kind) != kept.end();
+    if (stays || !precision.buffers || *precision.buffers == buffer.scalar_type()) continue;
+    at::Tensor(buffer).set_data(buffer.detach().to(*precision.buffers));
+  }
 }
 
 c10::Device device_of(const Subject& subject, const ShardOptions& options) {

@@ -24,12 +24,19 @@ struct SubjectParameter {
 };
 using SubjectParameters = std::vector<SubjectParameter>;
 
+struct SubjectBuffer {
+  at::Tensor tensor;
+  std::optional<ModuleKind> kind = {};  // likewise
+};
+
 // What fully_shard() was called with. All functions are local.
 struct Subject {
   SubjectParameters parameters;
-  std::vector<at::Tensor> buffers;
+  std::vector<SubjectBuffer> buffers;
   std::vector<const void*> modules;
 };
+
+std::vector<at::Tensor> buffers_of(const Subject& subject);
 
 Subject subject_of(const torch::nn::Module& module);
 // Names begin with the module's position. Throws Error(kUsage) for modules that contain each other.
@@ -40,6 +47,9 @@ Subject subject_of(const torch::jit::Module& module);
 // Tensors whose construction was put off get their values now; the default generator goes on where it was. Returns
 // whether there were any.
 bool materialize_subject(const Subject& subject);
+
+// Buffers that no nested unit has seen get the dtype of Precision::buffers, in place, as Module::to() does it.
+void cast_buffers(const Subject& subject, const Precision& precision);
 
 // Where the weights of a subject that has come to life will be: where the first of its parameters is, unless options
 // say.
