@@ -32,8 +32,9 @@ Setup setup_of(const Mesh& mesh, const InspectOptions& options) {
   check_axes(mesh);
   FSDP_CHECK(!shard.mesh_of,
              "[inspect] got ShardOptions::mesh_of; parameters with a mesh of their own are not planned.");
-  FSDP_CHECK(!shard.precision.main_grad,
-             "[inspect] Precision::main_grad is set, expected none: plans have main grads of the parameters' dtype.");
+  FSDP_CHECK(!shard.replicate && !shard.precision.main_grad,
+             "[inspect] ShardOptions::replicate or Precision::main_grad is set, expected neither: plans have one "
+             "strategy and main grads of the parameters' dtype.");
   Setup setup;
   setup.replicas = mesh.size("replicate");
   setup.shards = mesh.size("shard");

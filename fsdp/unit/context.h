@@ -148,6 +148,7 @@ class Context : public GroupOwner, private schedule::UnitWeights, public std::en
   void reduce_leftovers();
   UnitState* find_forbidden_absence() const;
   void sync_buffers_of_roots();
+  void average_ignored_gradients();
   void agree_on_step();
   void agree_on_arrivals(const std::vector<ParameterGroup*>& groups);
   void check_optimizer_mistake();

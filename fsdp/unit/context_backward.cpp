@@ -166,6 +166,7 @@ void Context::finish_backward() {
   if (reduced_in_backward_) {
     agree_on_step();
     sync_buffers_of_roots();
+    average_ignored_gradients();
   }
   rest_all();
   turns_.end_backward();
@@ -188,6 +189,13 @@ void Context::sync_buffers_of_roots() {
   for (UnitState* unit : units_) {
     if (unit == nullptr || unit->parent != nullptr || !unit->had_gradients || !unit->last_microbatch) continue;
     make_equal(*comm_, unit->buffers, unit->buffer_sync);
+  }
+}
+
+void Context::average_ignored_gradients() {
+  for (UnitState* unit : units_) {
+    if (unit == nullptr || !unit->root().had_gradients || !unit->last_microbatch || !unit->syncs_gradients()) continue;
+    average_gradients(*comm_, unit->averaged);
   }
 }
 

@@ -161,10 +161,11 @@ void check_mesh(const Mesh& mesh, Strategy strategy) {
              "{{\"replicate\", hosts}, {\"shard\", ranks_per_host}}).");
 }
 
-// Parameters that share dtypes, trainability and mesh.
+// Parameters that share dtypes, trainability, mesh and strategy.
 struct GroupPlan {
   SubjectParameters members;
   Mesh mesh;
+  Strategy strategy;
   Precision precision;
 };
 
@@ -182,19 +183,21 @@ std::vector<GroupPlan> split_into_groups(const SubjectParameters& parameters, co
   for (const SubjectParameter& parameter : parameters) {
     const Mesh own = options.mesh_of ? options.mesh_of(parameter.name).value_or(mesh) : mesh;
     const Precision precision = precision_of(parameter, options.precision);
+    const bool replicated = options.replicate && options.replicate(parameter.name);
+    const Strategy strategy = replicated ? Strategy::kNoShard : options.strategy;
     const auto fits = [&](const GroupPlan& group) {
       const at::Tensor& first = group.members.front().tensor;
       const auto dtype = first.scalar_type();
       return group.precision.param.value_or(dtype) == precision.param.value_or(dtype) &&
              dtype == parameter.tensor.scalar_type() && first.requires_grad() == parameter.tensor.requires_grad() &&
-             group.mesh.describe() == own.describe();
+             group.mesh.describe() == own.describe() && group.strategy == strategy;
     };
     const auto found = std::find_if(groups.begin(), groups.end(), fits);
     if (found == groups.end()) {
       FSDP_CHECK(own.world().connection == mesh.world().connection, "[fully_shard] '", parameter.name,
                  "': ShardOptions::mesh_of gave a mesh of another world.");
       check_mesh(own, options.strategy);
-      groups.push_back({{parameter}, own, precision});
+      groups.push_back({{parameter}, own, strategy, precision});
     } else {
       found->members.push_back(parameter);
     }
@@ -301,6 +304,21 @@ std::shared_ptr<UnitState> make_state(const std::shared_ptr<LiveUnit>& unit, con
   return state;
 }
 
+// Ignored parameters that no other unit averages.
+WeakTensors to_average(const ShardOptions& options, const Context& context) {
+  WeakTensors list;
+  if (options.ignored_gradients == IgnoredGradients::kPerRank) return list;
+  std::unordered_set<const c10::TensorImpl*> known;
+  for (const UnitState* unit : context.units()) {
+    if (unit == nullptr) continue;
+    for (const auto& each : unit->averaged) known.insert(each.lock().get());
+  }
+  for (const at::Tensor& parameter : options.ignored_parameters) {
+    if (known.insert(parameter.unsafeGetTensorImpl()).second) list.emplace_back(parameter.getIntrusivePtr());
+  }
+  return list;
+}
+
 Unit shard(const Subject& subject, const Mesh& mesh, const ShardOptions& options) {
   const at::NoGradGuard no_grad;
   const c10::InferenceMode normal_tensors(false);
@@ -311,6 +329,7 @@ Unit shard(const Subject& subject, const Mesh& mesh, const ShardOptions& options
   context->on_library_entry();
   const bool was_deferred = materialize_subject(subject);
   const SubjectParameters parameters = unowned_parameters(subject.parameters, options, device);
+  const WeakTensors averaged = to_average(options, *context);
   context->ignore(options.ignored_parameters);
   const std::vector<UnitState*> nested = nested_units(subject.parameters, *context);
   FSDP_CHECK(!parameters.empty() || (!nested.empty() && !is_same_module(subject.parameters, nested)),
@@ -324,7 +343,9 @@ Unit shard(const Subject& subject, const Mesh& mesh, const ShardOptions& options
     description.names.push_back(parameter.name);
     description.parameters.push_back(parameter.tensor);
   }
-  for (const GroupPlan& group : groups) description.meshes += group.mesh.describe() + ";";
+  for (const GroupPlan& group : groups) {
+    description.meshes += c10::str(group.mesh.describe(), " ", name(group.strategy), ";");
+  }
   agree_on_unit(description, *links.shard);
   if (links.replicate) agree_on_unit(description, *links.replicate);
   if (options.initial_weights == InitialWeights::kBroadcast) {
@@ -334,6 +355,7 @@ Unit shard(const Subject& subject, const Mesh& mesh, const ShardOptions& options
   name_nested_units(subject.parameters, nested);
   const auto unit = std::make_shared<LiveUnit>(context, "root");
   const std::shared_ptr<UnitState> state = make_state(unit, subject, mesh, options);
+  state->averaged = averaged;
   for (UnitState* child : nested) {
     context->nest(*child, *state);
     if (parameters.empty()) child->held_parent = state;
@@ -341,7 +363,8 @@ Unit shard(const Subject& subject, const Mesh& mesh, const ShardOptions& options
   for (const GroupPlan& group : groups) {
     ShardOptions own = options;
     own.precision = group.precision;
-    add_group(unit, group.members, own, make_links(group.mesh, options.strategy, *context));
+    own.strategy = group.strategy;
+    add_group(unit, group.members, own, make_links(group.mesh, group.strategy, *context));
   }
   state->set_reshard_after_forward(
       options.reshard_after_forward.value_or(traits(options.strategy).reshard_after_forward));

@@ -51,6 +51,15 @@ enum class BufferSync {
   kBroadcast,  // rank 0's
 };
 
+// What becomes of the gradients of ShardOptions::ignored_parameters, which every rank computes from its own data.
+enum class IgnoredGradients {
+  kPerRank,  // they differ (default)
+  // The mean over all ranks, whatever GradScale says, at the end of each backward that reduced gradients of the root
+  // for an optimizer step; of a sum of microbatches once, in the last. Where no rank has one there is none; where some
+  // have one, the others count as zero. COLLECTIVE. After: PyTorch DDP, which averages what FSDP leaves alone.
+  kMean,
+};
+
 // Everything fully_shard() can be told. The defaults suit a 3B model on 8 devices.
 struct ShardOptions {
   Strategy strategy = Strategy::kOptimGradsParams;
@@ -62,6 +71,10 @@ struct ShardOptions {
   InitialWeights initial_weights = InitialWeights::kVerify;
   // These stay as they are: not sharded, not gathered, their gradients not reduced.
   std::vector<at::Tensor> ignored_parameters = {};
+  IgnoredGradients ignored_gradients = IgnoredGradients::kPerRank;
+  // Parameters that every rank keeps whole, as Strategy::kNoShard would, by the name they have in the module. They make
+  // groups of their own in the unit. Every rank must say the same.
+  std::function<bool(const std::string& name)> replicate = {};
   // Parameters that are cut over another mesh of the same world, by the name they have in the module; nothing: the mesh
   // of the call. Parameters of one mesh, dtype and trainability make one group of the unit.
   std::function<std::optional<Mesh>(const std::string& name)> mesh_of = {};

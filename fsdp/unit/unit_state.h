@@ -8,6 +8,7 @@
 
 #include "fsdp/group/grad_scale.h"
 #include "fsdp/group/parameter_group.h"
+#include "fsdp/unit/ignored_gradients.h"
 #include "fsdp/unit/options.h"
 
 namespace fsdp {
@@ -66,6 +67,7 @@ class UnitState {
   std::vector<const void*> modules;  // that it was made of; for comparison only, they may be gone
   bool names_by_position = false;    // of several modules, in no enclosing one yet: "0.weight"
   std::vector<at::Tensor> buffers;   // of the modules and all below them, where they are kept equal
+  WeakTensors averaged;              // ignored parameters whose gradients become those of all ranks
 
   Precision precision;
   UnusedUnit unused = UnusedUnit::kSkip;

@@ -1,0 +1,254 @@
+// Where parameters lie: whole on every rank one by one, or left alone.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "fsdp/fsdp.h"
+#include "tests/io/temporary_folder.h"
+#include "tests/promise/models/block_model.h"
+#include "tests/support/ranks.h"
+
+namespace fsdp::placement_test {
+namespace {
+
+using ::testing::AllOf;
+using testing::batch;
+using testing::BlockModel;
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::loss_of;
+using testing::make_block_model;
+using testing::run_ranks;
+using testing::shard_blocks;
+using testing::ShardedBlocks;
+using testing::share_of;
+
+// This rank's part of each parameter of the twin, or of its gradient. Parameters that are left alone are no slices.
+using Choose = std::function<torch::Tensor(const torch::Tensor&)>;
+void expect_same(const torch::nn::Module& sharded, const torch::nn::Module& twin, double tolerance,
+                 const Choose& choose) {
+  const auto wanted = twin.named_parameters();
+  for (const auto& [name, leaf] : named_parameters(sharded)) {
+    const LocalRange range = local_range(leaf);
+    const torch::Tensor want = choose(wanted[name]).detach().flatten().slice(0, range.begin, range.end);
+    ASSERT_TRUE(choose(leaf).defined()) << name;
+    EXPECT_TRUE(torch::allclose(choose(leaf).detach().flatten(), want, 0, tolerance)) << name;
+  }
+}
+
+void expect_gradients_of(const torch::nn::Module& sharded, const torch::nn::Module& twin) {
+  expect_same(sharded, twin, 1e-5, [](const torch::Tensor& weight) { return weight.grad(); });
+}
+
+void expect_weights_of(const torch::nn::Module& sharded, const torch::nn::Module& twin, double tolerance) {
+  expect_same(sharded, twin, tolerance, [](const torch::Tensor& weight) { return weight; });
+}
+
+// Three steps of a sharded model and its twin.
+void expect_trains_like_its_twin(const World& world, ShardedBlocks& sharded) {
+  const auto twin = make_block_model();
+  AdamW optimizer(parameters(*sharded.module), {.lr = 0.02});
+  torch::optim::AdamW twins(twin->parameters(), torch::optim::AdamWOptions(0.02).weight_decay(0.01));
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    loss_of(*sharded.module, share_of(world, batch(seed))).backward();
+    loss_of(*twin, batch(seed)).backward();
+    expect_gradients_of(*sharded.module, *twin);
+    EXPECT_NEAR(clip_grad_norm_(*sharded.module, 0.1).item<double>(),
+                torch::nn::utils::clip_grad_norm_(twin->parameters(), 0.1), 1e-5);
+    optimizer.step();
+    twins.step();
+    zero_grad(*sharded.module);
+    twin->zero_grad();
+  }
+  expect_weights_of(*sharded.module, *twin, 1e-4);
+}
+
+// ---- ShardOptions::replicate
+
+bool is_bias(const std::string& name) { return name.ends_with("bias"); }
+
+void expect_biases_whole(const torch::nn::Module& module) {
+  const auto whole = make_block_model();
+  const auto shapes = whole->named_parameters();
+  for (const auto& [name, leaf] : named_parameters(module)) {
+    if (is_bias(name)) {
+      EXPECT_EQ(leaf.numel(), shapes[name].numel()) << name;
+    }
+  }
+}
+
+TEST(Replicate, ChosenParametersStayWholeAndTrainLikeTheOthers) {
+  for (const Strategy strategy :
+       {Strategy::kNoShard, Strategy::kOptim, Strategy::kOptimGrads, Strategy::kOptimGradsParams}) {
+    for (const int size : {1, 2, 3}) {
+      SCOPED_TRACE(c10::str(name(strategy), ", world ", size));
+      run_ranks(size, [&](const World& world) {
+        ShardOptions options;
+        options.strategy = strategy;
+        options.replicate = is_bias;
+        ShardedBlocks sharded = shard_blocks(world, options);
+        expect_biases_whole(*sharded.module);
+        expect_trains_like_its_twin(world, sharded);
+      });
+    }
+  }
+}
+
+TEST(Replicate, OnMeshesWithReplicasAndInBf16) {
+  for (const Strategy strategy : {Strategy::kHybrid, Strategy::kHybridZero2, Strategy::kHybridOptim}) {
+    SCOPED_TRACE(name(strategy));
+    run_ranks(4, [&](const World& world) {
+      ShardOptions options;
+      options.strategy = strategy;
+      options.replicate = is_bias;
+      ShardedBlocks sharded = shard_blocks(Mesh(world, {{"replicate", 2}, {"shard", 2}}), options);
+      expect_biases_whole(*sharded.module);
+      expect_trains_like_its_twin(world, sharded);
+    });
+  }
+}
+
+// Those that every rank has whole are reduced in the last microbatch, the others in each.
+TEST(Replicate, UnderMicrobatches) {
+  run_ranks(3, [](const World& world) {
+    ShardOptions options;
+    options.replicate = is_bias;
+    ShardedBlocks sharded = shard_blocks(world, options);
+    parameters(*sharded.module);  // gradients are looked at without an optimizer
+    const auto twin = make_block_model();
+    for (uint64_t seed = 1; seed <= 3; ++seed) {
+      const Microbatch scope(sharded.root, seed == 3);
+      loss_of(*sharded.module, share_of(world, batch(seed))).backward();
+      loss_of(*twin, batch(seed)).backward();
+    }
+    expect_gradients_of(*sharded.module, *twin);
+  });
+}
+
+TEST(Replicate, CheckpointsAreReadWithoutIt) {
+  const io::TemporaryFolder folder;
+  run_ranks(3, [&](const World& world) {
+    ShardOptions options;
+    options.replicate = is_bias;
+    ShardedBlocks sharded = shard_blocks(world, options);
+    AdamW optimizer(parameters(*sharded.module), {.lr = 0.02});
+    loss_of(*sharded.module, share_of(world, batch(1))).backward();
+    optimizer.step();
+    checkpoint::save(folder.path() / "step-1", {.model = *sharded.module, .optimizer = optimizer});
+  });
+  const auto twin = make_block_model();
+  torch::optim::AdamW twins(twin->parameters(), torch::optim::AdamWOptions(0.02).weight_decay(0.01));
+  for (uint64_t seed = 1; seed <= 2; ++seed) {
+    twin->zero_grad();
+    loss_of(*twin, batch(seed)).backward();
+    twins.step();
+  }
+  run_ranks(2, [&](const World& world) {
+    ShardedBlocks sharded = shard_blocks(world);
+    AdamW optimizer(parameters(*sharded.module), {.lr = 0.02});
+    checkpoint::load(folder.path() / "step-1", {.model = *sharded.module, .optimizer = optimizer});
+    loss_of(*sharded.module, share_of(world, batch(2))).backward();
+    optimizer.step();
+    expect_weights_of(*sharded.module, *twin, 1e-4);
+  });
+}
+
+TEST(Replicate, RanksThatChooseOthersAreRefused) {
+  run_ranks(2, [](const World& world) {
+    ShardOptions options;
+    options.replicate = [&](const std::string& name) { return world.rank == 0 && is_bias(name); };
+    EXPECT_THAT(error_of([&] { shard_blocks(world, options); }),
+                AllOf(HasSubstr("rank 1"), HasSubstr("other parameters, shapes, dtypes or options")));
+  });
+}
+
+// ---- ShardOptions::ignored_gradients
+
+ShardedBlocks shard_without_inlet(const World& world, const ShardOptions& base) {
+  const auto module = make_block_model();
+  ShardOptions options = base;
+  options.ignored_parameters = {module->inlet->weight, module->inlet->bias};
+  const Mesh mesh = Mesh::shard(world);
+  std::vector<Unit> blocks;
+  for (const auto& layer : *module->layers) blocks.push_back(fully_shard(*layer, mesh, options));
+  return {module, blocks, fully_shard(*module, mesh, options)};
+}
+
+ShardOptions averaging(Strategy strategy) {
+  ShardOptions options;
+  options.strategy = strategy;
+  options.ignored_gradients = IgnoredGradients::kMean;
+  return options;
+}
+
+TEST(IgnoredGradients, AreTheMeanOverTheRanks) {
+  for (const Strategy strategy : {Strategy::kNoShard, Strategy::kOptim, Strategy::kOptimGradsParams}) {
+    for (const int size : {1, 2, 3}) {
+      SCOPED_TRACE(c10::str(name(strategy), ", world ", size));
+      run_ranks(size, [&](const World& world) {
+        ShardedBlocks sharded = shard_without_inlet(world, averaging(strategy));
+        expect_trains_like_its_twin(world, sharded);
+      });
+    }
+  }
+}
+
+TEST(IgnoredGradients, AddUpOverBackwardsAndMicrobatches) {
+  run_ranks(3, [](const World& world) {
+    ShardedBlocks sharded = shard_without_inlet(world, averaging(Strategy::kOptimGradsParams));
+    parameters(*sharded.module);  // gradients are looked at without an optimizer
+    const auto twin = make_block_model();
+    for (uint64_t seed = 1; seed <= 4; ++seed) {
+      const Microbatch scope(sharded.root, seed % 2 == 0);
+      loss_of(*sharded.module, share_of(world, batch(seed))).backward();
+      loss_of(*twin, batch(seed)).backward();
+    }
+    expect_gradients_of(*sharded.module, *twin);
+  });
+}
+
+TEST(IgnoredGradients, AreLeftAloneByDefaultAndUnderNoSync) {
+  run_ranks(2, [](const World& world) {
+    for (const bool averaged : {false, true}) {
+      ShardOptions options;
+      if (averaged) options.ignored_gradients = IgnoredGradients::kMean;
+      ShardedBlocks sharded = shard_without_inlet(world, options);
+      const auto twin = make_block_model();
+      sharded.root.set_requires_gradient_sync(!averaged);
+      loss_of(*sharded.module, share_of(world, batch(1))).backward();
+      loss_of(*twin, share_of(world, batch(1))).backward();
+      EXPECT_TRUE(torch::allclose(sharded.module->inlet->weight.grad(), twin->inlet->weight.grad(), 1e-5, 1e-6));
+    }
+  });
+}
+
+struct Branched : torch::nn::Module {
+  Branched() {
+    linear = register_module("linear", torch::nn::Linear(5, 1));
+    extra = register_parameter("extra", torch::ones({2}));
+    never = register_parameter("never", torch::ones({2}));
+    const torch::NoGradGuard no_grad;
+    linear->weight.fill_(0.5);
+    linear->bias.fill_(0);
+  }
+  torch::nn::Linear linear{nullptr};
+  torch::Tensor extra, never;
+};
+
+TEST(IgnoredGradients, RanksWithoutOneCountAsZero) {
+  run_ranks(3, [](const World& world) {
+    Branched module;
+    ShardOptions options = averaging(Strategy::kOptimGradsParams);
+    options.ignored_parameters = {module.extra, module.never};
+    fully_shard(module, Mesh::shard(world), options);
+    torch::Tensor loss = module.linear(batch(1)).mean();
+    if (world.rank == 1) loss = loss + 6 * module.extra.sum();
+    loss.backward();
+    EXPECT_TRUE(torch::equal(module.extra.grad(), torch::full({2}, 2.0F)));
+    EXPECT_FALSE(module.never.grad().defined());
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::placement_test
