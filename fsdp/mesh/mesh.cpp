@@ -1,5 +1,6 @@
 #include "fsdp/mesh/mesh.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -20,51 +21,105 @@ Mesh::Mesh(World world, std::vector<MeshAxis> axes) : world_(std::move(world)), 
   }
   FSDP_CHECK(product == world_.size, "[mesh] ", describe(), " has ", product, " places, but the world has ",
              world_.size, " ranks. Make the sizes multiply to the number of ranks.");
-}
-
-bool Mesh::has(const std::string& axis) const {
-  for (const MeshAxis& candidate : axes_) {
-    if (candidate.name == axis) return true;
+  int stride = world_.size;
+  for (const MeshAxis& axis : axes_) {
+    stride /= axis.size;
+    rows_.push_back({{axis.size, stride}});
   }
-  return false;
 }
 
-int Mesh::stride(size_t axis) const {
-  int stride = 1;
-  for (size_t i = axis + 1; i < axes_.size(); ++i) stride *= axes_[i].size;
-  return stride;
-}
+Mesh::Mesh(World world, std::vector<MeshAxis> axes, std::vector<Rows> rows)
+    : world_(std::move(world)), axes_(std::move(axes)), rows_(std::move(rows)) {}
 
-int Mesh::size(const std::string& axis) const {
-  for (const MeshAxis& candidate : axes_) {
-    if (candidate.name == axis) return candidate.size;
+Mesh Mesh::flattened(const std::vector<std::string>& axes, const std::string& name) const {
+  FSDP_CHECK(!axes.empty(), "[mesh] flattened(): got no axis, expected at least one of ", describe(), ".");
+  Rows rows;
+  std::set<size_t> taken;
+  size_t place = axes_.size();
+  int size = 1;
+  for (const std::string& each : axes) {
+    const size_t axis = find(each);
+    FSDP_CHECK(axis < axes_.size(), "[mesh] flattened(): got axis '", each, "', expected one of ", describe(), ".");
+    FSDP_CHECK(taken.insert(axis).second, "[mesh] flattened(): got axis '", each, "' twice, expected each once.");
+    place = std::min(place, axis);
+    size *= axes_[axis].size;
+    for (const Row& row : rows_[axis]) {
+      if (row.size == 1) continue;
+      const bool goes_on = !rows.empty() && rows.back().stride == row.size * row.stride;
+      if (goes_on) {
+        rows.back() = {rows.back().size * row.size, row.stride};
+      } else {
+        rows.push_back(row);
+      }
+    }
   }
-  return 1;
+  FSDP_CHECK(find(name) == axes_.size() || taken.count(find(name)) > 0, "[mesh] flattened(): got the name '", name,
+             "', which another axis of ", describe(), " has. Give each axis its own name.");
+  if (rows.empty()) rows.push_back({1, 1});
+  std::vector<MeshAxis> others;
+  std::vector<Rows> rows_of_all;
+  for (size_t axis = 0; axis < axes_.size(); ++axis) {
+    if (axis == place) {
+      others.push_back({name, size});
+      rows_of_all.push_back(rows);
+    } else if (taken.count(axis) == 0) {
+      others.push_back(axes_[axis]);
+      rows_of_all.push_back(rows_[axis]);
+    }
+  }
+  return {world_, std::move(others), std::move(rows_of_all)};
 }
+
+size_t Mesh::find(const std::string& axis) const {
+  size_t i = 0;
+  while (i < axes_.size() && axes_[i].name != axis) ++i;
+  return i;
+}
+
+bool Mesh::has(const std::string& axis) const { return find(axis) < axes_.size(); }
+
+int Mesh::size(const std::string& axis) const { return has(axis) ? axes_[find(axis)].size : 1; }
 
 int Mesh::index(const std::string& axis) const {
-  for (size_t i = 0; i < axes_.size(); ++i) {
-    if (axes_[i].name == axis) return world_.rank / stride(i) % axes_[i].size;
-  }
-  return 0;
+  if (!has(axis)) return 0;
+  int index = 0;
+  for (const Row& row : rows_[find(axis)]) index = index * row.size + world_.rank / row.stride % row.size;
+  return index;
 }
 
 std::vector<int> Mesh::ranks(const std::string& axis) const {
-  for (size_t i = 0; i < axes_.size(); ++i) {
-    if (axes_[i].name != axis) continue;
-    const int first = world_.rank - index(axis) * stride(i);
-    std::vector<int> ranks;
-    for (int k = 0; k < axes_[i].size; ++k) ranks.push_back(first + k * stride(i));
-    return ranks;
+  if (!has(axis)) return {world_.rank};
+  std::vector<int> ranks{world_.rank};
+  for (const Row& row : rows_[find(axis)]) ranks.front() -= world_.rank / row.stride % row.size * row.stride;
+  for (const Row& row : rows_[find(axis)]) {
+    std::vector<int> finer;
+    for (const int first : ranks) {
+      for (int k = 0; k < row.size; ++k) finer.push_back(first + k * row.stride);
+    }
+    ranks = std::move(finer);
   }
-  return {world_.rank};
+  return ranks;
+}
+
+// Empty where the sizes of the axes say it.
+std::string Mesh::rows_text(size_t axis) const {
+  if (axis >= rows_.size()) return "";  // of a mesh that is refused
+  const Rows& rows = rows_[axis];
+  int below = 1;
+  for (size_t i = axis + 1; i < axes_.size(); ++i) below *= axes_[i].size;
+  if (rows.size() == 1 && (rows.front().size == 1 || rows.front().stride == below)) return "";
+  std::string text;
+  for (const Row& row : rows) {
+    text += (text.empty() ? "" : ", ") + std::to_string(row.size) + " x " + std::to_string(row.stride);
+  }
+  return " (" + text + ")";
 }
 
 std::string Mesh::describe() const {
   std::string text;
-  for (const MeshAxis& axis : axes_) {
+  for (size_t i = 0; i < axes_.size(); ++i) {
     if (!text.empty()) text += ", ";
-    text += axis.name + "=" + std::to_string(axis.size);
+    text += axes_[i].name + "=" + std::to_string(axes_[i].size) + rows_text(i);
   }
   return text;
 }

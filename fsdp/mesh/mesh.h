@@ -36,6 +36,11 @@ class Mesh {
   // Sizes must multiply to world.size and names differ; else throws Error(kUsage).
   Mesh(World world, std::vector<MeshAxis> axes);
 
+  // The same ranks with `axes` made into one axis, `name`, at the place of the first of them: its coordinate counts
+  // through theirs, the last one fastest. Sharding over two axes: flattened({"a", "b"}, "shard"); replicating over all
+  // others likewise, as "replicate". Throws Error(kUsage): an axis is not there or given twice, `name` is another's.
+  Mesh flattened(const std::vector<std::string>& axes, const std::string& name) const;
+
   const World& world() const { return world_; }
   const std::vector<MeshAxis>& axes() const { return axes_; }
   bool has(const std::string& axis) const;
@@ -47,14 +52,24 @@ class Mesh {
   // Global ranks that differ from this one along `axis` only, in the order of their coordinate.
   std::vector<int> ranks(const std::string& axis) const;
 
-  // "shard=4" or "replicate=2, shard=4".
+  // "shard=4" or "replicate=2, shard=4"; where that does not say which ranks, "shard=4 (2 x 4, 2 x 1)": 2 ranks that
+  // are 4 apart, times 2 that are 1 apart.
   std::string describe() const;
 
  private:
-  int stride(size_t axis) const;
+  // Ranks at equal distances. An axis is one such row, a flattened one a row of rows.
+  struct Row {
+    int size;
+    int stride;
+  };
+  using Rows = std::vector<Row>;
+  Mesh(World world, std::vector<MeshAxis> axes, std::vector<Rows> rows);
+  size_t find(const std::string& axis) const;  // their number: none
+  std::string rows_text(size_t axis) const;
 
   World world_;
   std::vector<MeshAxis> axes_;
+  std::vector<Rows> rows_;  // of each axis
 };
 
 }  // namespace fsdp

@@ -154,7 +154,7 @@ void check_mesh(const Mesh& mesh, Strategy strategy) {
     FSDP_CHECK(axis.name == "shard" || axis.name == "replicate" || axis.size == 1, "[fully_shard] mesh ",
                mesh.describe(), ": axis '", axis.name, "' has ", axis.size,
                " ranks, expected the axes 'replicate' and 'shard'. Use Mesh::shard(world), or Mesh(world, "
-               "{{\"replicate\", hosts}, {\"shard\", ranks_per_host}}).");
+               "{{\"replicate\", hosts}, {\"shard\", ranks_per_host}}); Mesh::flattened() makes one axis of several.");
   }
   FSDP_CHECK(traits(strategy).mesh == MeshNeed::kShardAxis || mesh.has("replicate"), "[fully_shard] strategy ",
              name(strategy), " on mesh ", mesh.describe(), ": it needs an axis 'replicate' too. Use Mesh(world, ",

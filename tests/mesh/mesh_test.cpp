@@ -86,5 +86,38 @@ TEST(Mesh, RefusesWhatIsNoGrid) {
   EXPECT_NO_THROW(make(1, {})());
 }
 
+// Rank r of a 2 x 3 x 4 mesh is coordinate (r / 12, r / 4 % 3, r % 4).
+TEST(Mesh, AFlattenedAxisCountsThroughItsAxesTheLastOneFastest) {
+  for (int rank = 0; rank < 24; ++rank) {
+    const Mesh grid(place(rank, 24), {{"a", 2}, {"b", 3}, {"c", 4}});
+    const int a = rank / 12;
+    const int b = rank / 4 % 3;
+    const int c = rank % 4;
+    const Mesh neighbours = grid.flattened({"a", "b"}, "replicate");
+    EXPECT_EQ(neighbours.size("replicate"), 6);
+    EXPECT_EQ(neighbours.index("replicate"), a * 3 + b);
+    EXPECT_EQ(neighbours.index("c"), c);
+    EXPECT_EQ(neighbours.describe(), "replicate=6, c=4");
+    const Mesh apart = grid.flattened({"c", "a"}, "shard");
+    EXPECT_EQ(apart.index("shard"), c * 2 + a);
+    EXPECT_EQ(apart.index("b"), b);
+    std::vector<int> ranks;
+    for (int k = 0; k < 8; ++k) ranks.push_back(k % 2 * 12 + b * 4 + k / 2);
+    EXPECT_EQ(apart.ranks("shard"), ranks);
+    EXPECT_EQ(apart.describe(), "shard=8 (4 x 1, 2 x 12), b=3 (3 x 4)");
+    const Mesh all = apart.flattened({"b", "shard"}, "shard");
+    EXPECT_EQ(all.index("shard"), b * 8 + c * 2 + a);
+    EXPECT_EQ(all.ranks("shard")[static_cast<size_t>(all.index("shard"))], rank);
+  }
+}
+
+TEST(Mesh, FlatteningWhatIsNotThereIsRefused) {
+  const Mesh mesh(place(0, 8), {{"a", 2}, {"b", 4}});
+  EXPECT_THAT([&] { mesh.flattened({"a", "d"}, "shard"); }, ThrowsMessage<Error>(HasSubstr("got axis 'd'")));
+  EXPECT_THAT([&] { mesh.flattened({"a", "a"}, "shard"); }, ThrowsMessage<Error>(HasSubstr("'a' twice")));
+  EXPECT_THAT([&] { mesh.flattened({"a"}, "b"); }, ThrowsMessage<Error>(HasSubstr("the name 'b'")));
+  EXPECT_THAT([&] { mesh.flattened({}, "b"); }, ThrowsMessage<Error>(HasSubstr("got no axis")));
+}
+
 }  // namespace
 }  // namespace fsdp

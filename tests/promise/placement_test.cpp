@@ -1,4 +1,4 @@
-// Where parameters lie: whole on every rank one by one, or left alone.
+// Where parameters lie: whole on every rank one by one, left alone, or cut over meshes of several axes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -247,6 +247,39 @@ TEST(IgnoredGradients, RanksWithoutOneCountAsZero) {
     loss.backward();
     EXPECT_TRUE(torch::equal(module.extra.grad(), torch::full({2}, 2.0F)));
     EXPECT_FALSE(module.never.grad().defined());
+  });
+}
+
+// ---- meshes of more axes
+
+TEST(FlattenedMesh, ShardsOverTwoAxesInAnyOrder) {
+  for (const auto& axes : std::vector<std::vector<std::string>>{{"a", "b"}, {"b", "a"}}) {
+    run_ranks(4, [&](const World& world) {
+      const Mesh mesh = Mesh(world, {{"a", 2}, {"b", 2}}).flattened(axes, "shard");
+      ShardedBlocks sharded = shard_blocks(mesh, {}, 3);
+      expect_trains_like_its_twin(world, sharded);
+    });
+  }
+}
+
+TEST(FlattenedMesh, ReplicatesOverTwoAxes) {
+  for (const Strategy strategy : {Strategy::kHybrid, Strategy::kHybridOptim}) {
+    run_ranks(4, [&](const World& world) {
+      const Mesh grid(world, {{"pods", 2}, {"x", 1}, {"cards", 2}});
+      const Mesh mesh = grid.flattened({"cards"}, "shard").flattened({"pods", "x"}, "replicate");
+      ShardOptions options;
+      options.strategy = strategy;
+      ShardedBlocks sharded = shard_blocks(mesh, options, 3);
+      expect_trains_like_its_twin(world, sharded);
+    });
+  }
+}
+
+TEST(FlattenedMesh, AxesThatNobodyNamedAreRefused) {
+  run_ranks(4, [](const World& world) {
+    const Mesh mesh(world, {{"replicate", 1}, {"x", 2}, {"shard", 2}});
+    EXPECT_THAT(error_of([&] { shard_blocks(mesh, {}, 3); }),
+                AllOf(HasSubstr("axis 'x' has 2"), HasSubstr("Mesh::flattened()")));
   });
 }
 
