@@ -5,6 +5,7 @@
 #include "fsdp/fsdp.h"
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
+#include "tests/support/worlds.h"
 
 namespace fsdp::state_dict_test {
 namespace {
@@ -13,6 +14,7 @@ using ::testing::AllOf;
 using testing::batch;
 using testing::error_of;
 using testing::expect_same_weights;
+using testing::for_strategies;
 using ::testing::HasSubstr;
 using testing::loss_of;
 using testing::make_block_model;
@@ -20,9 +22,6 @@ using testing::run_ranks;
 using testing::shard_blocks;
 using testing::ShardedBlocks;
 using testing::share_of;
-
-constexpr Strategy kStrategies[] = {Strategy::kNoShard, Strategy::kOptim, Strategy::kOptimGrads,
-                                    Strategy::kOptimGradsParams};
 
 // A model that has trained three steps with momentum.
 struct Trained {
@@ -56,18 +55,9 @@ struct Twin {
   torch::optim::AdamW optimizer;
 };
 
-void for_worlds(const std::function<void(const World&, Strategy)>& body) {
-  for (const Strategy strategy : kStrategies) {
-    for (const int size : {1, 2, 3}) {
-      SCOPED_TRACE(::testing::Message() << name(strategy) << ", world " << size);
-      run_ranks(size, [&](const World& world) { body(world, strategy); });
-    }
-  }
-}
-
 TEST(StateDict, AFullOneHasTheTensorsOfTheUnshardedModel) {
-  for_worlds([](const World& world, Strategy strategy) {
-    Trained trained(world, strategy);
+  for_strategies([](const World& world, const ShardOptions& options) {
+    Trained trained(world, options.strategy);
     Twin twin;
     const StateDict weights = full_state_dict(*trained.sharded.module);
     const StateDict moments = full_optimizer_state_dict(*trained.sharded.module, trained.optimizer);
@@ -84,8 +74,8 @@ TEST(StateDict, AFullOneHasTheTensorsOfTheUnshardedModel) {
 }
 
 TEST(StateDict, FullGradientsAreThoseOfTheUnshardedModel) {
-  for_worlds([](const World& world, Strategy strategy) {
-    const ShardedBlocks sharded = shard_blocks(world, {.strategy = strategy});
+  for_strategies([](const World& world, const ShardOptions& options) {
+    const ShardedBlocks sharded = shard_blocks(world, options);
     const auto twin = make_block_model();
     EXPECT_TRUE(full_gradients(*sharded.module).tensors.empty());
     loss_of(*sharded.module, share_of(world, batch(1))).backward();
@@ -151,8 +141,8 @@ TEST(StateDict, OneOfAnotherModelIsRefusedOnEveryRankAndChangesNothing) {
 }
 
 TEST(StateDict, AShardedOneComesBackToTheSameCut) {
-  for_worlds([](const World& world, Strategy strategy) {
-    Trained trained(world, strategy);
+  for_strategies([](const World& world, const ShardOptions& options) {
+    Trained trained(world, options.strategy);
     const ShardedStateDict weights = sharded_state_dict(*trained.sharded.module);
     const ShardedStateDict moments = sharded_optimizer_state_dict(*trained.sharded.module, trained.optimizer);
     const StateDict before = full_state_dict(*trained.sharded.module);

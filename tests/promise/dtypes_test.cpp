@@ -6,6 +6,7 @@
 #include "tests/io/temporary_folder.h"
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
+#include "tests/support/worlds.h"
 
 namespace fsdp::dtypes_test {
 namespace {
@@ -13,6 +14,7 @@ namespace {
 using testing::batch;
 using testing::BlockModel;
 using testing::error_of;
+using testing::for_strategies;
 using ::testing::HasSubstr;
 using testing::loss_of;
 using testing::make_block_model;
@@ -21,19 +23,10 @@ using testing::shard_blocks;
 using testing::ShardedBlocks;
 using testing::share_of;
 
-constexpr Strategy kStrategies[] = {Strategy::kNoShard, Strategy::kOptim, Strategy::kOptimGrads,
-                                    Strategy::kOptimGradsParams};
-
-void for_strategies(const Precision& precision, const std::function<void(const World&, const ShardOptions&)>& body) {
-  for (const Strategy strategy : kStrategies) {
-    for (const int size : {1, 2, 3}) {
-      SCOPED_TRACE(c10::str(name(strategy), ", world ", size));
-      ShardOptions options;
-      options.strategy = strategy;
-      options.precision = precision;
-      run_ranks(size, [&](const World& world) { body(world, options); });
-    }
-  }
+ShardOptions with(const Precision& precision) {
+  ShardOptions options;
+  options.precision = precision;
+  return options;
 }
 
 // ---- Precision::buffers
@@ -75,49 +68,53 @@ Precision bf16_buffers() {
 torch::Tensor rounded(const torch::Tensor& tensor) { return tensor.to(torch::kBFloat16).to(torch::kFloat); }
 
 TEST(BufferDtype, BuffersAreCastWhereTheirUnitSaysSo) {
-  for_strategies(bf16_buffers(), [](const World& world, const ShardOptions& options) {
-    WithBuffers module;
-    ShardOptions plain = options;
-    plain.precision = {};
-    fully_shard(*module.inner, Mesh::shard(world), plain);
-    fully_shard(module, Mesh::shard(world), options);
-    EXPECT_EQ(module.table.scalar_type(), torch::kBFloat16);
-    EXPECT_EQ(module.named_buffers()["table"].scalar_type(), torch::kBFloat16);
-    EXPECT_EQ(module.count.scalar_type(), torch::kLong);
-    EXPECT_EQ(module.inner->shift.scalar_type(), torch::kFloat);        // the inner unit's business
-    EXPECT_EQ(module.norm->running_mean.scalar_type(), torch::kFloat);  // Precision::keep_fp32
-    WithBuffers twin;
-    twin.table.copy_(rounded(twin.table));
-    const torch::Tensor rows = batch(1, 12, 4);
-    EXPECT_TRUE(torch::allclose(module.forward(rows), twin.forward(rows), 1e-4, 1e-5));
-  });
+  for_strategies(
+      [](const World& world, const ShardOptions& options) {
+        WithBuffers module;
+        ShardOptions plain = options;
+        plain.precision = {};
+        fully_shard(*module.inner, Mesh::shard(world), plain);
+        fully_shard(module, Mesh::shard(world), options);
+        EXPECT_EQ(module.table.scalar_type(), torch::kBFloat16);
+        EXPECT_EQ(module.named_buffers()["table"].scalar_type(), torch::kBFloat16);
+        EXPECT_EQ(module.count.scalar_type(), torch::kLong);
+        EXPECT_EQ(module.inner->shift.scalar_type(), torch::kFloat);        // the inner unit's business
+        EXPECT_EQ(module.norm->running_mean.scalar_type(), torch::kFloat);  // Precision::keep_fp32
+        WithBuffers twin;
+        twin.table.copy_(rounded(twin.table));
+        const torch::Tensor rows = batch(1, 12, 4);
+        EXPECT_TRUE(torch::allclose(module.forward(rows), twin.forward(rows), 1e-4, 1e-5));
+      },
+      with(bf16_buffers()));
 }
 
 TEST(BufferDtype, WhatIsSavedHasTheDtypeTheyHad) {
   const io::TemporaryFolder folder;
-  for_strategies(bf16_buffers(), [&](const World& world, const ShardOptions& options) {
-    WithBuffers module;
-    fully_shard(module, Mesh::shard(world), options);
-    const torch::Tensor want = rounded(torch::full({4}, 0.3F));
-    const StateDict dict = full_state_dict(module, DictHolder::kEveryRank);
-    EXPECT_EQ(dict.tensors.at("table").scalar_type(), torch::kFloat);
-    EXPECT_TRUE(torch::equal(dict.tensors.at("table"), want));
+  for_strategies(
+      [&](const World& world, const ShardOptions& options) {
+        WithBuffers module;
+        fully_shard(module, Mesh::shard(world), options);
+        const torch::Tensor want = rounded(torch::full({4}, 0.3F));
+        const StateDict dict = full_state_dict(module, DictHolder::kEveryRank);
+        EXPECT_EQ(dict.tensors.at("table").scalar_type(), torch::kFloat);
+        EXPECT_TRUE(torch::equal(dict.tensors.at("table"), want));
 
-    const std::string file = (folder.path() / c10::str(name(options.strategy), world.size, ".pt")).string();
-    save(module, file);
-    WithBuffers read;
-    torch::serialize::InputArchive archive;
-    archive.load_from(file);
-    read.load(archive);
-    EXPECT_EQ(read.table.scalar_type(), torch::kFloat);
-    EXPECT_TRUE(torch::equal(read.table, want));
-    EXPECT_TRUE(torch::equal(read.inner->shift, rounded(torch::full({4}, 1.001F))));
+        const std::string file = (folder.path() / c10::str(name(options.strategy), world.size, ".pt")).string();
+        save(module, file);
+        WithBuffers read;
+        torch::serialize::InputArchive archive;
+        archive.load_from(file);
+        read.load(archive);
+        EXPECT_EQ(read.table.scalar_type(), torch::kFloat);
+        EXPECT_TRUE(torch::equal(read.table, want));
+        EXPECT_TRUE(torch::equal(read.inner->shift, rounded(torch::full({4}, 1.001F))));
 
-    module.table.fill_(0);
-    load(module, file);
-    EXPECT_EQ(module.table.scalar_type(), torch::kBFloat16);
-    EXPECT_TRUE(torch::equal(module.table.to(torch::kFloat), want));
-  });
+        module.table.fill_(0);
+        load(module, file);
+        EXPECT_EQ(module.table.scalar_type(), torch::kBFloat16);
+        EXPECT_TRUE(torch::equal(module.table.to(torch::kFloat), want));
+      },
+      with(bf16_buffers()));
 }
 
 TEST(BufferDtype, CheckpointsGoBetweenModelsWithAndWithoutIt) {
@@ -170,19 +167,21 @@ void expect_rounded_gradients(const torch::nn::Module& sharded, const torch::nn:
 }
 
 TEST(MainGradDtype, LeavesHaveSumsInBf16ThatAddUp) {
-  for_strategies(bf16_main_grads(), [](const World& world, const ShardOptions& options) {
-    ShardedBlocks sharded = shard_blocks(world, options);
-    const auto twin = make_block_model();
-    for (uint64_t seed = 1; seed <= 2; ++seed) {
-      loss_of(*sharded.module, share_of(world, batch(seed))).backward();
-      loss_of(*twin, batch(seed)).backward();
-      expect_rounded_gradients(*sharded.module, *twin);
-    }
-    EXPECT_EQ(sharded.root.resting_bytes().main_grad * 2, sharded.root.resting_bytes().main_weight);
-    const double norm = torch::nn::utils::clip_grad_norm_(twin->parameters(), 0.05);
-    EXPECT_NEAR(clip_grad_norm_(*sharded.module, 0.05).item<double>(), norm, 0.01 * norm);
-    expect_rounded_gradients(*sharded.module, *twin);
-  });
+  for_strategies(
+      [](const World& world, const ShardOptions& options) {
+        ShardedBlocks sharded = shard_blocks(world, options);
+        const auto twin = make_block_model();
+        for (uint64_t seed = 1; seed <= 2; ++seed) {
+          loss_of(*sharded.module, share_of(world, batch(seed))).backward();
+          loss_of(*twin, batch(seed)).backward();
+          expect_rounded_gradients(*sharded.module, *twin);
+        }
+        EXPECT_EQ(sharded.root.resting_bytes().main_grad * 2, sharded.root.resting_bytes().main_weight);
+        const double norm = torch::nn::utils::clip_grad_norm_(twin->parameters(), 0.05);
+        EXPECT_NEAR(clip_grad_norm_(*sharded.module, 0.05).item<double>(), norm, 0.01 * norm);
+        expect_rounded_gradients(*sharded.module, *twin);
+      },
+      with(bf16_main_grads()));
 }
 
 // Sums over the ranks are in fp32: many small ones are not lost beside a large one.
@@ -205,40 +204,44 @@ TEST(MainGradDtype, RanksAreAddedUpBeforeTheSumIsRounded) {
 
 // As if the leaf had been given the same numbers in fp32, to the bit.
 TEST(MainGradDtype, OptimizersComputeInFp32) {
-  for_strategies(bf16_main_grads(), [](const World& world, const ShardOptions& options) {
-    ShardedBlocks sharded = shard_blocks(world, options);
-    const auto leaves = parameters(*sharded.module);
-    std::vector<torch::Tensor> plain;
-    for (const torch::Tensor& leaf : leaves) plain.push_back(leaf.detach().clone().requires_grad_());
-    AdamW optimizer(leaves, {.lr = 0.02}), plains(plain, {.lr = 0.02});
-    for (uint64_t seed = 1; seed <= 3; ++seed) {
-      loss_of(*sharded.module, share_of(world, batch(seed))).backward();
-      for (size_t i = 0; i < leaves.size(); ++i) plain[i].mutable_grad() = leaves[i].grad().to(torch::kFloat);
-      optimizer.step();
-      plains.step();
-      zero_grad(*sharded.module);
-    }
-    for (size_t i = 0; i < leaves.size(); ++i) EXPECT_TRUE(torch::equal(leaves[i], plain[i])) << i;
-  });
+  for_strategies(
+      [](const World& world, const ShardOptions& options) {
+        ShardedBlocks sharded = shard_blocks(world, options);
+        const auto leaves = parameters(*sharded.module);
+        std::vector<torch::Tensor> plain;
+        for (const torch::Tensor& leaf : leaves) plain.push_back(leaf.detach().clone().requires_grad_());
+        AdamW optimizer(leaves, {.lr = 0.02}), plains(plain, {.lr = 0.02});
+        for (uint64_t seed = 1; seed <= 3; ++seed) {
+          loss_of(*sharded.module, share_of(world, batch(seed))).backward();
+          for (size_t i = 0; i < leaves.size(); ++i) plain[i].mutable_grad() = leaves[i].grad().to(torch::kFloat);
+          optimizer.step();
+          plains.step();
+          zero_grad(*sharded.module);
+        }
+        for (size_t i = 0; i < leaves.size(); ++i) EXPECT_TRUE(torch::equal(leaves[i], plain[i])) << i;
+      },
+      with(bf16_main_grads()));
 }
 
 TEST(MainGradDtype, OptimizersOfLibTorchTakeThemToo) {
-  for_strategies(bf16_main_grads(), [](const World& world, const ShardOptions& options) {
-    ShardedBlocks sharded = shard_blocks(world, options);
-    const auto leaves = parameters(*sharded.module);
-    std::vector<torch::Tensor> plain;
-    for (const torch::Tensor& leaf : leaves) plain.push_back(leaf.detach().clone().requires_grad_());
-    torch::optim::AdamW optimizer(leaves, torch::optim::AdamWOptions(0.02));
-    torch::optim::AdamW plains(plain, torch::optim::AdamWOptions(0.02));
-    for (uint64_t seed = 1; seed <= 3; ++seed) {
-      loss_of(*sharded.module, share_of(world, batch(seed))).backward();
-      for (size_t i = 0; i < leaves.size(); ++i) plain[i].mutable_grad() = leaves[i].grad().to(torch::kFloat);
-      optimizer.step();
-      plains.step();
-      optimizer.zero_grad();
-    }
-    for (size_t i = 0; i < leaves.size(); ++i) EXPECT_TRUE(torch::allclose(leaves[i], plain[i], 1e-5, 1e-6)) << i;
-  });
+  for_strategies(
+      [](const World& world, const ShardOptions& options) {
+        ShardedBlocks sharded = shard_blocks(world, options);
+        const auto leaves = parameters(*sharded.module);
+        std::vector<torch::Tensor> plain;
+        for (const torch::Tensor& leaf : leaves) plain.push_back(leaf.detach().clone().requires_grad_());
+        torch::optim::AdamW optimizer(leaves, torch::optim::AdamWOptions(0.02));
+        torch::optim::AdamW plains(plain, torch::optim::AdamWOptions(0.02));
+        for (uint64_t seed = 1; seed <= 3; ++seed) {
+          loss_of(*sharded.module, share_of(world, batch(seed))).backward();
+          for (size_t i = 0; i < leaves.size(); ++i) plain[i].mutable_grad() = leaves[i].grad().to(torch::kFloat);
+          optimizer.step();
+          plains.step();
+          optimizer.zero_grad();
+        }
+        for (size_t i = 0; i < leaves.size(); ++i) EXPECT_TRUE(torch::allclose(leaves[i], plain[i], 1e-5, 1e-6)) << i;
+      },
+      with(bf16_main_grads()));
 }
 
 TEST(MainGradDtype, WhatIsNoFloatIsRefused) {
@@ -286,21 +289,23 @@ TEST(MomentDtype, EachMomentHasItsOwn) {
 }
 
 TEST(MomentDtype, ShardedModelsTrainLikePlainTensors) {
-  for_strategies(Precision::bf16(), [](const World& world, const ShardOptions& options) {
-    ShardedBlocks sharded = shard_blocks(world, options);
-    const auto leaves = parameters(*sharded.module);
-    std::vector<torch::Tensor> plain;
-    for (const torch::Tensor& leaf : leaves) plain.push_back(leaf.detach().clone().requires_grad_());
-    AdamW optimizer(leaves, kBf16Moments), plains(plain, kBf16Moments);
-    for (uint64_t seed = 1; seed <= 3; ++seed) {
-      loss_of(*sharded.module, share_of(world, batch(seed)).to(torch::kBFloat16)).backward();
-      for (size_t i = 0; i < leaves.size(); ++i) plain[i].mutable_grad() = leaves[i].grad().clone();
-      optimizer.step();
-      plains.step();
-      zero_grad(*sharded.module);
-    }
-    for (size_t i = 0; i < leaves.size(); ++i) EXPECT_TRUE(torch::equal(leaves[i], plain[i])) << i;
-  });
+  for_strategies(
+      [](const World& world, const ShardOptions& options) {
+        ShardedBlocks sharded = shard_blocks(world, options);
+        const auto leaves = parameters(*sharded.module);
+        std::vector<torch::Tensor> plain;
+        for (const torch::Tensor& leaf : leaves) plain.push_back(leaf.detach().clone().requires_grad_());
+        AdamW optimizer(leaves, kBf16Moments), plains(plain, kBf16Moments);
+        for (uint64_t seed = 1; seed <= 3; ++seed) {
+          loss_of(*sharded.module, share_of(world, batch(seed)).to(torch::kBFloat16)).backward();
+          for (size_t i = 0; i < leaves.size(); ++i) plain[i].mutable_grad() = leaves[i].grad().clone();
+          optimizer.step();
+          plains.step();
+          zero_grad(*sharded.module);
+        }
+        for (size_t i = 0; i < leaves.size(); ++i) EXPECT_TRUE(torch::equal(leaves[i], plain[i])) << i;
+      },
+      with(Precision::bf16()));
 }
 
 struct Trained {

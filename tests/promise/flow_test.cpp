@@ -5,6 +5,7 @@
 #include "fsdp/fsdp.h"
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
+#include "tests/support/worlds.h"
 
 namespace fsdp::flow_test {
 namespace {
@@ -13,6 +14,7 @@ using testing::batch;
 using testing::BlockModel;
 using testing::expect_same_gradients;
 using testing::expect_same_weights;
+using testing::kFlatStrategies;
 using testing::loss_of;
 using testing::make_block_model;
 using testing::make_seeded;
@@ -22,9 +24,6 @@ using testing::ShardedBlocks;
 using testing::share_of;
 
 constexpr double kLearningRate = 0.05;
-
-constexpr Strategy kStrategies[] = {Strategy::kNoShard, Strategy::kOptim, Strategy::kOptimGrads,
-                                    Strategy::kOptimGradsParams};
 
 // A sharded model and an unsharded one that does the same things, each with its optimizer.
 struct Pair {
@@ -61,7 +60,7 @@ struct Pair {
 };
 
 void with_every_strategy(int world_size, const std::function<void(Pair&)>& body) {
-  for (const Strategy strategy : kStrategies) {
+  for (const Strategy strategy : kFlatStrategies) {
     run_ranks(world_size, [&](const World& world) {
       SCOPED_TRACE(c10::str(name(strategy), ", rank ", world.rank));
       ShardOptions options;

@@ -1,4 +1,4 @@
-// 568 lines because it is one table: functions of torch::nn::Module, torch::nn::utils, torch::save and torch::optim on
+// 556 lines because it is one table: functions of torch::nn::Module, torch::nn::utils, torch::save and torch::optim on
 // a sharded model. Each does what it does on an unsharded one, or is refused by name (docs/libtorch_functions.md).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,6 +10,7 @@
 #include "fsdp/fsdp.h"
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
+#include "tests/support/worlds.h"
 
 namespace fsdp::module_functions_test {
 namespace {
@@ -20,7 +21,10 @@ using testing::BlockModel;
 using testing::error_of;
 using testing::expect_same_gradients;
 using testing::expect_same_weights;
+using testing::for_strategies;
+using testing::for_worlds;
 using ::testing::HasSubstr;
+using testing::kFlatStrategies;
 using testing::loss_of;
 using testing::make_block_model;
 using testing::run_ranks;
@@ -28,8 +32,6 @@ using testing::shard_blocks;
 using testing::ShardedBlocks;
 using testing::share_of;
 
-constexpr Strategy kStrategies[] = {Strategy::kNoShard, Strategy::kOptim, Strategy::kOptimGrads,
-                                    Strategy::kOptimGradsParams};
 constexpr double kRate = 0.1;
 
 // Text of what LibTorch or the library throws; "no error" if nothing is thrown.
@@ -40,22 +42,6 @@ std::string text_of(const std::function<void()>& action) {
     return error.what_without_backtrace();
   }
   return "no error";
-}
-
-void for_worlds(const std::function<void(const World&)>& body) {
-  for (const int size : {1, 2, 3}) {
-    SCOPED_TRACE(size);
-    run_ranks(size, body);
-  }
-}
-
-void for_strategies(const std::function<void(const World&, const ShardOptions&)>& body) {
-  for (const Strategy strategy : kStrategies) {
-    SCOPED_TRACE(name(strategy));
-    ShardOptions options;
-    options.strategy = strategy;
-    for_worlds([&](const World& world) { body(world, options); });
-  }
 }
 
 // A sharded model and its twin, one step of SGD after the start.
@@ -141,7 +127,7 @@ TEST(ModuleFunctions, TorchSaveIsRefusedAfterFusedOptimizersToo) {
 }
 
 TEST(ModuleFunctions, NothingIsReadWhileWeightsAreOnTheirWay) {
-  for (const Strategy strategy : kStrategies) {
+  for (const Strategy strategy : kFlatStrategies) {
     SCOPED_TRACE(name(strategy));
     std::latch saved(1);
     run_ranks(2, [&](const World& world) {
@@ -165,7 +151,9 @@ TEST(ModuleFunctions, NothingIsReadWhileWeightsAreOnTheirWay) {
           torch::load(read, file);
           expect_close(read->weight, pair.twin->block(1).down->weight);
         });
-        if (error != "no error") EXPECT_THAT(error, HasSubstr("'layers.1' is sharded"));
+        if (error != "no error") {
+          EXPECT_THAT(error, HasSubstr("'layers.1' is sharded"));
+        }
       }
       handle.wait();
       expect_close(pair.module().block(1).down->weight.detach().clone(), pair.twin->block(1).down->weight);

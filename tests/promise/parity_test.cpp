@@ -7,10 +7,12 @@
 #include "fsdp/fsdp.h"
 #include "tests/promise/models/parity_models.h"
 #include "tests/support/ranks.h"
+#include "tests/support/worlds.h"
 
 namespace fsdp::parity_test {
 namespace {
 
+using testing::kFlatStrategies;
 using testing::make_seeded;
 using testing::ParityModel;
 using testing::run_ranks;
@@ -159,14 +161,11 @@ void expect_parity(const testing::ParityCase& test_case, const ShardedRun& run) 
             [&](const World& world) { expect_close(train_sharded(world, test_case, run), reference, what); });
 }
 
-constexpr Strategy kStrategies[] = {Strategy::kNoShard, Strategy::kOptim, Strategy::kOptimGrads,
-                                    Strategy::kOptimGradsParams};
-
 class Parity : public ::testing::TestWithParam<std::tuple<std::string, int>> {};
 
 TEST_P(Parity, EveryStrategyTrainsLikeTheUnshardedModel) {
   const auto& [model, world] = GetParam();
-  for (const Strategy strategy : kStrategies) {
+  for (const Strategy strategy : kFlatStrategies) {
     for (const int num_microbatches : {1, 3}) {
       expect_parity(testing::parity_case(model), {strategy, world, num_microbatches});
     }
@@ -183,14 +182,14 @@ INSTANTIATE_TEST_SUITE_P(Models, Parity,
 TEST(ParityOptimizer, AnyOptimizerWorksOnTheLeaves) {
   for (const Optimizer optimizer :
        {Optimizer::kFusedAdamW, Optimizer::kTorchAdamW, Optimizer::kFusedSGD, Optimizer::kTorchSGD}) {
-    for (const Strategy strategy : kStrategies) {
+    for (const Strategy strategy : kFlatStrategies) {
       expect_parity(testing::parity_case("tied"), {strategy, 2, 1, optimizer});
     }
   }
 }
 
 TEST(ParityAccumulation, PlainRepeatedBackwardsAddUp) {
-  for (const Strategy strategy : kStrategies) {
+  for (const Strategy strategy : kFlatStrategies) {
     ShardedRun run{strategy, 2, 3};
     run.microbatch_scope = false;
     expect_parity(testing::parity_case("tied"), run);
@@ -199,15 +198,15 @@ TEST(ParityAccumulation, PlainRepeatedBackwardsAddUp) {
 
 // One microbatch: with more, ZeRO-0 and ZeRO-1 add them up before the ranks, the others after.
 TEST(ParityBits, StrategiesAgreeToTheLastBit) {
-  std::vector<Curve> curves(std::size(kStrategies));
+  std::vector<Curve> curves(std::size(kFlatStrategies));
   for (size_t i = 0; i < curves.size(); ++i) {
     run_ranks(3, [&](const World& world) {
-      ShardedRun run{kStrategies[i], 3};
+      ShardedRun run{kFlatStrategies[i], 3};
       run.max_norm = 1e9;  // the norm's sum is split by shard, so the clip factor may differ in its last bit
       Curve curve = train_sharded(world, testing::parity_case("tied"), run);
       if (world.rank == 0) curves[i] = std::move(curve);
     });
-    EXPECT_EQ(curves[i].losses, curves[0].losses) << name(kStrategies[i]);
+    EXPECT_EQ(curves[i].losses, curves[0].losses) << name(kFlatStrategies[i]);
   }
 }
 

@@ -8,6 +8,7 @@
 #include "tests/io/temporary_folder.h"
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
+#include "tests/support/worlds.h"
 
 namespace fsdp::placement_test {
 namespace {
@@ -16,6 +17,9 @@ using ::testing::AllOf;
 using testing::batch;
 using testing::BlockModel;
 using testing::error_of;
+using testing::expect_same_gradients;
+using testing::expect_same_weights;
+using testing::for_strategies;
 using ::testing::HasSubstr;
 using testing::loss_of;
 using testing::make_block_model;
@@ -23,27 +27,6 @@ using testing::run_ranks;
 using testing::shard_blocks;
 using testing::ShardedBlocks;
 using testing::share_of;
-
-// This rank's part of each parameter of the twin, or of its gradient. Parameters that are left alone are no slices.
-using Choose = std::function<torch::Tensor(const torch::Tensor&)>;
-void expect_same(const torch::nn::Module& sharded, const torch::nn::Module& twin, double tolerance,
-                 const Choose& choose) {
-  const auto wanted = twin.named_parameters();
-  for (const auto& [name, leaf] : named_parameters(sharded)) {
-    const LocalRange range = local_range(leaf);
-    const torch::Tensor want = choose(wanted[name]).detach().flatten().slice(0, range.begin, range.end);
-    ASSERT_TRUE(choose(leaf).defined()) << name;
-    EXPECT_TRUE(torch::allclose(choose(leaf).detach().flatten(), want, 0, tolerance)) << name;
-  }
-}
-
-void expect_gradients_of(const torch::nn::Module& sharded, const torch::nn::Module& twin) {
-  expect_same(sharded, twin, 1e-5, [](const torch::Tensor& weight) { return weight.grad(); });
-}
-
-void expect_weights_of(const torch::nn::Module& sharded, const torch::nn::Module& twin, double tolerance) {
-  expect_same(sharded, twin, tolerance, [](const torch::Tensor& weight) { return weight; });
-}
 
 // Three steps of a sharded model and its twin.
 void expect_trains_like_its_twin(const World& world, ShardedBlocks& sharded) {
@@ -53,7 +36,7 @@ void expect_trains_like_its_twin(const World& world, ShardedBlocks& sharded) {
   for (uint64_t seed = 1; seed <= 3; ++seed) {
     loss_of(*sharded.module, share_of(world, batch(seed))).backward();
     loss_of(*twin, batch(seed)).backward();
-    expect_gradients_of(*sharded.module, *twin);
+    expect_same_gradients(*sharded.module, *twin);
     EXPECT_NEAR(clip_grad_norm_(*sharded.module, 0.1).item<double>(),
                 torch::nn::utils::clip_grad_norm_(twin->parameters(), 0.1), 1e-5);
     optimizer.step();
@@ -61,7 +44,7 @@ void expect_trains_like_its_twin(const World& world, ShardedBlocks& sharded) {
     zero_grad(*sharded.module);
     twin->zero_grad();
   }
-  expect_weights_of(*sharded.module, *twin, 1e-4);
+  expect_same_weights(*sharded.module, *twin, 1e-4);
 }
 
 // ---- ShardOptions::replicate
@@ -79,20 +62,15 @@ void expect_biases_whole(const torch::nn::Module& module) {
 }
 
 TEST(Replicate, ChosenParametersStayWholeAndTrainLikeTheOthers) {
-  for (const Strategy strategy :
-       {Strategy::kNoShard, Strategy::kOptim, Strategy::kOptimGrads, Strategy::kOptimGradsParams}) {
-    for (const int size : {1, 2, 3}) {
-      SCOPED_TRACE(c10::str(name(strategy), ", world ", size));
-      run_ranks(size, [&](const World& world) {
-        ShardOptions options;
-        options.strategy = strategy;
-        options.replicate = is_bias;
+  ShardOptions biases;
+  biases.replicate = is_bias;
+  for_strategies(
+      [](const World& world, const ShardOptions& options) {
         ShardedBlocks sharded = shard_blocks(world, options);
         expect_biases_whole(*sharded.module);
         expect_trains_like_its_twin(world, sharded);
-      });
-    }
-  }
+      },
+      biases);
 }
 
 TEST(Replicate, OnMeshesWithReplicasAndInBf16) {
@@ -122,7 +100,7 @@ TEST(Replicate, UnderMicrobatches) {
       loss_of(*sharded.module, share_of(world, batch(seed))).backward();
       loss_of(*twin, batch(seed)).backward();
     }
-    expect_gradients_of(*sharded.module, *twin);
+    expect_same_gradients(*sharded.module, *twin);
   });
 }
 
@@ -150,7 +128,7 @@ TEST(Replicate, CheckpointsAreReadWithoutIt) {
     checkpoint::load(folder.path() / "step-1", {.model = *sharded.module, .optimizer = optimizer});
     loss_of(*sharded.module, share_of(world, batch(2))).backward();
     optimizer.step();
-    expect_weights_of(*sharded.module, *twin, 1e-4);
+    expect_same_weights(*sharded.module, *twin, 1e-4);
   });
 }
 
@@ -204,7 +182,7 @@ TEST(IgnoredGradients, AddUpOverBackwardsAndMicrobatches) {
       loss_of(*sharded.module, share_of(world, batch(seed))).backward();
       loss_of(*twin, batch(seed)).backward();
     }
-    expect_gradients_of(*sharded.module, *twin);
+    expect_same_gradients(*sharded.module, *twin);
   });
 }
 

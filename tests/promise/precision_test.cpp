@@ -5,6 +5,7 @@
 #include "fsdp/fsdp.h"
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
+#include "tests/support/worlds.h"
 
 namespace fsdp::precision_test {
 namespace {
@@ -12,6 +13,7 @@ namespace {
 using testing::batch;
 using testing::BlockModel;
 using testing::expect_same_weights;
+using testing::kFlatStrategies;
 using testing::loss_of;
 using testing::make_block_model;
 using testing::run_ranks;
@@ -75,9 +77,6 @@ ShardOptions bf16_options(Strategy strategy) {
   return options;
 }
 
-constexpr Strategy kStrategies[] = {Strategy::kNoShard, Strategy::kOptim, Strategy::kOptimGrads,
-                                    Strategy::kOptimGradsParams};
-
 // The gathered weights are the rounded main weights, to the bit, at every step.
 void expect_refreshed(const World& world, ShardedBlocks& sharded) {
   const FullParameters scope(sharded.blocks[1]);
@@ -97,7 +96,7 @@ void expect_refreshed(const World& world, ShardedBlocks& sharded) {
 template <class ShardedOptimizer, class PlainOptimizer>
 void expect_parity(int ranks, double tolerance, const std::function<ShardedOptimizer(std::vector<torch::Tensor>)>& make,
                    const std::function<PlainOptimizer(std::vector<torch::Tensor>)>& make_plain) {
-  for (const Strategy strategy : kStrategies) {
+  for (const Strategy strategy : kFlatStrategies) {
     run_ranks(ranks, [&](const World& world) {
       SCOPED_TRACE(c10::str(name(strategy), ", rank ", world.rank, " of ", ranks));
       ShardedBlocks sharded = shard_blocks(world, bf16_options(strategy));
@@ -148,7 +147,7 @@ TEST(PrecisionBf16, TorchOptimizersRefreshTheWeightsToo) {
 }
 
 TEST(PrecisionBf16, ModelComputesInBf16AndLeavesAreFp32) {
-  for (const Strategy strategy : kStrategies) {
+  for (const Strategy strategy : kFlatStrategies) {
     run_ranks(2, [&](const World& world) {
       ShardedBlocks sharded = shard_blocks(world, bf16_options(strategy));
       for (const torch::Tensor& parameter : sharded.module->parameters()) {
@@ -166,7 +165,7 @@ TEST(PrecisionBf16, ModelComputesInBf16AndLeavesAreFp32) {
 
 // A write to a leaf by hand is an optimizer like any other.
 TEST(PrecisionBf16, WritesToLeavesAreSeen) {
-  for (const Strategy strategy : kStrategies) {
+  for (const Strategy strategy : kFlatStrategies) {
     for (const bool low : {false, true}) {
       run_ranks(2, [&](const World& world) {
         ShardOptions options = bf16_options(strategy);

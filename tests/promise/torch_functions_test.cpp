@@ -2,11 +2,13 @@
 // samplers and seeds.
 #include <gtest/gtest.h>
 
+#include <mutex>
 #include <sstream>
 
 #include "fsdp/fsdp.h"
 #include "tests/promise/models/block_model.h"
 #include "tests/support/ranks.h"
+#include "tests/support/worlds.h"
 
 namespace fsdp::torch_functions_test {
 namespace {
@@ -15,19 +17,13 @@ using testing::batch;
 using testing::BlockModel;
 using testing::expect_same_gradients;
 using testing::expect_same_weights;
+using testing::for_worlds;
 using testing::loss_of;
 using testing::make_block_model;
 using testing::run_ranks;
 using testing::shard_blocks;
 using testing::ShardedBlocks;
 using testing::share_of;
-
-void for_worlds(const std::function<void(const World&)>& body) {
-  for (const int size : {1, 2, 3}) {
-    SCOPED_TRACE(size);
-    run_ranks(size, body);
-  }
-}
 
 // As LibTorch's copies do: the layers are the same objects.
 TEST(TorchFunctions, ACopyOfAModuleSharesItsParameters) {
@@ -108,21 +104,28 @@ struct Rows : torch::data::datasets::Dataset<Rows> {
   torch::optional<size_t> size() const override { return 12; }
 };
 
-// One batch of all rows in the order of `sampler`, on every rank.
+// Of all rows at once. Samplers draw from the generator that ranks share here, also when a loader begins.
 template <class Sampler>
-void expect_all_rows_on_each_rank(const World& world, Sampler sampler) {
+std::vector<torch::data::Example<>> load_all_rows() {
+  const std::lock_guard lock(testing::global_generator_mutex);
+  const auto loader = torch::data::make_data_loader(Rows().map(torch::data::transforms::Stack<>()), Sampler(12),
+                                                    torch::data::DataLoaderOptions().batch_size(12));
+  std::vector<torch::data::Example<>> batches;
+  for (const auto& example : *loader) batches.push_back(example);
+  return batches;
+}
+
+// One batch of all rows in the order of a sampler, on every rank.
+template <class Sampler>
+void expect_all_rows_on_each_rank(const World& world) {
   ShardedBlocks sharded = shard_blocks(world);
   const auto twin = make_block_model();
-  const auto loader = torch::data::make_data_loader(Rows().map(torch::data::transforms::Stack<>()), std::move(sampler),
-                                                    torch::data::DataLoaderOptions().batch_size(12));
-  int64_t batches = 0;
-  for (const auto& example : *loader) {
-    ++batches;
-    const torch::Tensor numbers = example.target;
-    EXPECT_EQ(numbers.sum().item<int64_t>(), 66);
+  const auto batches = load_all_rows<Sampler>();
+  for (const auto& example : batches) {
+    EXPECT_EQ(example.target.sum().template item<int64_t>(), 66);
     loss_of(*sharded.module, example.data).backward();
   }
-  EXPECT_EQ(batches, 1);
+  EXPECT_EQ(batches.size(), 1);
   std::vector<torch::Tensor> rows;
   for (size_t i = 0; i < 12; ++i) rows.push_back(batch(i, 1).squeeze(0));
   loss_of(*twin, torch::stack(rows)).backward();
@@ -131,8 +134,8 @@ void expect_all_rows_on_each_rank(const World& world, Sampler sampler) {
 
 TEST(TorchFunctions, SamplersOfOneProcessGiveEveryRankAllRows) {
   for_worlds([](const World& world) {
-    expect_all_rows_on_each_rank(world, torch::data::samplers::SequentialSampler(12));
-    expect_all_rows_on_each_rank(world, torch::data::samplers::RandomSampler(12));
+    expect_all_rows_on_each_rank<torch::data::samplers::SequentialSampler>(world);
+    expect_all_rows_on_each_rank<torch::data::samplers::RandomSampler>(world);
   });
 }
 

@@ -13,7 +13,7 @@ void expect_close(const torch::Tensor& actual, const torch::Tensor& expected, do
                   const std::string& name) {
   ASSERT_EQ(actual.numel(), expected.numel()) << name;
   if (actual.numel() == 0) return;
-  const double difference = (actual.detach() - expected.detach()).abs().max().item<double>();
+  const double difference = (actual.detach().flatten() - expected.detach()).abs().max().item<double>();
   EXPECT_TRUE(difference <= tolerance) << name << ": differs by " << difference;
 }
 

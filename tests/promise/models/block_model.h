@@ -57,7 +57,8 @@ torch::Tensor share_of(const World& world, const torch::Tensor& rows);
 // The mean over rows, so that the mean over ranks of equal shares is the loss of the whole batch.
 torch::Tensor loss_of(BlockModel& model, const torch::Tensor& rows);
 
-// Every leaf of `sharded` holds its slice of the parameter of the same name in `reference`, within `tolerance`.
+// Every leaf of `sharded` holds its slice of the parameter of the same name in `reference`, an ignored parameter all of
+// it, within `tolerance`.
 void expect_same_weights(const torch::nn::Module& sharded, const torch::nn::Module& reference, double tolerance = 1e-5);
 // Likewise the gradients; undefined where the reference's is.
 void expect_same_gradients(const torch::nn::Module& sharded, const torch::nn::Module& reference,
