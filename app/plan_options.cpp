@@ -186,7 +186,8 @@ void add_plan_options(CLI::App& parser, PlanOptions& options) {
   parser.add_option("--world", options.world, "number of ranks");
   parser.add_option("--mesh", options.mesh, "shard=16, replicate=8,shard=16 or 8x16; one axis may be left to --world");
   parser.add_option("--strategy", options.strategy, "optim_grads_params (ZeRO-3), hybrid (HSDP), ...");
-  parser.add_option("--precision", options.precision, "fp32, bf16, or bf16_reduce: gradients travel in bf16, too");
+  parser.add_option("--precision", options.precision,
+                    "fp32, bf16, fp16, or bf16_reduce, fp16_reduce: gradients travel so, too");
   parser.add_option("--optimizer", options.optimizer, "adamw, sgd or sgd_momentum");
   parser.add_option("--sequence", options.sequence_length, "tokens of a sequence");
   parser.add_option("--microbatch", options.microbatch, "sequences of a microbatch, of each rank");

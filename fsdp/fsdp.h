@@ -16,6 +16,7 @@
 #include "fsdp/mesh/mesh.h"                   // Mesh
 #include "fsdp/optim/adamw.h"                 // AdamW
 #include "fsdp/optim/clip_grad_norm.h"        // clip_grad_norm_
+#include "fsdp/optim/grad_scaler.h"           // GradScaler
 #include "fsdp/optim/sgd.h"                   // SGD
 #include "fsdp/precision/precision.h"         // Precision
 #include "fsdp/profile/session.h"             // profile::Session

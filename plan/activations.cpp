@@ -10,9 +10,7 @@ namespace {
 using models::DecoderConfig;
 using models::Recompute;
 
-int64_t element_size(const Setup& setup) {
-  return static_cast<int64_t>(io::item_size(setup.precision.param.value_or(io::DType::F32)));
-}
+io::DType type_of_activations(const Setup& setup) { return setup.precision.param.value_or(io::DType::F32); }
 
 // Gradients of activations that are there at once in a block's backward: those of the three parts of the gated product,
 // or those around attention. An estimate: tests/plan/activations_test.cpp shows how far real steps are from it.
@@ -28,16 +26,19 @@ struct LossBytes {
 };
 
 // kernels::linear_cross_entropy() on the CPU.
-LossBytes loss_on_cpu(int64_t tokens, int64_t vocab, int64_t hidden, int64_t element) {
+LossBytes loss_on_cpu(int64_t tokens, int64_t vocab, int64_t hidden, io::DType type) {
+  const auto element = static_cast<int64_t>(io::item_size(type));
   const int64_t logits = tokens * vocab * element, rows = tokens * hidden * element;
   const int64_t chunk = std::min(logits, std::max(kernels::kLogitBytesAtATime, vocab * element));
   if (logits <= kernels::kMostLogitBytesKept) return {logits, logits + rows};
-  if (vocab * hidden <= kernels::kMostGradientKept) return {rows + vocab * hidden * 4, 2 * chunk};
+  const bool keeps_gradients = type != io::DType::F16 && vocab * hidden <= kernels::kMostGradientKept;
+  if (keeps_gradients) return {rows + vocab * hidden * 4, 2 * chunk};
   return {0, 2 * chunk + rows};
 }
 
 // Whole logits, or kernels/cuda/linear_cross_entropy_cuda.cpp.
-LossBytes loss_on_gpu(int64_t tokens, int64_t vocab, int64_t hidden, int64_t element) {
+LossBytes loss_on_gpu(int64_t tokens, int64_t vocab, int64_t hidden, io::DType type) {
+  const auto element = static_cast<int64_t>(io::item_size(type));
   const int64_t logits = tokens * vocab * element, rows = tokens * hidden * element;
   if (logits <= models::kMostWholeLogitBytes) return {logits, logits + rows};
   const int64_t chunks = (logits + kernels::kDeviceLogitBytesAtATime - 1) / kernels::kDeviceLogitBytesAtATime;
@@ -53,7 +54,8 @@ Activations plan_activations(const PlannedModel& model, const Setup& setup) {
   result.working.assign(model.blocks.size(), 0);
   if (!model.decoder) return result;
   const DecoderConfig& config = *model.decoder;
-  const int64_t element = element_size(setup), tokens = setup.work.microbatch_tokens();
+  const io::DType type = type_of_activations(setup);
+  const int64_t element = static_cast<int64_t>(io::item_size(type)), tokens = setup.work.microbatch_tokens();
   const int64_t all = models::kept_bytes_per_token(config, Recompute::kNone, element) * tokens;
   const int64_t gradients = gradient_elements_per_token(config) * element * tokens;
   for (size_t i = 0; i < model.blocks.size(); ++i) {
@@ -63,7 +65,7 @@ Activations plan_activations(const PlannedModel& model, const Setup& setup) {
     result.working[i] = all - result.kept[i] + gradients;
   }
   const bool on_gpu = setup.transport == Transport::kNccl;
-  const LossBytes loss = (on_gpu ? loss_on_gpu : loss_on_cpu)(tokens, config.vocab_size, config.hidden_size, element);
+  const LossBytes loss = (on_gpu ? loss_on_gpu : loss_on_cpu)(tokens, config.vocab_size, config.hidden_size, type);
   result.outer_kept = 2 * tokens * config.hidden_size * element + tokens * 4 +
                       2 * setup.work.sequence_length * config.head_dim * element;
   result.loss_kept = loss.kept + tokens * 4;

@@ -63,10 +63,12 @@ std::string_view name_of(const Value& value, const Names<Value, N>& names) {
   return found == names.end() ? std::string_view("other") : found->first;
 }
 
-constexpr Names<PlannedPrecision, 3> kPrecisions = {{
+constexpr Names<PlannedPrecision, 5> kPrecisions = {{
     {"fp32", {io::DType::F32, io::DType::F32, io::DType::F32}},
     {"bf16", {io::DType::BF16, io::DType::F32, io::DType::F32}},
     {"bf16_reduce", {io::DType::BF16, io::DType::BF16, io::DType::F32}},
+    {"fp16", {io::DType::F16, io::DType::F32, io::DType::F32}},
+    {"fp16_reduce", {io::DType::F16, io::DType::F16, io::DType::F32}},
 }};
 constexpr Names<Optimizer, 3> kOptimizers = {
     {{"adamw", Optimizer::kAdamW}, {"sgd", Optimizer::kSgd}, {"sgd_momentum", Optimizer::kSgdMomentum}}};

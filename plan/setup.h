@@ -87,7 +87,8 @@ struct MeshShape {
 };
 MeshShape parse_mesh(std::string_view text, int64_t world);
 
-// "fp32"; "bf16": bf16 weights, fp32 gradients on the wire; "bf16_reduce": those in bf16, too.
+// "fp32"; "bf16": bf16 weights, fp32 gradients on the wire; "bf16_reduce": those in bf16, too;
+// "fp16" and "fp16_reduce": likewise.
 PlannedPrecision parse_planned_precision(std::string_view text);
 std::string name(const PlannedPrecision& precision);
 Optimizer parse_optimizer(std::string_view text);  // "adamw", "sgd", "sgd_momentum"

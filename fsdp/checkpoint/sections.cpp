@@ -6,6 +6,7 @@
 #include "fsdp/checkpoint/state/module_state.h"
 #include "fsdp/checkpoint/state/optimizer_state.h"
 #include "fsdp/checkpoint/state/random_state.h"
+#include "fsdp/checkpoint/state/scaler_state.h"
 #include "fsdp/group/group_owner.h"
 
 namespace fsdp::checkpoint {
@@ -28,6 +29,7 @@ Sections::Sections(const State& state, const std::string& operation) : model_(te
                "', expected an optimizer under a name without '/' and '#'.");
     own("optimizer." + name, make_optimizer_state(optimizer, model_));
   }
+  if (state.scaler != nullptr) own("scaler", make_scaler_state(*state.scaler));
   own("random", make_random_state(world()));
   for (const auto& [name, other] : state.others) {
     const bool taken =

@@ -22,4 +22,12 @@ struct GradScale {
   bool operator==(const GradScale&) const = default;
 };
 
+// What a gradient is multiplied with in the end, and which part of that is due after the sum over the ranks where it
+// travels in fp16 and is kept wider: in fp16 the sum of undivided values overflows, and values that are divided by all
+// ranks vanish. A power of two, so that multiplying changes no digit. After: FSDP's pre- and post-division.
+struct ReductionFactors {
+  double total = 1;
+  double after = 1;
+};
+
 }  // namespace fsdp

@@ -14,6 +14,29 @@ namespace fsdp {
 
 using comm::Accumulate;
 
+namespace {
+
+// What the main grad holds meets sums that lack a factor: it is taken from it before they come, and all get it after.
+void take_factor(const at::Tensor& main, Accumulate accumulate, double after) {
+  if (after != 1 && accumulate == Accumulate::kAdd) main.mul_(1 / after);
+}
+
+std::function<void()> give_factor(const at::Tensor& main, double after) {
+  if (after == 1) return {};
+  return [main, after] { main.mul_(after); };
+}
+
+void meet(const at::Tensor& main, const at::Tensor& sum, Accumulate accumulate, double after) {
+  if (accumulate == Accumulate::kAdd) {
+    main.add_(sum, after);
+  } else {
+    main.copy_(sum);
+    if (after != 1) main.mul_(after);
+  }
+}
+
+}  // namespace
+
 GradientBuffers::GradientBuffers(GradientSpec spec)
     : spec_(std::move(spec)),
       has_replicas_(spec_.links.replicate != nullptr),
@@ -66,8 +89,10 @@ DBuffer& GradientBuffers::collected_in() {
   return wide_buffer_.resident() ? wide_buffer_ : reduce_buffer_;
 }
 
-void GradientBuffers::begin_collecting(Collect collect) {
+void GradientBuffers::begin_collecting(const ReductionFactors& factors, Collect collect) {
   if (phase() == GradPhase::kCollecting) return;
+  const bool divides_twice = spec_.reduce_dtype == at::kHalf && spec_.main_options.dtype() != at::kHalf;
+  if (!has_partial_sums()) after_ = divides_twice ? factors.after : 1;
   if (spec_.in_main_grad) {
     const bool has_sums = prepare_main_grad() == Accumulate::kAdd;
     std::fill(placed_.begin(), placed_.end(), has_sums);
@@ -79,10 +104,11 @@ void GradientBuffers::begin_collecting(Collect collect) {
   phase_.change_to(GradPhase::kCollecting);
 }
 
-void GradientBuffers::add(size_t i, const at::Tensor& gradient, double scale, Collect collect) {
+void GradientBuffers::add(size_t i, const at::Tensor& gradient, const ReductionFactors& factors, Collect collect) {
   FSDP_ASSERT(gradient.numel() == spec_.layout->numels[i], "gradient of ", gradient.numel(), " elements");
-  begin_collecting(collect);
+  begin_collecting(factors, collect);
   const at::Tensor part = collected_in().part(i);
+  const double scale = factors.total / after_;
   // What is no stand-in although the slot was written is a gradient of another operator, which nobody announced.
   if (!kernels::is_stand_in(gradient)) kernels::pack_gradient(part, gradient, scale, placed_[i] || written_[i]);
   written_[i] = false;
@@ -91,13 +117,14 @@ void GradientBuffers::add(size_t i, const at::Tensor& gradient, double scale, Co
   arrived_[i] = 1;
 }
 
-std::optional<kernels::GradientSlot> GradientBuffers::open_slot(size_t i, double scale, Collect collect) {
+std::optional<kernels::GradientSlot> GradientBuffers::open_slot(size_t i, const ReductionFactors& factors,
+                                                                Collect collect) {
   if (uses_[i] != 1 || this_pass_[i] || written_[i]) return std::nullopt;
-  begin_collecting(collect);
+  begin_collecting(factors, collect);
   const at::Tensor part = collected_in().part(i);
   if (part.scalar_type() != at::kFloat) return std::nullopt;
   written_[i] = true;
-  return kernels::GradientSlot{part, placed_[i], scale, {}};
+  return kernels::GradientSlot{part, placed_[i], factors.total / after_, {}};
 }
 
 bool GradientBuffers::complete() const {
@@ -195,9 +222,9 @@ at::Tensor GradientBuffers::take_staging() {
   return staging_.take(*spec_.allocator, numel, reduce_buffer_.local().options());
 }
 
-int64_t GradientBuffers::start_reduce(const std::string& unit, ReduceReach reach) {
+int64_t GradientBuffers::start_reduce(const std::string& unit, const ReductionFactors& factors, ReduceReach reach) {
   const TraceScope trace("start reduce", unit);
-  begin_collecting(Collect::kForThisReduce);
+  begin_collecting(factors, Collect::kForThisReduce);
   fill_missing(collected_in());
   int64_t bytes = 0;
   if (!spec_.in_main_grad) {
@@ -230,14 +257,15 @@ comm::Job GradientBuffers::reduce_to_all(const at::Tensor& staging, const std::s
   const at::Tensor sum = reduce_buffer_.local();
   const auto shard = spec_.links.shard_reduce;
   if (spec_.traits.reduce == ReduceKind::kReduceScatter) {
-    return comm::Job("reduce", unit, [=, main = main, accumulate = accumulate] {
+    comm::Job job("reduce", unit, [=, main = main, accumulate = accumulate, after = after_] {
+      take_factor(main, accumulate, after);
       return shard->reduce_scatter(sum, main, staging, accumulate, label);
     });
+    job.finish = give_factor(main, after_);
+    return job;
   }
   comm::Job job = comm::all_reduce(shard, sum, staging, label);
-  job.finish = [main = main, sum, accumulate = accumulate] {
-    accumulate == Accumulate::kAdd ? main.add_(sum) : main.copy_(sum);
-  };
+  job.finish = [=, main = main, accumulate = accumulate, after = after_] { meet(main, sum, accumulate, after); };
   return job;
 }
 
@@ -265,10 +293,12 @@ void GradientBuffers::add_replica_stages(comm::Job& job, const at::Tensor& stagi
     if (!wire.is_same(partial)) at::Tensor(wire).copy_(partial);
   };
   if (spec_.traits.shards_over_replicas) {
-    job.next.emplace_back([=, main = main, accumulate = accumulate] {
+    job.next.emplace_back([=, main = main, accumulate = accumulate, after = after_] {
       narrow();
+      take_factor(main, accumulate, after);
       return replicate->reduce_scatter(wire, main, staging, accumulate, label);
     });
+    job.finish = give_factor(main, after_);
     return;
   }
   const auto stages = comm::all_reduce_stages(replicate, wire, staging, label);
@@ -277,9 +307,7 @@ void GradientBuffers::add_replica_stages(comm::Job& job, const at::Tensor& stagi
     return start();
   });
   job.next.push_back(stages[1]);
-  job.finish = [=, main = main, accumulate = accumulate] {
-    accumulate == Accumulate::kAdd ? main.add_(wire) : main.copy_(wire);
-  };
+  job.finish = [=, main = main, accumulate = accumulate, after = after_] { meet(main, wire, accumulate, after); };
 }
 
 void GradientBuffers::finish_reduce(const std::string& unit) {

@@ -12,6 +12,7 @@
 #include "fsdp/buffer/dbuffer.h"
 #include "fsdp/buffer/scratch.h"
 #include "fsdp/group/all_reduce_hook.h"
+#include "fsdp/group/grad_scale.h"
 #include "fsdp/group/group_links.h"
 #include "fsdp/group/phase.h"
 #include "fsdp/strategy/strategy.h"
@@ -71,11 +72,11 @@ class GradientBuffers {
 
   // ---- what the backward brings
   void begin_backward();
-  // Moves `gradient` of parameter i, times `scale`, into the buffer; adds to one that is there.
-  void add(size_t i, const at::Tensor& gradient, double scale, Collect collect);
-  // Where an operator may write the gradient of parameter i, times `scale`, itself, before it is add()ed: nothing where
+  // Moves `gradient` of parameter i, scaled, into the buffer; adds to one that is there.
+  void add(size_t i, const at::Tensor& gradient, const ReductionFactors& factors, Collect collect);
+  // Where an operator may write the gradient of parameter i, scaled, itself, before it is add()ed: nothing where
   // several gradients make one, or where what is collected is not fp32. begin_collecting() as add() does.
-  std::optional<kernels::GradientSlot> open_slot(size_t i, double scale, Collect collect);
+  std::optional<kernels::GradientSlot> open_slot(size_t i, const ReductionFactors& factors, Collect collect);
   // Every parameter that the forward read has its gradient.
   bool complete() const;
   bool arrived_in_backward() const;
@@ -84,7 +85,7 @@ class GradientBuffers {
   // COLLECTIVE. Sum over the ranks, into the main grad: overwrites an empty one, adds to others. With
   // ReduceReach::kShardGroup where there are replicas, into the partial sums. Returns the bytes that this rank will
   // receive. `unit` names it in messages.
-  int64_t start_reduce(const std::string& unit, ReduceReach reach);
+  int64_t start_reduce(const std::string& unit, const ReductionFactors& factors, ReduceReach reach);
   void finish_reduce(const std::string& unit);
   // Sums of the shard group that the replicas do not know yet.
   bool has_partial_sums() const { return partial_.resident(); }
@@ -105,7 +106,7 @@ class GradientBuffers {
   void free_main_grad();
 
  private:
-  void begin_collecting(Collect collect);
+  void begin_collecting(const ReductionFactors& factors, Collect collect);
   DBuffer& collected_in();
   comm::Job make_reduction(const std::string& unit, ReduceReach reach, int64_t* bytes);
   void fill_missing(DBuffer& buffer);
@@ -133,6 +134,7 @@ class GradientBuffers {
   AllReduceHook all_reduce_hook_;
   bool has_outcome_ = false;   // the reduction in flight ends in the main grad
   bool outcome_adds_ = false;  // to what is there
+  double after_ = 1;  // what is collected, and partial sums, lack this factor
   PhaseOf<GradPhase> phase_{GradPhase::kEmpty};
   comm::Completion reduce_;
   bool releases_partial_ = false;       // when the reduction in flight is done

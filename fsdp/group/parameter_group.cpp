@@ -11,6 +11,7 @@
 #include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
 #include "fsdp/group/registry.h"
+#include "kernels/flat/adamw.h"
 
 namespace fsdp {
 
@@ -255,7 +256,7 @@ bool ParameterGroup::begin_model_weight_write() {
   if (shares_main_weight_) return true;
   if (!model_weight_is_current() || shared_memory_) return false;
   const at::Tensor copy = model_weight_copy();
-  if (!copy.defined() || (copy.scalar_type() != at::kBFloat16 && copy.scalar_type() != at::kFloat)) return false;
+  if (!copy.defined() || !kernels::writes_copies_of(copy.scalar_type())) return false;
   if (residence_ == Residence::kShared) await_readers();
   unsharded_.allow_access();  // until set_model_weight_current()
   return true;

@@ -80,9 +80,9 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // To be called before anything writes the main weight; where that is shared, returns when no rank reads the old one
   // any more. Throws Error(kCommunication). COLLECTIVE in so far as all ranks must come to a write.
   void begin_main_weight_write();
-  // Whether an optimizer may write the copy together with the main weight now: it is bf16 or fp32, and was up to date.
-  // Other ranks of the host may have to finish reading first. Then, and always where the main weight is shared, the
-  // optimizer calls set_model_weight_current() and, at the end, publish_model_weight().
+  // Whether an optimizer may write the copy together with the main weight now: it is bf16, fp16 or fp32, and was up to
+  // date. Other ranks of the host may have to finish reading first. Then, and always where the main weight is shared,
+  // the optimizer calls set_model_weight_current() and, at the end, publish_model_weight().
   bool begin_model_weight_write();
   void set_model_weight_current();
   void publish_model_weight();

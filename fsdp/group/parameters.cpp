@@ -118,6 +118,20 @@ LocalRange local_range(const at::Tensor& leaf) {
   return {slice.begin, slice.end};
 }
 
+std::optional<ParameterPlace> place_of(const at::Tensor& parameter_or_leaf) {
+  auto member = registry::find_leaf(parameter_or_leaf);
+  if (!member) member = registry::find_parameter(parameter_or_leaf);
+  if (!member) return std::nullopt;
+  const ParameterGroup& group = *member->group;
+  const layout::Range slice = group.main_slice(member->index);
+  const Placement placement = group.whole_main_weight() ? Placement::kReplicate : Placement::kShard;
+  return ParameterPlace{group.unit_name(),
+                        group.parameter_name(member->index),
+                        placement,
+                        {slice.begin, slice.end},
+                        group.layout().offsets[member->index]};
+}
+
 std::vector<DecayGroup> decay_groups(const torch::nn::Module& module, double weight_decay) {
   std::vector<DecayGroup> groups(2);
   groups[0].weight_decay = weight_decay;

@@ -3,9 +3,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "fsdp/strategy/strategy.h"
 
 namespace torch::nn {
 class Module;
@@ -34,6 +37,18 @@ struct LocalRange {
   int64_t end = 0;
 };
 LocalRange local_range(const at::Tensor& leaf);
+
+// What a sharded parameter is, as of now.
+struct ParameterPlace {
+  std::string unit;                               // dotted name of its module within the root, "root" for that
+  std::string name;                               // within the root
+  Placement main_weight = Placement::kReplicate;  // kReplicate: every rank has, and updates, all of it
+  LocalRange range;                               // the slice that this rank updates
+  int64_t offset = 0;                             // of its first element in the unit's gathered buffer, in elements
+};
+
+// Of a parameter of a sharded module, or of its leaf; nothing for any other tensor. Local.
+std::optional<ParameterPlace> place_of(const at::Tensor& parameter_or_leaf);
 
 // Leaves that want the same weight decay.
 struct DecayGroup {

@@ -11,6 +11,7 @@
 #include "fsdp/group/leaves.h"
 #include "fsdp/group/parameter_group.h"
 #include "fsdp/group/registry.h"
+#include "fsdp/optim/norm_listener.h"
 #include "kernels/flat/sum_squares.h"
 
 namespace fsdp {
@@ -121,8 +122,10 @@ GradNorm grad_norm(const std::vector<at::Tensor>& leaves, double max_norm, doubl
   if (!total.defined()) total = at::zeros({1}, at::kDouble);
   const bool in_fp64 = std::any_of(leaves.begin(), leaves.end(),
                                    [](const at::Tensor& leaf) { return leaf.scalar_type() == at::kDouble; });
-  return in_fp64 ? make_grad_norm<double>(total, max_norm, norm_type)
-                 : make_grad_norm<float>(total, max_norm, norm_type);
+  const GradNorm found =
+      in_fp64 ? make_grad_norm<double>(total, max_norm, norm_type) : make_grad_norm<float>(total, max_norm, norm_type);
+  tell_norm_listeners(leaves, found.norm, norm_type);
+  return found;
 }
 
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& leaves, double max_norm, double norm_type) {

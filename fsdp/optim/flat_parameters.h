@@ -18,7 +18,7 @@ namespace fsdp {
 struct FlatRun {
   at::Tensor weight;
   at::Tensor gradient;
-  at::Tensor copy;                 // bf16 model weight to write along, or undefined
+  at::Tensor copy;                 // low-precision model weight to write along, or undefined
   std::vector<at::Tensor> states;  // the optimizer's, zero at first
   int64_t step = 0;                // 1 for the first update of these elements
   size_t options = 0;              // index of the optimizer's group

@@ -38,10 +38,14 @@ struct Precision {
   // bf16 compute and gather; fp32 main weights and reduction (Megatron's O1).
   static Precision bf16() { return {.param = at::kBFloat16, .reduce = at::kFloat, .accumulate = at::kFloat}; }
 
+  // fp16 compute and gather; fp32 main weights and reduction. Losses want a GradScaler (optim/grad_scaler.h). With
+  // `reduce` kHalf too, half of a mean's division comes before the sum and half after it: see ReductionFactors.
+  static Precision fp16() { return {.param = at::kHalf, .reduce = at::kFloat, .accumulate = at::kFloat}; }
+
   bool operator==(const Precision&) const = default;
 };
 
-// "fp32", "bf16"; throws Error(kUsage) that lists the legal names.
+// "fp32", "bf16", "fp16"; throws Error(kUsage) that lists the legal names.
 Precision parse_precision(const std::string& name);
 
 }  // namespace fsdp

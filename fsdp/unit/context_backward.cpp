@@ -75,7 +75,7 @@ void Context::gradient_ready(UnitState& unit, ParameterGroup& group, size_t inde
   FSDP_CHECK(gradient.layout() == at::kStrided, "[backward] gradient of '", group.parameter_name(index),
              "': got a sparse tensor, expected a dense one. Build the embedding with sparse=false.");
   make_room_to_collect(group);
-  group.gradients().add(index, gradient, unit.gradient_factor(), collect_of(unit, group));
+  group.gradients().add(index, gradient, unit.reduction_factors(), collect_of(unit, group));
   if (!group.gradients().complete()) return;
   if (unit.unused == UnusedUnit::kZeros) return;  // other ranks may have no gradients: all reduce it at the end
   turns_.complete_gradients(unit.id, [&] {
@@ -89,7 +89,7 @@ std::optional<kernels::GradientSlot> Context::open_gradient_slot(UnitState& unit
   enter_backward();
   const Backstage backstage;
   make_room_to_collect(group);
-  auto slot = group.gradients().open_slot(index, unit.gradient_factor(), collect_of(unit, group));
+  auto slot = group.gradients().open_slot(index, unit.reduction_factors(), collect_of(unit, group));
   if (slot) counters_.gradients_in_place += 1;
   return slot;
 }
@@ -116,7 +116,8 @@ void Context::make_room_to_collect(ParameterGroup& group) {
 void Context::start_reduce(UnitState& unit, ParameterGroup& group) {
   make_room_to_collect(group);
   note_collective(unit, 'r');
-  counters_.reduce_bytes += group.gradients().start_reduce(group.unit_name(), unit.reduce_reach());
+  counters_.reduce_bytes +=
+      group.gradients().start_reduce(group.unit_name(), unit.reduction_factors(), unit.reduce_reach());
   counters_.reduces += 1;
   reduces_.push_back({&unit, &group, unit.last_microbatch && unit.reduce_reach() == ReduceReach::kAllReplicas});
   int64_t in_flight = 0;

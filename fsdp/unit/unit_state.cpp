@@ -1,6 +1,7 @@
 #include "fsdp/unit/unit_state.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "fsdp/base/check.h"
 #include "fsdp/comm/connection.h"
@@ -108,16 +109,18 @@ ReduceReach UnitState::reduce_reach() const {
                                                                         : ReduceReach::kShardGroup;
 }
 
-double UnitState::gradient_factor() const {
+ReductionFactors UnitState::reduction_factors() const {
+  // About 1 / sqrt(ranks); the same on every rank, whatever their divisors.
+  const double after = std::exp2(-std::round(std::log2(num_ranks) / 2));
   switch (scale.kind) {
     case GradScale::Kind::kMean:
-      return 1.0 / (num_ranks * scale.divisor);
+      return {1.0 / (num_ranks * scale.divisor), after};
     case GradScale::Kind::kSum:
-      return 1.0 / scale.divisor;
+      return {1.0 / scale.divisor, 1};
     case GradScale::Kind::kPerToken:
-      return 1.0 / (static_cast<double>(scale.tokens) * scale.divisor);
+      return {1.0 / (static_cast<double>(scale.tokens) * scale.divisor), after};
   }
-  return 1.0;
+  return {};
 }
 
 int64_t UnitState::gathered_bytes() const {

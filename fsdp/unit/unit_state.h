@@ -47,7 +47,7 @@ class UnitState {
   // Gradients are to be added up over the replicas now.
   ReduceReach reduce_reach() const;
   // What a gradient is multiplied with.
-  double gradient_factor() const;
+  ReductionFactors reduction_factors() const;
   // Bytes of the gathered weights that come and go (groups that rest), and how many of them are in memory now.
   int64_t released_bytes() const;
   int64_t gathered_bytes() const;

@@ -42,6 +42,10 @@ void adamw_step_fp64(const at::Tensor& weight, const at::Tensor& gradient, const
 
 }  // namespace
 
+bool writes_copies_of(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
+}
+
 AdamWFactors make_factors(const AdamWStep& step) { return factors_of<float>(step); }
 
 void adamw_step(const at::Tensor& weight, const at::Tensor& gradient, const at::Tensor& m, const at::Tensor& v,
@@ -58,7 +62,8 @@ void adamw_step(const at::Tensor& weight, const at::Tensor& gradient, const at::
   float* second = v.mutable_data_ptr<float>();
   const bool same_dtype = copy.defined() && copy.scalar_type() == at::kFloat;
   float* copied = same_dtype ? copy.mutable_data_ptr<float>() : nullptr;
-  raw::Bf16* rounded = copy.defined() && !same_dtype ? raw_data(copy.mutable_data_ptr<c10::BFloat16>()) : nullptr;
+  const bool is_bf16 = copy.defined() && copy.scalar_type() == at::kBFloat16;
+  raw::Bf16* rounded = is_bf16 ? raw_data(copy.mutable_data_ptr<c10::BFloat16>()) : nullptr;
   // In blocks, so that the copy reads weights that are still in the cache.
   constexpr int64_t kBlock = 4096, kGrain = 16;
   const int64_t numel = weight.numel();
@@ -70,6 +75,7 @@ void adamw_step(const at::Tensor& weight, const at::Tensor& gradient, const at::
       if (copied != nullptr) std::copy_n(w + begin, n, copied + begin);
     }
   });
+  if (copy.defined() && !same_dtype && !is_bf16) at::Tensor(copy).copy_(weight);
 }
 
 }  // namespace fsdp::kernels

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/base/dispatch.h"
+#include "kernels/base/half.h"
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/raw_pointer.h"
 #include "kernels/operators/cached_attention_device.h"
@@ -132,7 +133,7 @@ void store_in_cache(const at::Tensor& x_BTKD, const at::Tensor& cache_RKCW, at::
   const at::Tensor x = x_BTKD.contiguous();
   const int64_t tokens = x.size(1), heads = x.size(2), dim = x.size(3), capacity = cache_RKCW.size(2),
                 width = cache_RKCW.size(3);
-  dispatch_dtype("store_in_cache", x, [&](auto zero) {
+  const auto store = [&](auto zero) {
     using T = decltype(zero);
     const T* from = x.const_data_ptr<T>();
     T* cache = cache_RKCW.mutable_data_ptr<T>();
@@ -143,7 +144,8 @@ void store_in_cache(const at::Tensor& x_BTKD, const at::Tensor& cache_RKCW, at::
           std::copy(from, from + dim, to);
           std::fill(to + dim, to + width, zero);
         }
-  });
+  };
+  is_half_on_cpu(x) ? store(at::Half{}) : dispatch_dtype("store_in_cache", x, store);
 }
 
 at::Tensor cached_attention(const at::Tensor& q_BTHD, const at::Tensor& k_RKCW, const at::Tensor& v_RKCW,
@@ -155,6 +157,8 @@ at::Tensor cached_attention(const at::Tensor& q_BTHD, const at::Tensor& k_RKCW, 
               window);
   if (rows.empty()) return at::empty_like(q_BTHD);
   if (!q_BTHD.is_cpu()) return attend_on_device(q_BTHD, k_RKCW, v_RKCW, rows, starts, window);
+  if (is_half_on_cpu(q_BTHD))
+    return narrowed(cached_attention(widened(q_BTHD), widened(k_RKCW), widened(v_RKCW), rows, starts, window));
   const at::Tensor q = q_BTHD.contiguous();
   const int64_t longest = *std::max_element(starts.begin(), starts.end()) + q.size(1);
   const CacheSizes sizes{

@@ -14,6 +14,7 @@
 
 #include "kernels/base/dense_rows.h"
 #include "kernels/base/dispatch.h"
+#include "kernels/base/half.h"
 #include "kernels/base/input_checks.h"
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/raw_pointer.h"
@@ -85,6 +86,11 @@ std::tuple<at::Tensor, at::Tensor> causal_attention_forward_cpu(const at::Tensor
                                                                 int64_t window) {
   check_causal_attention(q_BTHD, k_BTKD, v_BTKD);
   check_documents(q_BTHD, lengths, window);
+  if (is_half_on_cpu(q_BTHD)) {
+    const auto [y, log_sum_exp] =
+        causal_attention_forward_cpu(widened(q_BTHD), widened(k_BTKD), widened(v_BTKD), lengths, window);
+    return {narrowed(y), log_sum_exp};
+  }
   const Tokens q(q_BTHD), k(k_BTKD), v(v_BTKD);
   const auto tasks = make_tasks(q_BTHD, k_BTKD.size(2), lengths);
   const Sizes sizes = make_sizes(q_BTHD, k_BTKD, tasks, window);
@@ -111,6 +117,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> causal_attention_backward_cpu(
     const at::Tensor& grad_y_BTHD, const at::Tensor& q_BTHD, const at::Tensor& k_BTKD, const at::Tensor& v_BTKD,
     const at::Tensor& y_BTHD, const at::Tensor& log_sum_exp, at::IntArrayRef lengths, int64_t window) {
   check_documents(q_BTHD, lengths, window);
+  if (is_half_on_cpu(q_BTHD)) {
+    const auto [grad_q, grad_k, grad_v] =
+        causal_attention_backward_cpu(widened(grad_y_BTHD), widened(q_BTHD), widened(k_BTKD), widened(v_BTKD),
+                                      widened(y_BTHD), log_sum_exp, lengths, window);
+    return {narrowed(grad_q), narrowed(grad_k), narrowed(grad_v)};
+  }
   const Tokens grad(grad_y_BTHD), q(q_BTHD), k(k_BTKD), v(v_BTKD), y(y_BTHD);
   const auto tasks = make_tasks(q_BTHD, k_BTKD.size(2), lengths);
   const Sizes sizes = make_sizes(q_BTHD, k_BTKD, tasks, window);

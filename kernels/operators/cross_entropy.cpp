@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/base/dispatch.h"
+#include "kernels/base/half.h"
 #include "kernels/base/input_checks.h"
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/raw_pointer.h"
@@ -51,9 +52,55 @@ double row_loss(const T* logits, float log_sum_exp, int64_t target, const LossTe
 }
 
 std::tuple<at::Tensor, at::Tensor> cross_entropy_forward_cpu(const at::Tensor& logits_NV, const at::Tensor& targets_N,
+                                                             bool mean, double z_loss, double label_smoothing);
+at::Tensor cross_entropy_backward_cpu(const at::Tensor& grad_loss, const at::Tensor& logits_NV,
+                                      const at::Tensor& targets_N, const at::Tensor& normaliser, bool mean,
+                                      double z_loss, double label_smoothing);
+
+// fp16 in pieces of rows: all logits widened would be what is large here. `body(begin, count)`.
+template <class Body>
+void for_each_half_piece(const at::Tensor& logits_NV, const Body& body) {
+  constexpr int64_t kPieceNumel = int64_t{1} << 18;
+  const int64_t rows = std::max<int64_t>(1, kPieceNumel / std::max<int64_t>(1, logits_NV.size(1)));
+  for (int64_t begin = 0; begin < logits_NV.size(0); begin += rows)
+    body(begin, std::min(rows, logits_NV.size(0) - begin));
+}
+
+std::tuple<at::Tensor, at::Tensor> half_forward(const at::Tensor& logits_NV, const at::Tensor& targets_N, bool mean,
+                                                const LossTerms& terms) {
+  const at::TensorOptions wide = logits_NV.options().dtype(at::kFloat);
+  at::Tensor normaliser = at::empty({logits_NV.size(0)}, wide);
+  double total = 0;
+  for_each_half_piece(logits_NV, [&](int64_t begin, int64_t count) {
+    const auto [loss, piece] =
+        cross_entropy_forward_cpu(widened(logits_NV.narrow(0, begin, count)), targets_N.narrow(0, begin, count), false,
+                                  terms.z_loss, terms.label_smoothing);
+    total += loss.item<float>();
+    normaliser.narrow(0, begin, count).copy_(piece);
+  });
+  const double divisor = mean ? static_cast<double>(std::max<int64_t>(1, count_valid_targets(targets_N))) : 1;
+  return {at::scalar_tensor(total / divisor, wide), normaliser};
+}
+
+at::Tensor half_backward(const at::Tensor& grad_loss, const at::Tensor& logits_NV, const at::Tensor& targets_N,
+                         const at::Tensor& normaliser, bool mean, const LossTerms& terms) {
+  at::Tensor grad = at::empty(logits_NV.sizes(), logits_NV.options());
+  const double divisor = mean ? static_cast<double>(std::max<int64_t>(1, count_valid_targets(targets_N))) : 1;
+  const at::Tensor of_sum = grad_loss / divisor;
+  for_each_half_piece(logits_NV, [&](int64_t begin, int64_t count) {
+    grad.narrow(0, begin, count)
+        .copy_(cross_entropy_backward_cpu(of_sum, widened(logits_NV.narrow(0, begin, count)),
+                                          targets_N.narrow(0, begin, count), normaliser.narrow(0, begin, count), false,
+                                          terms.z_loss, terms.label_smoothing));
+  });
+  return grad;
+}
+
+std::tuple<at::Tensor, at::Tensor> cross_entropy_forward_cpu(const at::Tensor& logits_NV, const at::Tensor& targets_N,
                                                              bool mean, double z_loss, double label_smoothing) {
   const LossTerms terms{z_loss, label_smoothing};
   check_cross_entropy(logits_NV, targets_N, terms);
+  if (is_half_on_cpu(logits_NV)) return half_forward(logits_NV, targets_N, mean, terms);
   const at::Tensor logits = logits_NV.contiguous(), targets = targets_N.contiguous();
   const int64_t count = logits.size(0), vocab = logits.size(1);
   const int64_t* target = targets.const_data_ptr<int64_t>();
@@ -82,6 +129,8 @@ std::tuple<at::Tensor, at::Tensor> cross_entropy_forward_cpu(const at::Tensor& l
 at::Tensor cross_entropy_backward_cpu(const at::Tensor& grad_loss, const at::Tensor& logits_NV,
                                       const at::Tensor& targets_N, const at::Tensor& normaliser, bool mean,
                                       double z_loss, double label_smoothing) {
+  if (is_half_on_cpu(logits_NV))
+    return half_backward(grad_loss, logits_NV, targets_N, normaliser, mean, {z_loss, label_smoothing});
   const LossTerms terms{z_loss, label_smoothing};
   const at::Tensor logits = logits_NV.contiguous(), targets = targets_N.contiguous();
   const int64_t count = logits.size(0), vocab = logits.size(1);

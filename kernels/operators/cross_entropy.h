@@ -33,12 +33,13 @@ struct LossTerms {
 at::Tensor cross_entropy(const at::Tensor& logits_NV, const at::Tensor& targets_N,
                          Reduction reduction = Reduction::kMean, const LossTerms& terms = {});
 
-// cross_entropy(x W^T, targets) without the logits: x_NE [N, E], weight_VE [V, E], both fp32 or both bf16. Rows are
+// cross_entropy(x W^T, targets) without the logits: x_NE [N, E], weight_VE [V, E], both fp32, bf16 or fp16. Rows are
 // multiplied a chunk at a time, of kLogitBytesAtATime. What the forward keeps for the backward, beside the inputs and
 // one number per row, goes by size:
 //   - logits of at most kMostLogitBytesKept: all of them;
 //   - a weight of at most kMostGradientKept numbers, or a frozen one: the gradients of x and (fp32) of the weight in
 //     place of x, as Liger Kernel does; the backward scales them;
+//     fp16 does not: a loss scale would come too late for them;
 //   - else nothing, and the backward makes the logits once more: a fourth product.
 // The weight's gradient is summed over chunks in fp32, in its GradientSlot where there is one.
 // Operator: fsdp::linear_cross_entropy.

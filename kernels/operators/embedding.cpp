@@ -9,6 +9,7 @@
 
 #include "kernels/base/dispatch.h"
 #include "kernels/base/gradient_slot.h"
+#include "kernels/base/half.h"
 #include "kernels/base/input_checks.h"
 #include "kernels/base/raw_pointer.h"
 #include "kernels/raw/flat/pack.h"
@@ -37,6 +38,7 @@ void fill(const GradientSlot& slot, const at::Tensor& grad_NE, const at::Tensor&
       find_operator<void(const at::Tensor&, const at::Tensor&, const at::Tensor&, double, bool)>(
           "fsdp::fill_embedding_gradient");
   if (!grad_NE.is_cpu()) return on_device.call(slot.target, grad_NE, ids_N, slot.scale, slot.adds);
+  if (is_half_on_cpu(grad_NE)) return fill(slot, widened(grad_NE), ids_N);
   if (!slot.adds) at::Tensor(slot.target).zero_();
   float* table = slot.target.mutable_data_ptr<float>();
   const int64_t* id = ids_N.const_data_ptr<int64_t>();
@@ -53,6 +55,8 @@ at::Tensor dense_gradient(const at::Tensor& grad_NE, const at::Tensor& ids_N, in
       find_operator<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t)>("fsdp::embedding_backward");
   // Ours on a device cannot be differentiated once more.
   if (!grad_NE.is_cpu() && !at::GradMode::is_enabled()) return on_device.call(grad_NE, ids_N, num_rows);
+  // A row of fp16 sums would lose what many tokens add to it.
+  if (is_half_on_cpu(grad_NE)) return narrowed(dense_gradient(widened(grad_NE), ids_N, num_rows));
   return at::embedding_dense_backward(grad_NE, ids_N, num_rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
 }
 
@@ -76,7 +80,8 @@ struct Embedding : torch::autograd::Function<Embedding> {
     const at::Tensor ids_N = saved[1].reshape({-1}).contiguous();
     const at::Tensor grad_NE = grads[0].reshape({ids_N.numel(), weight.size(1)}).contiguous();
     torch::autograd::variable_list result(2);
-    const bool suits = grad_NE.scalar_type() == at::kFloat || grad_NE.scalar_type() == at::kBFloat16;
+    const bool suits =
+        grad_NE.scalar_type() == at::kFloat || grad_NE.scalar_type() == at::kBFloat16 || is_half_on_cpu(grad_NE);
     if (std::optional<GradientSlot> slot = suits ? find_gradient_slot(weight) : std::nullopt) {
       fill(*slot, grad_NE, ids_N);
       result[0] = std::move(slot->stand_in);

@@ -31,6 +31,8 @@ Keeps choose_keeps(const at::Tensor& x_NE, const at::Tensor& weight_VE, bool rec
   const bool needs_gradients = records_graph && (x_NE.requires_grad() || weight_VE.requires_grad());
   if (!needs_gradients || x_NE.size(0) == 0) return Keeps::kNormalisers;
   if (logit_bytes(x_NE, x_NE.size(0), weight_VE) <= kMostLogitBytesKept) return Keeps::kLogits;
+  // Gradients for a loss of gradient 1 are what a loss scale is there to avoid: fp16 would round them to zero.
+  if (x_NE.scalar_type() == at::kHalf) return Keeps::kNormalisers;
   const bool fits = !weight_VE.requires_grad() || weight_VE.numel() <= kMostGradientKept;
   return fits && x_NE.is_cpu() ? Keeps::kGradients : Keeps::kNormalisers;
 }
@@ -234,6 +236,11 @@ at::Tensor linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor& weight
   static const auto op =
       find_operator<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool, double, double)>(
           "fsdp::linear_cross_entropy");
+  // On a device the forward makes gradients for a loss of gradient 1: those of a mean would vanish in fp16.
+  if (!x_NE.is_cpu() && x_NE.scalar_type() == at::kHalf && reduction == Reduction::kMean) {
+    const at::Tensor valid = targets_N.ne(kIgnoreIndex).sum().clamp_min(1);
+    return linear_cross_entropy(x_NE, weight_VE, targets_N, Reduction::kSum, terms) / valid;
+  }
   return op.call(x_NE, weight_VE, targets_N, reduction == Reduction::kMean, terms.z_loss, terms.label_smoothing);
 }
 

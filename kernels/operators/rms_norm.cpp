@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "kernels/base/dispatch.h"
+#include "kernels/base/half.h"
 #include "kernels/base/input_checks.h"
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/raw_pointer.h"
@@ -38,6 +39,10 @@ raw::RmsNormForward<T> some_rows(raw::RmsNormForward<T> all, int64_t begin, int6
 std::tuple<at::Tensor, at::Tensor, at::Tensor> run_forward(const at::Tensor& x, const at::Tensor& residual,
                                                            const at::Tensor& weight, double eps) {
   check_rms_norm(x, weight);
+  if (is_half_on_cpu(x)) {
+    const auto [sum, y, rstd] = run_forward(widened(x), widened(residual), widened(weight), eps);
+    return {narrowed(sum), narrowed(y), rstd};
+  }
   const at::Tensor input = x.contiguous(), scale = weight.contiguous();
   const at::Tensor other = residual.defined() ? residual.contiguous() : residual;
   const int64_t width = x.size(-1), rows = width == 0 ? 0 : x.numel() / width;
@@ -66,6 +71,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> run_forward(const at::Tensor& x, 
 std::tuple<at::Tensor, at::Tensor> run_backward(const at::Tensor& grad_y, const at::Tensor& grad_sum,
                                                 const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd) {
   check_rms_norm(x, weight);
+  if (is_half_on_cpu(x)) {
+    const auto [grad_x, grad_weight] =
+        run_backward(widened(grad_y), widened(grad_sum), widened(x), widened(weight), rstd);
+    return {narrowed(grad_x), narrowed(grad_weight)};
+  }
   const at::Tensor grad = grad_y.contiguous(), input = x.contiguous(), scale = weight.contiguous();
   const at::Tensor more = grad_sum.defined() ? grad_sum.contiguous() : grad_sum;
   const int64_t width = x.size(-1), rows = rstd.numel();

@@ -10,6 +10,7 @@
 
 #include "kernels/base/dense_rows.h"
 #include "kernels/base/dispatch.h"
+#include "kernels/base/half.h"
 #include "kernels/base/input_checks.h"
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/raw_pointer.h"
@@ -43,6 +44,7 @@ void rotate_rows(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& s
 
 at::Tensor rotate_tensor(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool inverse) {
   check_rope(x, cos, sin);
+  if (is_half_on_cpu(x)) return narrowed(rotate_tensor(widened(x), widened(cos), widened(sin), inverse));
   at::Tensor y = at::empty(x.sizes(), x.options());
   if (x.numel() > 0) rotate_rows(with_dense_rows(x.flatten(2)), cos, sin, inverse, y.flatten(2));
   return y;
@@ -60,6 +62,10 @@ void rope_in_place_cpu(at::Tensor& q, at::Tensor& k, const at::Tensor& cos, cons
     TORCH_CHECK(x.stride(3) == 1 && x.stride(2) == x.size(3) && is_in_dense_rows(x.flatten(2)),
                 "[rope] q and k are rotated in place: expected heads side by side in tokens equally far apart, got ",
                 "strides ", x.strides(), " for sizes ", x.sizes());
+    if (is_half_on_cpu(x)) {
+      at::Tensor(x).copy_(rotate_tensor(x, cos, sin, /*inverse=*/false));
+      continue;
+    }
     rotate_rows(x.flatten(2), cos, sin, /*inverse=*/false, x.flatten(2));
   }
 }

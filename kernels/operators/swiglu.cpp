@@ -10,6 +10,7 @@
 
 #include "kernels/base/dense_rows.h"
 #include "kernels/base/dispatch.h"
+#include "kernels/base/half.h"
 #include "kernels/base/input_checks.h"
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/raw_pointer.h"
@@ -35,6 +36,7 @@ void for_each_piece(Rows rows, const Body& body) {
 
 at::Tensor swiglu_forward_cpu(const at::Tensor& gate, const at::Tensor& up) {
   check_swiglu(gate, up);
+  if (is_half_on_cpu(gate)) return narrowed(swiglu_forward_cpu(widened(gate), widened(up)));
   const at::Tensor g = with_dense_rows(gate), u = with_dense_rows(up);
   at::Tensor y = at::empty(g.sizes(), g.options());
   const Rows rows = rows_of({g, u});
@@ -54,6 +56,10 @@ at::Tensor swiglu_forward_cpu(const at::Tensor& gate, const at::Tensor& up) {
 std::tuple<at::Tensor, at::Tensor> swiglu_backward_cpu(const at::Tensor& grad_y, const at::Tensor& gate,
                                                        const at::Tensor& up) {
   check_swiglu(gate, up);
+  if (is_half_on_cpu(gate)) {
+    const auto [grad_gate, grad_up] = swiglu_backward_cpu(widened(grad_y), widened(gate), widened(up));
+    return {narrowed(grad_gate), narrowed(grad_up)};
+  }
   const at::Tensor grad = grad_y.contiguous(), g = with_dense_rows(gate), u = with_dense_rows(up);
   auto [grad_gate, grad_up] = empty_beside_each_other(g, u);
   const Rows rows = rows_of({g, u, grad_gate, grad_up});

@@ -14,6 +14,7 @@
 
 #include "kernels/base/cpu_isa.h"
 #include "kernels/base/dispatch.h"
+#include "kernels/base/half.h"
 #include "kernels/flat/pack.h"
 #include "kernels/products/dense_product.h"
 #include "kernels/products/few_rows.h"
@@ -82,8 +83,9 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
   if (prefers_dense_product(rows, a.scalar_type()) && fits_dense_product(a) && fits_dense_product(b))
     return dense_product(a, b);
   if (a.scalar_type() == at::kFloat) return product_fp32(a, b);
-  const bool widens = a.scalar_type() == at::kBFloat16 && !multiplies_bf16();
-  return widens ? widened_product(a, b, at::kBFloat16) : at::linear(a, b);
+  const at::ScalarType type = a.scalar_type();
+  const bool widens = type == at::kHalf || (type == at::kBFloat16 && !multiplies_bf16());
+  return widens ? widened_product(a, b, type) : at::linear(a, b);
 }
 
 void fill_weight_gradient(const GradientSlot& slot, const at::Tensor& grad_TN, const at::Tensor& x_TK) {
@@ -92,6 +94,7 @@ void fill_weight_gradient(const GradientSlot& slot, const at::Tensor& grad_TN, c
           "fsdp::fill_weight_gradient");
   if (!grad_TN.is_cpu()) return on_device.call(slot.target, grad_TN, x_TK, slot.scale, slot.adds);
   const int64_t outputs = grad_TN.size(1), inputs = x_TK.size(1);
+  if (is_half_on_cpu(grad_TN)) return fill_weight_gradient(slot, widened(grad_TN), widened(x_TK));
   const at::ScalarType type = grad_TN.scalar_type();
   const bool prefers_dense = prefers_dense_gradient(type) || grad_TN.size(0) <= few_tokens(type);
   if (prefers_dense && x_TK.scalar_type() == type && fits_dense_product(grad_TN) && fits_dense_product(x_TK))
@@ -158,7 +161,8 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight) {
       return x.is_cpu() ? widened_product(x, weight, at::kFloat) : at::linear(x, weight.to(at::kFloat));
   }
   const auto dtype = weight.scalar_type();
-  const bool known = has_kernel(op, x) && x.scalar_type() == dtype && (dtype == at::kFloat || dtype == at::kBFloat16);
+  const bool is_ours = dtype == at::kFloat || dtype == at::kBFloat16 || (dtype == at::kHalf && x.is_cpu());
+  const bool known = has_kernel(op, x) && x.scalar_type() == dtype && is_ours;
   const bool fits = x.dim() >= 2 && weight.dim() == 2 && x.size(-1) == weight.size(1);  // if not, at::linear tells
   return known && fits && x.numel() > 0 && weight.numel() > 0 ? op.call(x, weight) : at::linear(x, weight);
 }

@@ -56,7 +56,9 @@ void use_buffers(time::UnitWork& unit, const std::vector<GroupPlan>& groups, con
 }  // namespace
 
 time::Dtype dtype_of_products(const Setup& setup) {
-  return setup.precision.param == io::DType::BF16 ? time::Dtype::kBf16 : time::Dtype::kFp32;
+  // Devices multiply fp16 as fast as bf16.
+  const bool is_narrow = setup.precision.param == io::DType::BF16 || setup.precision.param == io::DType::F16;
+  return is_narrow ? time::Dtype::kBf16 : time::Dtype::kFp32;
 }
 
 time::StepWork planned_work(const PlannedModel& model, const Setup& setup, const Network& network,

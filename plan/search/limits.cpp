@@ -40,6 +40,9 @@ std::vector<Knob> all_knobs(const Setup& setup) {
   if (setup.precision == parse_planned_precision("bf16"))
     add(Lever::kPrecision, "gradients in bf16 on the wire",
         [](Setup& s) { s.precision = parse_planned_precision("bf16_reduce"); });
+  if (setup.precision == parse_planned_precision("fp16"))
+    add(Lever::kPrecision, "gradients in fp16 on the wire",
+        [](Setup& s) { s.precision = parse_planned_precision("fp16_reduce"); });
   if (setup.precision == parse_planned_precision("fp32"))
     add(Lever::kPrecision, "precision bf16", [](Setup& s) { s.precision = parse_planned_precision("bf16"); });
   const schedule::Schedule& order = setup.schedule;

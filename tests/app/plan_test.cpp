@@ -180,8 +180,9 @@ class PlannedRun : public TrainingFixture {
 
 TEST_F(PlannedRun, HoldsWhatWasPlanned) {
   expect_as_planned(run_fsdp(train()));
-  for (const char* more : {"--shard.precision=bf16", "--shard.strategy=optim --train.microbatch_sequences=1",
-                           "--shard.strategy=hybrid_zero2 --shard.replicas=2 --train.recompute=block"}) {
+  for (const char* more :
+       {"--shard.precision=bf16", "--shard.precision=fp16", "--shard.strategy=optim --train.microbatch_sequences=1",
+        "--shard.strategy=hybrid_zero2 --shard.replicas=2 --train.recompute=block"}) {
     fs::remove_all(path("out"));
     SCOPED_TRACE(more);
     expect_as_planned(launch_fsdp(4, train(more)));

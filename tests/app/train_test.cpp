@@ -86,7 +86,7 @@ TEST_F(Train, SameSeedGivesTheSameRunAnotherSeedAnother) {
 }
 
 TEST_F(Train, GoesOnFromAWrittenModel) {
-  for (const std::string precision : {"fp32", "bf16"}) {
+  for (const std::string precision : {"fp32", "bf16", "fp16"}) {
     const std::string first = path("first_" + precision);
     ASSERT_EQ(launch_fsdp(2, train("--shard.precision=" + precision + " --output.folder=" + first)).exit_code, 0);
     const std::string second = path("second_" + precision);

@@ -240,6 +240,62 @@ TEST_F(Loop, SamplesDoNotDisturbTheTraining) {
   }
 }
 
+class Fp16 : public Loop {
+ protected:
+  std::string half(const std::string& folder, const std::string& more = "") const {
+    return run(folder, "--shard.precision=fp16 " + more);
+  }
+};
+
+TEST_F(Fp16, FollowsFp32) {
+  const std::string steps = "--train.steps=40 ";
+  ASSERT_EQ(launch_fsdp(2, run("wide", steps)).exit_code, 0);
+  const Lines expected = ledger("wide");
+  EXPECT_FALSE(expected.front().contains("loss_scale"));
+  for (const char* strategy : {"no_shard", "optim", "optim_grads", "optim_grads_params"}) {
+    const std::string folder = std::string("half_") + strategy;
+    const CommandResult result = launch_fsdp(2, half(folder, steps + "--shard.strategy=" + strategy));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_TRUE(contains(result.out, " scale 65536 | ")) << result.out;
+    const Lines actual = ledger(folder);
+    ASSERT_EQ(actual.size(), expected.size());
+    for (size_t step = 0; step < actual.size(); ++step) {
+      const double loss = number(expected[step]["loss"]);
+      EXPECT_NEAR(number(actual[step]["loss"]), loss, 0.02 * loss) << strategy << ", step " << step;
+      EXPECT_EQ(actual[step]["loss_scale"], 65536);
+    }
+    EXPECT_NEAR(number(actual.back()["grad_norm"]), number(expected.back()["grad_norm"]),
+                0.1 * number(expected.back()["grad_norm"]));
+  }
+}
+
+// A gradient that is not finite on one rank is no reason to compute again or to stop: the step is skipped on all and
+// the scale halved, which checkpoints remember, also for another number of ranks.
+TEST_F(Fp16, OverflowsAreSkippedAndTheScaleIsResumed) {
+  const std::string overflow = "FSDP_FAULT=inject@value.grad:rank=1:hit=3";
+  const std::string steps = "--train.steps=8 ";
+  const CommandResult whole = launch_fsdp(2, half("whole", steps), {overflow});
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  EXPECT_TRUE(contains(whole.out, "step 3 skipped: gradients overflowed at loss scale 65536, which is 32768 now"))
+      << whole.out;
+  EXPECT_TRUE(contains(whole.out, " scale 32768 (1 skipped) | ")) << whole.out;
+  const Lines lines = ledger("whole");
+  ASSERT_EQ(lines.size(), 8u);
+  for (size_t step = 0; step < lines.size(); ++step) {
+    EXPECT_EQ(lines[step]["loss_scale"], step < 3 ? 65536 : 32768) << step;
+    EXPECT_EQ(lines[step].value("skipped", false), step == 2) << step;
+  }
+  ASSERT_EQ(launch_fsdp(2, half("parts", steps), {overflow + ";term@step.end:hit=4"}).exit_code, 75);
+  std::filesystem::copy(path("parts"), path("elastic"), std::filesystem::copy_options::recursive);
+  ASSERT_EQ(launch_fsdp(2, half("parts", steps)).exit_code, 0);
+  expect_same("parts", "whole");
+  const CommandResult alone = launch_fsdp(1, half("elastic", steps));
+  ASSERT_EQ(alone.exit_code, 0) << alone.err;
+  const Lines elastic = ledger("elastic");
+  ASSERT_EQ(elastic.size(), 8u);
+  for (size_t step = 3; step < elastic.size(); ++step) EXPECT_EQ(elastic[step]["loss_scale"], 32768) << step;
+}
+
 TEST_F(Loop, DeterministicWithSeveralThreads) {
   for (const char* folder : {"first", "second"}) {
     const CommandResult result =

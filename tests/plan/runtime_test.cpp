@@ -28,7 +28,10 @@ models::DecoderConfig small_decoder(int64_t layers, bool tied, bool biases) {
   return config;
 }
 
-at::ScalarType torch_type(io::DType dtype) { return dtype == io::DType::BF16 ? at::kBFloat16 : at::kFloat; }
+at::ScalarType torch_type(io::DType dtype) {
+  if (dtype == io::DType::F16) return at::kHalf;
+  return dtype == io::DType::BF16 ? at::kBFloat16 : at::kFloat;
+}
 
 // The same choices for the runtime.
 ShardOptions options_of(const Setup& setup) {
@@ -153,7 +156,7 @@ Setup setup_of(Strategy strategy, int64_t replicas, int64_t shards, const char* 
 
 TEST(PlanAgainstRuntime, EveryStrategyAndPrecisionToTheByte) {
   const models::DecoderConfig config = small_decoder(4, false, false);
-  for (const char* precision : {"fp32", "bf16", "bf16_reduce"}) {
+  for (const char* precision : {"fp32", "bf16", "bf16_reduce", "fp16", "fp16_reduce"}) {
     for (const Strategy strategy : kOfOneAxis) {
       for (const int64_t ranks : {1, 2, 3, 4}) compare(config, setup_of(strategy, 1, ranks, precision));
       compare(config, setup_of(strategy, 2, 2, precision));
@@ -166,7 +169,7 @@ TEST(PlanAgainstRuntime, EveryStrategyAndPrecisionToTheByte) {
 TEST(PlanAgainstRuntime, ManyMicrobatches) {
   const models::DecoderConfig config = small_decoder(3, true, false);
   for (const int64_t microbatches : {2, 3, 6}) {
-    for (const char* precision : {"fp32", "bf16_reduce"}) {
+    for (const char* precision : {"fp32", "bf16_reduce", "fp16_reduce"}) {
       for (const Strategy strategy : kOfOneAxis) {
         plan::Setup setup = setup_of(strategy, 1, 2, precision);
         setup.work.microbatches = microbatches;

@@ -141,6 +141,35 @@ TEST(Replicate, RanksThatChooseOthersAreRefused) {
   });
 }
 
+TEST(Replicate, PlaceOfTellsWhichOnesAreWhole) {
+  for (const int size : {1, 2, 3}) {
+    run_ranks(size, [](const World& world) {
+      ShardOptions options;
+      options.replicate = is_bias;
+      ShardedBlocks sharded = shard_blocks(world, options);
+      for (const auto& [name, leaf] : named_parameters(*sharded.module)) {
+        const auto place = place_of(leaf);
+        ASSERT_TRUE(place.has_value()) << name;
+        EXPECT_EQ(place->name, name);
+        EXPECT_EQ(place->unit, name.starts_with("layers.") ? name.substr(0, 8) : "root");
+        const bool whole = is_bias(name) || world.size == 1;
+        EXPECT_EQ(place->main_weight, whole ? Placement::kReplicate : Placement::kShard) << name;
+        EXPECT_EQ(place->range.begin, local_range(leaf).begin);
+        EXPECT_EQ(place->range.end - place->range.begin, leaf.numel());
+        const auto of_parameter = place_of(sharded.module->named_parameters()[name]);
+        ASSERT_TRUE(of_parameter.has_value()) << name;
+        EXPECT_EQ(of_parameter->name, name);
+        EXPECT_EQ(of_parameter->offset, place->offset);
+      }
+      // Two groups: weights begin one buffer, biases the other.
+      EXPECT_EQ(place_of(sharded.module->block(1).up->weight)->offset, 0);
+      EXPECT_EQ(place_of(sharded.module->block(1).up->bias)->offset, 0);
+      EXPECT_GE(place_of(sharded.module->block(1).down->bias)->offset, 18);
+      EXPECT_FALSE(place_of(torch::ones({2})).has_value());
+    });
+  }
+}
+
 // ---- ShardOptions::ignored_gradients
 
 ShardedBlocks shard_without_inlet(const World& world, const ShardOptions& base) {

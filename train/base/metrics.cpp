@@ -47,11 +47,18 @@ double HeldoutLoss::bits_per_byte() const { return nats_per_byte() / std::number
 
 std::string progress_line(const StepMetrics& m) {
   const double data_share = m.step_ms > 0 ? 100 * m.data_ms / m.step_ms : 0;
-  return format_text("step %lld/%lld loss %.3f gnorm %.2f lr %s | %s tok/s %.1f%% mfu | eta %s | mem %s | data %.1f%%",
-                     static_cast<long long>(m.step), static_cast<long long>(m.steps), m.loss, m.grad_norm,
-                     short_scientific(m.lr).c_str(), with_thousands(std::llround(m.tokens_per_s)).c_str(), 100 * m.mfu,
-                     clock_text(m.eta_s).c_str(),
-                     format_bytes(m.device ? m.device->reserved : m.memory.resident).c_str(), data_share);
+  const std::string scaling =
+      m.scaling
+          ? format_text(" scale %g", m.scaling->scale) +
+                (m.scaling->overflows > 0 ? format_text(" (%lld skipped)", static_cast<long long>(m.scaling->overflows))
+                                          : "")
+          : "";
+  return format_text(
+      "step %lld/%lld loss %.3f gnorm %.2f lr %s%s | %s tok/s %.1f%% mfu | eta %s | mem %s | data %.1f%%",
+      static_cast<long long>(m.step), static_cast<long long>(m.steps), m.loss, m.grad_norm,
+      short_scientific(m.lr).c_str(), scaling.c_str(), with_thousands(std::llround(m.tokens_per_s)).c_str(),
+      100 * m.mfu, clock_text(m.eta_s).c_str(), format_bytes(m.device ? m.device->reserved : m.memory.resident).c_str(),
+      data_share);
 }
 
 std::string describe(const HeldoutLoss& loss) {
@@ -68,6 +75,7 @@ std::string to_json(const StepMetrics& m) {
   json["loss"] = number(m.loss);
   json["grad_norm"] = number(m.grad_norm);
   json["lr"] = m.lr;
+  if (m.scaling) json["loss_scale"] = {{"scale", m.scaling->scale}, {"overflows", m.scaling->overflows}};
   json["step_ms"] = m.step_ms;
   json["data_ms"] = m.data_ms;
   json["tokens_per_s"] = m.tokens_per_s;

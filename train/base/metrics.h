@@ -25,6 +25,12 @@ struct CommunicationCounts {
   double exposed_ms = 0;  // waited for, not hidden behind compute
 };
 
+// Of fp16 training.
+struct LossScaling {
+  double scale = 0;       // of this step's loss
+  int64_t overflows = 0;  // steps skipped for it since the process began
+};
+
 // One logged step. Counts and memory are rank 0's, and cover the steps since the line before.
 struct StepMetrics {
   int64_t step = 0;    // steps done
@@ -42,6 +48,7 @@ struct StepMetrics {
   MemoryBytes memory;
   std::optional<DeviceMemory> device = {};  // of rank 0; nothing on the CPU
   CommunicationCounts comm;
+  std::optional<LossScaling> scaling = {};  // nothing where losses are not scaled
 };
 
 // Loss on a held-out split.

@@ -189,8 +189,10 @@ std::vector<Option> shard_options() {
        "docs/engine.md; ZeRO-0 .. ZeRO-3, DDP, SHARD_GRAD_OP, FULL_SHARD, HSDP and HFSDP are understood too"},
       {"shard.replicas", FSDP_SLOT(shard.replicas), at_least(1),
        "groups of ranks that hold the same shards; divides the number of ranks"},
-      {"shard.precision", FSDP_SLOT(shard.precision), one_of({"fp32", "bf16"}),
-       "bf16: compute and gather in bf16; main weights and gradient sums in fp32"},
+      {"shard.precision", FSDP_SLOT(shard.precision), one_of({"fp32", "bf16", "fp16"}),
+       "bf16, fp16: compute and gather in it; main weights and gradient sums in fp32. fp16: losses are scaled, and "
+       "steps "
+       "whose gradients overflow skipped"},
       {"shard.reshard_after_forward", FSDP_SLOT(shard.reshard_after_forward), one_of({"auto", "true", "false"}),
        "free gathered weights between forward and backward; auto: as the strategy says"},
       {"shard.prefetch_depth", FSDP_SLOT(shard.prefetch_depth), between(0, 16),

@@ -60,6 +60,7 @@ Checkpoints::Checkpoints(const Config& config, const World& world, const OutputF
 
 checkpoint::State Checkpoints::state() {
   checkpoint::State state{*model_.decoder, trainer_.optimizer()};
+  state.scaler = trainer_.scaler();
   state.others["run"] = &run_;
   return state;
 }

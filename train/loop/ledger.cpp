@@ -25,6 +25,7 @@ std::string to_json(const LedgerEntry& entry) {
   json["grad_norm"] = bits(entry.grad_norm);
   json["lr"] = bits(entry.lr);
   if (entry.skipped) json["skipped"] = true;
+  if (entry.loss_scale > 0) json["loss_scale"] = entry.loss_scale;
   return json.dump();
 }
 

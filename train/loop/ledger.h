@@ -17,7 +17,8 @@ struct LedgerEntry {
   double loss = 0;
   double grad_norm = 0;
   double lr = 0;
-  bool skipped = false;  // the numbers were not finite, and the weights stayed as they were
+  bool skipped = false;   // the numbers were not finite, and the weights stayed as they were
+  double loss_scale = 0;  // of fp16 training; 0: none
 };
 
 std::string to_json(const LedgerEntry& entry);

@@ -67,7 +67,7 @@ class Run {
         tokenizer_(std::move(prepared.tokenizer)),
         writer_(config.sample, config.train.seed, tokenizer_),
         peak_flops_(peak_of_a_rank(world, config.train.peak_tflops,
-                                   config.shard.precision == "bf16" ? at::kBFloat16 : at::kFloat, device_)),
+                                   parse_precision(config.shard.precision).param.value_or(at::kFloat), device_)),
         tuning_(std::move(prepared.tuning)),
         plan_(plan_run(config, prepared.choice, world)),
         model_(build_model(prepared.choice, tuning_, config, world, device_)),
@@ -206,7 +206,7 @@ class Run {
     if (world_.rank == 0) {
       records_->ledger.append(to_json(LedgerEntry{step + 1, batches_.consumed(step), config_.train.batch_sequences,
                                                   result.batch_hash, result.loss, result.grad_norm, result.lr,
-                                                  result.outcome == StepResult::Outcome::kSkipped}));
+                                                  result.outcome == StepResult::Outcome::kSkipped, result.loss_scale}));
     }
     tell_irregularities(result);
     const int64_t every = config_.check.compare_replicas_every;
@@ -225,6 +225,10 @@ class Run {
       console_.line(format_text("train: step %s is a spike%s: loss %.4f (limit %.4f), gradient norm %.4f (limit %.4f)",
                                 step.c_str(), skipped ? " and skipped" : "", result.loss, result.spike->loss_limit,
                                 result.grad_norm, result.spike->grad_norm_limit));
+    } else if (result.overflowed) {
+      ++num_overflows_;
+      console_.line(format_text("train: step %s skipped: gradients overflowed at loss scale %g, which is %g now",
+                                step.c_str(), result.loss_scale, trainer_.scaler()->current_scale()));
     } else if (skipped) {
       console_.line(format_text("train: step %s skipped: loss %f, gradient norm %f, computed twice", step.c_str(),
                                 result.loss, result.grad_norm));
@@ -353,6 +357,7 @@ class Run {
     metrics.loss = result.loss;
     metrics.grad_norm = result.grad_norm;
     metrics.lr = result.lr;
+    if (result.loss_scale > 0) metrics.scaling = {result.loss_scale, num_overflows_};
     metrics.step_ms = 1e3 * window.seconds / window.steps;
     metrics.data_ms = 1e3 * window.data_seconds / window.steps;
     metrics.tokens_per_s = window.steps * tokens / window.seconds;
@@ -431,7 +436,8 @@ class Run {
   std::optional<io::FolderLock> lock_;  // rank 0
   std::unique_ptr<Records> records_;    // rank 0
   int64_t last_bad_step_ = 0;
-  int num_rollbacks_ = 0;  // in a row, without a good step after last_bad_step_
+  int64_t num_overflows_ = 0;  // steps skipped because gradients did not fit into fp16, since this process began
+  int num_rollbacks_ = 0;      // in a row, without a good step after last_bad_step_
 };
 
 }  // namespace

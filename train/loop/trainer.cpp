@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -72,29 +73,53 @@ Trainer::Trainer(const TrainConfig& config, const World& world, const BatchSourc
       schedule_(make_schedule(config)),
       spikes_(spike_window(config), config.spike_threshold) {
   model_.decoder->eval();
+  const std::vector<at::Tensor> computed_with = model_.decoder->parameters();
+  if (std::any_of(computed_with.begin(), computed_with.end(),
+                  [](const at::Tensor& weight) { return weight.scalar_type() == at::kHalf; }))
+    scaler_.emplace();
 }
 
 StepResult Trainer::step(const RankNews& news) {
   fault_point("step.begin");
   Computed computed = compute();
   StepResult result = agree(computed, news);  // before the update, which must not see a NaN
-  if (is_doubtful(result) || is_due_for_check()) result = check_again(result, computed, news);
+  const bool overflowed = has_overflowed(result);
+  if (!overflowed && (is_doubtful(result) || is_due_for_check())) result = check_again(result, computed, news);
   fault_point("step.agreed");
   result.lr = schedule_.at(step_);
+  if (overflowed) {
+    result.overflowed = true;
+    result.outcome = StepResult::Outcome::kSkipped;
+    update(result, computed);
+    ++step_;
+    return result;
+  }
   judge(result);
+  if (scaler_ && result.outcome != StepResult::Outcome::kUpdated) scaler_->forget_step();
   if (result.outcome == StepResult::Outcome::kRollBack) return result;
   if (result.outcome == StepResult::Outcome::kSkipped) {
     skip(result);
     return result;
   }
   fault_point("step.optimizer");
-  optimizer_.set_lr(result.lr);
-  optimizer_.step(computed.clip_factor);
+  update(result, computed);
   if (fault_point("value.bitflip_weight").inject) flip_bit(parameters_.front());
   spikes_.add(result.loss, result.grad_norm);
   ++step_;
   fault_point("step.end");
   return result;
+}
+
+// Gradients alone: a loss that is not finite has other reasons, and at scale 1 there is nothing left to lower.
+bool Trainer::has_overflowed(const StepResult& result) const {
+  return scaler_ && std::isfinite(result.loss) && !std::isfinite(result.grad_norm) && result.loss_scale > 1;
+}
+
+void Trainer::update(const StepResult& result, const Computed& computed) {
+  optimizer_.set_lr(result.lr);
+  if (!scaler_) return optimizer_.step(computed.clip_factor);
+  scaler_->step(optimizer_);  // knows the factor
+  scaler_->update();
 }
 
 void Trainer::skip(const StepResult& result) {
@@ -140,13 +165,13 @@ Trainer::Computed Trainer::compute() {
     // Divided by the targets of all ranks, which add up.
     const at::Tensor loss = summed_loss(model_.decoder, on_device(std::move(batch), device), terms) / num_targets;
     fault_point("step.backward");
-    loss.backward();
+    (scaler_ ? scaler_->scale(loss) : loss).backward();
     total.add_(loss.detach());
   }
   fault_point("step.reduced");
   if (fault_point("value.grad").inject) parameters_.front().mutable_grad().fill_(INFINITY);
   const double max_norm = config_.clip > 0 ? config_.clip : std::numeric_limits<double>::infinity();
-  const GradNorm norm = grad_norm(parameters_, max_norm);
+  const GradNorm norm = scaler_ ? scaler_->grad_norm(parameters_, max_norm) : grad_norm(parameters_, max_norm);
   computed.clip_factor = norm.factor;
   const at::Tensor numbers = at::stack({total, norm.norm.to(at::kDouble)}).to(at::kCPU);  // one wait for a device
   computed.loss = numbers[0].item<double>();
@@ -178,6 +203,7 @@ StepResult Trainer::agree(const Computed& computed, const RankNews& news) const 
   StepResult result;
   result.loss = sums[0];
   result.grad_norm = computed.grad_norm;
+  if (scaler_) result.loss_scale = scaler_->current_scale();
   result.stop = sums[1] > 0;
   result.save = sums[5] > 0;
   result.saves_written = sums[2] == world_.size;

@@ -44,10 +44,14 @@ struct StepResult {
   int signal = 0;                           // some rank was asked to stop
   bool saves_written = false;               // on every rank
   bool stop_file = false;                   // rank 0 was asked to stop by a file
+  double loss_scale = 0;                    // the loss was multiplied with before its backward; 0: none, not fp16
+  bool overflowed = false;                  // kSkipped, because gradients did not fit into fp16 at that scale
   std::optional<Spike> spike;               // the numbers are far above those of the steps before
 };
 
-// Takes a sharded model through optimizer steps. COLLECTIVE: all ranks call step() the same number of times.
+// Takes a sharded model through optimizer steps. A model that computes in fp16 has its loss scaled: gradients that
+// overflow cost the step, and the scale a factor, and are no trouble unless they do so at scale 1. COLLECTIVE: all
+// ranks call step() the same number of times.
 class Trainer {
  public:
   // `batches` and `model` must outlive the trainer.
@@ -73,6 +77,7 @@ class Trainer {
   // The last steps, that spikes are seen against: part of a checkpoint.
   SpikeDetector& spikes() { return spikes_; }
   AdamW& optimizer() { return optimizer_; }
+  GradScaler* scaler() { return scaler_ ? &*scaler_ : nullptr; }  // of fp16 training; part of a checkpoint
   const std::vector<at::Tensor>& leaves() const { return parameters_; }
   // Bytes of optimizer state on this rank.
   int64_t optimizer_bytes() const { return optimizer_.state_bytes(); }
@@ -86,6 +91,8 @@ class Trainer {
   };
   Computed compute();
   StepResult agree(const Computed& computed, const RankNews& news) const;
+  bool has_overflowed(const StepResult& result) const;
+  void update(const StepResult& result, const Computed& computed);
   bool is_due_for_check() const;
   bool is_doubtful(const StepResult& result) const;
   void judge(StepResult& result) const;
@@ -100,6 +107,7 @@ class Trainer {
   ShardedModel& model_;
   std::vector<at::Tensor> parameters_;
   AdamW optimizer_;
+  std::optional<GradScaler> scaler_;
   LrSchedule schedule_;
   SpikeDetector spikes_;
   int64_t step_ = 0;

@@ -66,6 +66,8 @@ ShardedModel load_sharded(const models::DecoderConfig& config, const io::ModelFo
 InferenceModel::InferenceModel(const std::filesystem::path& path, const std::string& precision, const World& world,
                                c10::Device device)
     : world_(world) {
+  if (precision == "fp16")
+    throw Error(ErrorCode::kUsage, "[precision] got 'fp16', expected fp32 or bf16: fp16 is for training.");
   const Precision types = parse_precision(precision);
   std::optional<models::DecoderConfig> config;
   std::optional<io::ModelFolder> folder;

@@ -10,7 +10,10 @@
 namespace fsdp::train {
 namespace {
 
-io::DType planned_type(at::ScalarType dtype) { return dtype == at::kBFloat16 ? io::DType::BF16 : io::DType::F32; }
+io::DType planned_type(at::ScalarType dtype) {
+  if (dtype == at::kHalf) return io::DType::F16;
+  return dtype == at::kBFloat16 ? io::DType::BF16 : io::DType::F32;
+}
 
 plan::PlannedParameter planned_parameter(const std::string& name, const at::Tensor& tensor) {
   return {name, tensor.sizes().vec(), planned_type(tensor.scalar_type()), tensor.requires_grad()};

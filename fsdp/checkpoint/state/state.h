@@ -22,6 +22,7 @@ class Optimizer;
 namespace fsdp {
 
 class AdamW;
+class GradScaler;
 class SGD;
 
 namespace checkpoint {
@@ -97,13 +98,14 @@ struct OptimizerRef {
   torch::optim::Optimizer* torch = nullptr;
 };
 
-// What a checkpoint holds: weights, buffers, the optimizer's tensors, steps and learning rates, the generators of
-// random numbers, and whatever else registers itself under a name.
+// What a checkpoint holds: weights, buffers, the optimizer's tensors, steps and learning rates, the loss scale, the
+// generators of random numbers, and whatever else registers itself under a name.
 struct State {
   ModelRef model;
   OptimizerRef optimizer = {};
   std::map<std::string, OptimizerRef> more_optimizers = {};  // of the same model, by name
-  std::map<std::string, Stateful*> others = {};              // by name; not "model", "optimizer" or "random"
+  std::map<std::string, Stateful*> others = {};              // by name; not "model", "optimizer", "scaler" or "random"
+  GradScaler* scaler = nullptr;  // fp16's loss scale; a checkpoint without one leaves it as it is
 };
 
 }  // namespace checkpoint

@@ -33,6 +33,18 @@ TEST(Metrics, ProgressLine) {
             "data 0.4%");
 }
 
+TEST(Metrics, TellTheLossScaleWhereThereIsOne) {
+  StepMetrics m = example();
+  m.scaling = {65536, 0};
+  EXPECT_NE(progress_line(m).find(" lr 3.0e-4 scale 65536 | "), std::string::npos);
+  m.scaling = {32768, 2};
+  EXPECT_NE(progress_line(m).find(" lr 3.0e-4 scale 32768 (2 skipped) | "), std::string::npos);
+  const auto json = nlohmann::json::parse(to_json(m));
+  EXPECT_EQ(json["loss_scale"]["scale"], 32768);
+  EXPECT_EQ(json["loss_scale"]["overflows"], 2);
+  EXPECT_FALSE(nlohmann::json::parse(to_json(example())).contains("loss_scale"));
+}
+
 TEST(Metrics, JsonHasTheDocumentedFields) {
   const auto json = nlohmann::json::parse(to_json(example()));
   for (const char* key : {"step", "tokens", "loss", "grad_norm", "lr", "step_ms", "data_ms", "tokens_per_s",
