@@ -1,5 +1,5 @@
-// fp16 compute and reduction with a GradScaler, against an unsharded twin: fp32 master weights, copied to an fp16 model
-// before each step, whose gradients are added up over the ranks' shares, and a scaler written out here.
+// fp16 compute and reduction with a GradScaler, against its twin in one process (rounded_twin.h) and a scaler written
+// out here.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +11,9 @@
 
 #include "fsdp/fsdp.h"
 #include "tests/promise/models/block_model.h"
+#include "tests/promise/models/rounded_twin.h"
 #include "tests/support/ranks.h"
+#include "tests/support/worlds.h"
 
 namespace fsdp::fp16_test {
 namespace {
@@ -21,7 +23,9 @@ using testing::BlockModel;
 using testing::error_of;
 using testing::expect_same_weights;
 using ::testing::HasSubstr;
+using testing::kFlatStrategies;
 using testing::make_block_model;
+using testing::RoundedTwin;
 using testing::run_ranks;
 using testing::shard_blocks;
 using testing::ShardedBlocks;
@@ -30,8 +34,6 @@ using Tensors = std::vector<torch::Tensor>;
 
 constexpr int kSteps = 10;
 constexpr double kLearningRate = 0.02;
-constexpr Strategy kStrategies[] = {Strategy::kNoShard, Strategy::kOptim, Strategy::kOptimGrads,
-                                    Strategy::kOptimGradsParams};
 
 torch::Tensor half_batch(int step) { return batch(static_cast<uint64_t>(step)).to(torch::kHalf); }
 
@@ -47,28 +49,22 @@ GradScalerOptions restless(Wire wire) {
   return {.init_scale = wire == Wire::kFloat ? 0x1p19 : 0x1p8, .growth_interval = 3};
 }
 
-class Twin {
+class Twin : public RoundedTwin {
  public:
-  Twin(int ranks, const GradScalerOptions& options) : ranks_(ranks), options_(options) { compute_->to(torch::kHalf); }
+  Twin(int ranks, const GradScalerOptions& options) : RoundedTwin(torch::kHalf, ranks), options_(options) {}
 
   // Returns whether the step was taken.
   template <class Optimizer>
   bool step(int step, Optimizer& optimizer, double max_norm) {
-    copy_weights();
-    for (int rank = 0; rank < ranks_; ++rank) {
-      World place;
-      place.rank = rank;
-      place.size = ranks_;
-      (wide_loss(*compute_, share_of(place, half_batch(step))) * scale_).backward();
-      take_gradients();
-    }
+    add_gradients(half_batch(step),
+                  [this](BlockModel& model, const torch::Tensor& rows) { return wide_loss(model, rows) * scale_; });
     bool finite = true;
-    for (const torch::Tensor& parameter : master_->parameters()) {
+    for (const torch::Tensor& parameter : master().parameters()) {
       parameter.grad().div_(scale_);
       finite = finite && torch::isfinite(parameter.grad()).all().item<bool>();
     }
     if (finite) {
-      torch::nn::utils::clip_grad_norm_(master_->parameters(), max_norm);
+      torch::nn::utils::clip_grad_norm_(master().parameters(), max_norm);
       optimizer.step();
     }
     optimizer.zero_grad();
@@ -82,33 +78,12 @@ class Twin {
     return finite;
   }
 
-  BlockModel& master() { return *master_; }
   GradScalerState state() const { return {scale_, good_}; }
 
  private:
-  void copy_weights() {
-    const torch::NoGradGuard no_grad;
-    auto from = master_->parameters();
-    auto to = compute_->parameters();
-    for (size_t i = 0; i < from.size(); ++i) to[i].copy_(from[i]);
-  }
-
-  void take_gradients() {
-    auto from = compute_->parameters();
-    auto to = master_->parameters();
-    for (size_t i = 0; i < from.size(); ++i) {
-      const torch::Tensor part = from[i].grad().to(torch::kFloat) / ranks_;
-      to[i].mutable_grad() = to[i].grad().defined() ? to[i].grad() + part : part;
-      from[i].mutable_grad().reset();
-    }
-  }
-
-  int ranks_;
   GradScalerOptions options_;
   double scale_ = options_.init_scale;
   int64_t good_ = 0;
-  std::shared_ptr<BlockModel> master_ = make_block_model();
-  std::shared_ptr<BlockModel> compute_ = make_block_model();
 };
 
 ShardOptions fp16_options(Strategy strategy, Wire wire = Wire::kFloat) {
@@ -161,7 +136,7 @@ template <class ShardedOptimizer, class PlainOptimizer>
 void expect_twin(const Case& of, const std::function<ShardedOptimizer(Tensors)>& make,
                  const std::function<PlainOptimizer(Tensors)>& make_plain) {
   constexpr double kMaxNorm = 0.5;
-  for (const Strategy strategy : kStrategies) {
+  for (const Strategy strategy : kFlatStrategies) {
     run_ranks(of.ranks, [&](const World& world) {
       SCOPED_TRACE(c10::str(name(strategy), ", rank ", world.rank, " of ", of.ranks));
       ShardedBlocks sharded = shard_blocks(world, fp16_options(strategy, of.wire));
@@ -248,7 +223,7 @@ TEST(Fp16, MeansOnTheWireNeitherOverflowNorVanish) {
   for (const double gradient : {20000.0, 0x1p-23, 1.0}) {
     for (const int backwards : {1, 2}) {
       const double expected = gradient * backwards;
-      for (const Strategy strategy : kStrategies) {
+      for (const Strategy strategy : kFlatStrategies) {
         run_ranks(4, [&](const World& world) {
           EXPECT_EQ(reduced_gradient(Mesh::shard(world), strategy, gradient, backwards, GradScale::mean()), expected)
               << name(strategy);
@@ -267,7 +242,7 @@ TEST(Fp16, MeansOnTheWireNeitherOverflowNorVanish) {
 
 TEST(Fp16, SumsAndOddWorlds) {
   run_ranks(3, [&](const World& world) {
-    for (const Strategy strategy : kStrategies) {
+    for (const Strategy strategy : kFlatStrategies) {
       const Mesh mesh = Mesh::shard(world);
       EXPECT_EQ(reduced_gradient(mesh, strategy, 7, 1, GradScale::sum()), 21);
       EXPECT_EQ(reduced_gradient(mesh, strategy, 8, 2, GradScale::sum(2)), 24);
@@ -279,7 +254,7 @@ TEST(Fp16, SumsAndOddWorlds) {
 
 // Main weights of fp16 too, as an optimizer of torch's has them.
 TEST(Fp16, WholeModelsOfFp16TrainAsUnsharded) {
-  for (const Strategy strategy : kStrategies) {
+  for (const Strategy strategy : kFlatStrategies) {
     run_ranks(2, [&](const World& world) {
       const auto half_model = [] {
         auto model = make_block_model();
@@ -311,7 +286,7 @@ enum class Ask { kNorm, kFactor, kNothing };
 
 // Rank 1 alone has gradients that are not finite.
 TEST(Fp16, AnOverflowOnOneRankSkipsTheStepOnAll) {
-  for (const Strategy strategy : kStrategies) {
+  for (const Strategy strategy : kFlatStrategies) {
     for (const Ask ask : {Ask::kNorm, Ask::kFactor, Ask::kNothing}) {
       for (const double bad : {std::numeric_limits<double>::infinity(), std::nan("")}) {
         run_ranks(3, [&](const World& world) {

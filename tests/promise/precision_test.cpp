@@ -1,9 +1,9 @@
-// bf16 compute with fp32 main weights, against an unsharded emulation: fp32 master weights, copied to a bf16 model
-// before each step, whose gradients are added up over the ranks' shares in fp32.
+// bf16 compute with fp32 main weights, against its twin in one process (rounded_twin.h).
 #include <gtest/gtest.h>
 
 #include "fsdp/fsdp.h"
 #include "tests/promise/models/block_model.h"
+#include "tests/promise/models/rounded_twin.h"
 #include "tests/support/ranks.h"
 #include "tests/support/worlds.h"
 
@@ -15,7 +15,7 @@ using testing::BlockModel;
 using testing::expect_same_weights;
 using testing::kFlatStrategies;
 using testing::loss_of;
-using testing::make_block_model;
+using testing::RoundedTwin;
 using testing::run_ranks;
 using testing::shard_blocks;
 using testing::ShardedBlocks;
@@ -26,48 +26,17 @@ constexpr double kLearningRate = 0.02;
 
 torch::Tensor bf16_batch(int step) { return batch(static_cast<uint64_t>(step)).to(torch::kBFloat16); }
 
-// The emulation: `master` ends up trained.
-class Emulation {
+// The twin: `master` ends up trained.
+class Emulation : public RoundedTwin {
  public:
-  explicit Emulation(int ranks) : ranks_(ranks) { compute_->to(torch::kBFloat16); }
+  explicit Emulation(int ranks) : RoundedTwin(torch::kBFloat16, ranks) {}
 
   template <class Optimizer>
   void step(int step, Optimizer& optimizer) {
-    copy_weights();
-    for (int rank = 0; rank < ranks_; ++rank) {
-      World place;
-      place.rank = rank;
-      place.size = ranks_;
-      loss_of(*compute_, share_of(place, bf16_batch(step))).backward();
-      take_gradients();
-    }
+    add_gradients(bf16_batch(step), loss_of);
     optimizer.step();
     optimizer.zero_grad();
   }
-
-  BlockModel& master() { return *master_; }
-
- private:
-  void copy_weights() {
-    const torch::NoGradGuard no_grad;
-    auto from = master_->parameters();
-    auto to = compute_->parameters();
-    for (size_t i = 0; i < from.size(); ++i) to[i].copy_(from[i]);
-  }
-
-  void take_gradients() {
-    auto from = compute_->parameters();
-    auto to = master_->parameters();
-    for (size_t i = 0; i < from.size(); ++i) {
-      const torch::Tensor part = from[i].grad().to(torch::kFloat) / ranks_;
-      to[i].mutable_grad() = to[i].grad().defined() ? to[i].grad() + part : part;
-      from[i].mutable_grad().reset();
-    }
-  }
-
-  int ranks_;
-  std::shared_ptr<BlockModel> master_ = make_block_model();
-  std::shared_ptr<BlockModel> compute_ = make_block_model();
 };
 
 ShardOptions bf16_options(Strategy strategy) {
