@@ -18,6 +18,7 @@
 #include "fsdp/optim/clip_grad_norm.h"        // clip_grad_norm_
 #include "fsdp/optim/grad_scaler.h"           // GradScaler
 #include "fsdp/optim/sgd.h"                   // SGD
+#include "fsdp/precision/fp8.h"               // fp8
 #include "fsdp/precision/precision.h"         // Precision
 #include "fsdp/profile/session.h"             // profile::Session
 #include "fsdp/recompute/recompute.h"         // recompute

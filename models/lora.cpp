@@ -15,22 +15,6 @@ constexpr std::string_view kBlocks = "model.layers.";
 
 std::string last_part(const std::string& name) { return name.substr(name.rfind('.') + 1); }
 
-struct NamedLinear {
-  std::string name;
-  LinearImpl* module;
-};
-
-// Without those that are part of an adapter.
-std::vector<NamedLinear> linears_in_blocks(const Decoder& decoder) {
-  std::vector<NamedLinear> linears;
-  for (const auto& item : decoder->named_modules()) {
-    auto* linear = item.value()->as<LinearImpl>();
-    const bool is_in_block = item.key().rfind(kBlocks, 0) == 0 && !io::is_adapter_name(item.key() + ".weight");
-    if (linear != nullptr && is_in_block) linears.push_back({item.key(), linear});
-  }
-  return linears;
-}
-
 std::string join(const std::vector<std::string>& names) {
   std::string text;
   for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
@@ -57,6 +41,16 @@ std::vector<std::string> resolve_targets(const Decoder& decoder, const LoraConfi
 }
 
 }  // namespace
+
+std::vector<NamedLinear> linears_in_blocks(const Decoder& decoder) {
+  std::vector<NamedLinear> linears;
+  for (const auto& item : decoder->named_modules()) {
+    auto* linear = item.value()->as<LinearImpl>();
+    const bool is_in_block = item.key().rfind(kBlocks, 0) == 0 && !io::is_adapter_name(item.key() + ".weight");
+    if (linear != nullptr && is_in_block) linears.push_back({item.key(), linear});
+  }
+  return linears;
+}
 
 std::vector<std::string> linear_names(const Decoder& decoder) {
   std::vector<std::string> names;

@@ -24,6 +24,13 @@ struct LoraConfig {
 // Throws io::Error(kUsage) for a target that no block has, listing those there are.
 void add_lora(Decoder& decoder, const LoraConfig& config, uint64_t seed);
 
+struct NamedLinear {
+  std::string name;  // as in "model.layers.0.mlp.up_proj"
+  LinearImpl* module;
+};
+// The linear maps of the blocks, in the model's order, without those that are part of an adapter.
+std::vector<NamedLinear> linears_in_blocks(const Decoder& decoder);
+
 // The last parts of the names of linear maps in the blocks, each once, in the model's order.
 std::vector<std::string> linear_names(const Decoder& decoder);
 

@@ -18,6 +18,8 @@
 #include "kernels/flat/pack.h"
 #include "kernels/products/dense_product.h"
 #include "kernels/products/few_rows.h"
+#include "kernels/products/fp8_linear.h"
+#include "kernels/products/fp8_weights.h"
 #include "kernels/products/linear_parts.h"
 #include "kernels/products/many_rows.h"
 #include "kernels/products/rowwise_scope.h"
@@ -150,6 +152,7 @@ at::Tensor differentiable_linear(const at::Tensor& x, const at::Tensor& weight) 
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight) {
+  if (const auto recipe = fp8_recipe_of(weight)) return fp8_linear(x, weight, *recipe);
   static const auto op = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("fsdp::linear");
   static const auto few_rows = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("fsdp::few_rows_linear");
   static const auto many_rows =

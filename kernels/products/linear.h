@@ -11,9 +11,9 @@ namespace fsdp::kernels {
 // fp32. Everything else is at::linear. Results differ from at::linear by the order of
 // sums. Where gradients are off, an fp32 x may meet a bf16 weight, and a RowwiseScope chooses products whose rows do
 // not depend on each other. In fp32 and bf16 the weight's gradient is written into its GradientSlot where there is one:
-// on the CPU, and on CUDA where fsdp::cuda is loaded, there by one product that sums and adds in fp32. Operators:
-// fsdp::linear, fsdp::few_rows_linear, fsdp::many_rows_linear, or those of at::linear. Throws c10::Error on shapes or
-// dtypes that do not fit.
+// on the CPU, and on CUDA where fsdp::cuda is loaded, there by one product that sums and adds in fp32. A weight with an
+// Fp8Recipe goes to fp8_linear(). Operators: fsdp::linear, fsdp::few_rows_linear, fsdp::many_rows_linear, or those of
+// at::linear. Throws c10::Error on shapes or dtypes that do not fit.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight);
 
 }  // namespace fsdp::kernels

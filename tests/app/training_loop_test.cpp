@@ -296,6 +296,55 @@ TEST_F(Fp16, OverflowsAreSkippedAndTheScaleIsResumed) {
   for (size_t step = 3; step < elastic.size(); ++step) EXPECT_EQ(elastic[step]["loss_scale"], 32768) << step;
 }
 
+class Fp8 : public Loop {
+ protected:
+  std::string quarter(const std::string& folder, const std::string& more = "") const {
+    return run(folder, kSizes + "--shard.precision=fp8 --shard.fp8_keep=first " + more);
+  }
+  CommandResult refused(const std::string& more) const { return launch_fsdp(1, quarter("refused", more)); }
+
+  inline static const std::string kSizes = "--train.steps=40 --model.hidden_size=64 --model.ffn_size=128 ";
+};
+
+TEST_F(Fp8, FollowsBf16) {
+  ASSERT_EQ(launch_fsdp(2, run("bf16", kSizes + "--shard.precision=bf16")).exit_code, 0);
+  const Lines expected = ledger("bf16");
+  for (const std::string recipe : {"tensorwise", "rowwise", "mxfp8"}) {
+    const CommandResult result = launch_fsdp(2, quarter(recipe, "--shard.fp8_recipe=" + recipe));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const Lines actual = ledger(recipe);
+    ASSERT_EQ(actual.size(), expected.size());
+    bool differs = false;
+    for (size_t step = 0; step < actual.size(); ++step) {
+      const double loss = number(expected[step]["loss"]);
+      EXPECT_NEAR(number(actual[step]["loss"]), loss, 0.02 * loss) << recipe << ", step " << step;
+      differs = differs || actual[step]["loss"] != expected[step]["loss"];
+    }
+    EXPECT_TRUE(differs) << recipe;
+  }
+}
+
+// Scales are made anew at each product, so that nothing of fp8 is to be saved.
+TEST_F(Fp8, GoesOnFromACheckpoint) {
+  ASSERT_EQ(launch_fsdp(2, quarter("whole")).exit_code, 0);
+  ASSERT_EQ(launch_fsdp(2, quarter("parts"), {"FSDP_FAULT=term@step.end:hit=20"}).exit_code, 75);
+  ASSERT_EQ(launch_fsdp(2, quarter("parts")).exit_code, 0);
+  expect_same("parts", "whole");
+}
+
+TEST_F(Fp8, RefusesWhatItCannotDo) {
+  for (const auto& [options, text] : std::vector<std::pair<std::string, std::string>>{
+           {"--shard.fp8_recipe=blockwise", "got blockwise, which needs multiples of 128"},
+           {"--shard.fp8_keep=q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj",
+            "keeps every linear map of the 4 blocks in bf16"},
+           {"--shard.fp8_keep=up", "got up, expected some of q_proj"},
+           {"--shard.precision=bf16", "got them with shard.precision = \"bf16\", expected \"fp8\""}}) {
+    const CommandResult result = refused(options);
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    EXPECT_TRUE(contains(result.err, text)) << result.err;
+  }
+}
+
 TEST_F(Loop, DeterministicWithSeveralThreads) {
   for (const char* folder : {"first", "second"}) {
     const CommandResult result =

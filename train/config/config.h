@@ -77,6 +77,8 @@ struct ShardConfig {
   std::string strategy = "optim_grads_params";
   int64_t replicas = 1;
   std::string precision = "fp32";
+  std::string fp8_recipe = "rowwise";
+  std::string fp8_keep = "first,last";
   std::string reshard_after_forward = "auto";
   int64_t prefetch_depth = 1;
   std::string device = "cpu";

@@ -189,10 +189,15 @@ std::vector<Option> shard_options() {
        "docs/engine.md; ZeRO-0 .. ZeRO-3, DDP, SHARD_GRAD_OP, FULL_SHARD, HSDP and HFSDP are understood too"},
       {"shard.replicas", FSDP_SLOT(shard.replicas), at_least(1),
        "groups of ranks that hold the same shards; divides the number of ranks"},
-      {"shard.precision", FSDP_SLOT(shard.precision), one_of({"fp32", "bf16", "fp16"}),
+      {"shard.precision", FSDP_SLOT(shard.precision), one_of({"fp32", "bf16", "fp16", "fp8"}),
        "bf16, fp16: compute and gather in it; main weights and gradient sums in fp32. fp16: losses are scaled, and "
-       "steps "
-       "whose gradients overflow skipped"},
+       "steps whose gradients overflow skipped. fp8: bf16, with products of fp8 numbers in the blocks; see "
+       "docs/precision.md"},
+      {"shard.fp8_recipe", FSDP_SLOT(shard.fp8_recipe), one_of({"tensorwise", "rowwise", "blockwise", "mxfp8"}),
+       "of fp8: what shares a scale: a tensor, a row, 128 numbers (of weights 128 x 128), or 32 numbers"},
+      {"shard.fp8_keep", FSDP_SLOT(shard.fp8_keep), any(),
+       "of fp8: what stays in bf16: first, last (blocks), and linear maps by the last part of their name, such as "
+       "\"first,last,down_proj\""},
       {"shard.reshard_after_forward", FSDP_SLOT(shard.reshard_after_forward), one_of({"auto", "true", "false"}),
        "free gathered weights between forward and backward; auto: as the strategy says"},
       {"shard.prefetch_depth", FSDP_SLOT(shard.prefetch_depth), between(0, 16),

@@ -38,6 +38,7 @@
 #include "train/loop/straggler_watch.h"
 #include "train/loop/trainer.h"
 #include "train/model/build_model.h"
+#include "train/model/fp8_layers.h"
 #include "train/model/graphed_blocks.h"
 #include "train/model/lora_files.h"
 #include "train/model/model_choice.h"
@@ -67,7 +68,7 @@ class Run {
         tokenizer_(std::move(prepared.tokenizer)),
         writer_(config.sample, config.train.seed, tokenizer_),
         peak_flops_(peak_of_a_rank(world, config.train.peak_tflops,
-                                   parse_precision(config.shard.precision).param.value_or(at::kFloat), device_)),
+                                   stored_precision(config.shard).param.value_or(at::kFloat), device_)),
         tuning_(std::move(prepared.tuning)),
         plan_(plan_run(config, prepared.choice, world)),
         model_(build_model(prepared.choice, tuning_, config, world, device_)),

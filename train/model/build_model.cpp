@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "train/base/agreement.h"
+#include "train/model/fp8_layers.h"
 #include "train/model/graphed_blocks.h"
 #include "train/model/lora_files.h"
 #include "train/model/recomputation.h"
@@ -21,6 +22,7 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
     apply_tuning(tuning, whole, seed);
     return whole;
   });
+  use_fp8(decoder, config.shard);
   set_recomputation(decoder, parse_recomputation(config.train.recompute, config.train.recompute_every));
   ShardOptions options = shard_options(config.shard, device);
   if (config.train.cuda_graphs) keep_addresses(options);

@@ -3,13 +3,15 @@
 
 #include <torch/nn/module.h>
 
+#include "train/model/fp8_layers.h"
+
 namespace fsdp::train {
 
 ShardOptions shard_options(const ShardConfig& config, c10::Device device) {
   ShardOptions options;
   options.strategy = parse_strategy(config.strategy);
   if (!device.is_cpu()) options.device = device;
-  options.precision = parse_precision(config.precision);
+  options.precision = stored_precision(config);
   if (config.reshard_after_forward != "auto") {
     options.reshard_after_forward = config.reshard_after_forward == "true";
   }

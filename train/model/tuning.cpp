@@ -6,6 +6,7 @@
 
 #include "fsdp/fsdp.h"
 #include "train/base/format.h"
+#include "train/model/fp8_layers.h"
 #include "train/model/frozen.h"
 
 namespace fsdp::train {
@@ -65,7 +66,7 @@ Tuning choose_tuning(const TuneConfig& config, const ModelChoice& choice) {
 }
 
 at::ScalarType base_type(const Tuning& tuning, const ShardConfig& config) {
-  const at::ScalarType computed = parse_precision(config.precision).param.value_or(at::kFloat);
+  const at::ScalarType computed = stored_precision(config).param.value_or(at::kFloat);
   return tuning.lora ? computed : at::kFloat;
 }
 

@@ -1,0 +1,130 @@
+#include "kernels/products/fp8_linear.h"
+
+#include <ATen/ops/empty_like.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "kernels/base/dispatch.h"
+#include "kernels/base/parallel_for.h"
+#include "kernels/base/raw_pointer.h"
+#include "kernels/products/linear_parts.h"
+#include "kernels/raw/formats/fp8.h"
+
+namespace fsdp::kernels {
+namespace {
+
+constexpr int64_t kFp8Block = 128;  // of kBlockwise
+constexpr int64_t kMxBlock = 32;    // of kMx
+
+raw::Fp8Block block_of(Fp8Recipe recipe, Fp8Operand operand, SummedOver summed, int64_t rows, int64_t columns) {
+  if (recipe == Fp8Recipe::kTensorwise) return {rows, columns};
+  if (recipe == Fp8Recipe::kBlockwise && operand == Fp8Operand::kWeight) return {kFp8Block, kFp8Block};
+  const bool along_columns = summed == SummedOver::kColumns;
+  int64_t length = along_columns ? columns : rows;
+  if (recipe == Fp8Recipe::kBlockwise) length = kFp8Block;
+  if (recipe == Fp8Recipe::kMx) length = kMxBlock;
+  return along_columns ? raw::Fp8Block{1, length} : raw::Fp8Block{length, 1};
+}
+
+raw::Fp8Format format_of(Fp8Recipe recipe, Fp8Operand operand) {
+  const bool wide = recipe == Fp8Recipe::kTensorwise && operand == Fp8Operand::kGradient;
+  return wide ? raw::Fp8Format::kE5m2 : raw::Fp8Format::kE4m3;
+}
+
+// An enum on its way through an operator.
+Fp8Recipe recipe_of(int64_t number) { return static_cast<Fp8Recipe>(number); }
+
+at::Tensor fp8_product(const at::Tensor& x, const at::Tensor& weight, int64_t recipe_number) {
+  const Fp8Recipe recipe = recipe_of(recipe_number);
+  const at::Tensor x_TK = round_to_fp8(x.flatten(0, -2), recipe, Fp8Operand::kActivation, SummedOver::kColumns);
+  const at::Tensor weight_NK = round_to_fp8(weight, recipe, Fp8Operand::kWeight, SummedOver::kColumns);
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.back() = weight.size(0);
+  return product(x_TK, weight_NK).view(sizes);
+}
+
+at::Tensor gradient_of_x(const at::Tensor& grad_TN, const at::Tensor& weight_NK, Fp8Recipe recipe) {
+  return product(round_to_fp8(grad_TN, recipe, Fp8Operand::kGradient, SummedOver::kColumns),
+                 round_to_fp8(weight_NK, recipe, Fp8Operand::kWeight, SummedOver::kRows).t());
+}
+
+at::Tensor gradient_of_weight(const at::Tensor& weight_NK, const at::Tensor& grad_TN, const at::Tensor& x_TK,
+                              Fp8Recipe recipe) {
+  return weight_gradient(weight_NK, round_to_fp8(grad_TN, recipe, Fp8Operand::kGradient, SummedOver::kRows),
+                         round_to_fp8(x_TK, recipe, Fp8Operand::kActivation, SummedOver::kRows));
+}
+
+struct Fp8Linear : torch::autograd::Function<Fp8Linear> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            int64_t recipe) {
+    // A frozen weight needs no gradient, so nobody will ask for x.
+    context->save_for_backward({weight.requires_grad() ? x : at::Tensor(), weight});
+    context->saved_data["recipe"] = recipe;
+    const at::AutoDispatchBelowADInplaceOrView below;  // observers have seen this operator's inputs
+    return fp8_product(x, weight, recipe);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    const auto saved = context->get_saved_variables();
+    const at::Tensor& x = saved[0];
+    const at::Tensor& weight = saved[1];
+    const Fp8Recipe recipe = recipe_of(context->saved_data["recipe"].toInt());
+    const at::Tensor grad_TN = grads[0].flatten(0, -2);
+    torch::autograd::variable_list result(3);
+    if (context->needs_input_grad(0)) {
+      std::vector<int64_t> sizes = grads[0].sizes().vec();
+      sizes.back() = weight.size(1);
+      result[0] = gradient_of_x(grad_TN, weight, recipe).view(sizes);
+    }
+    if (context->needs_input_grad(1)) result[1] = gradient_of_weight(weight, grad_TN, x.flatten(0, -2), recipe);
+    return result;
+  }
+};
+
+at::Tensor differentiable_fp8_linear(const at::Tensor& x, const at::Tensor& weight, int64_t recipe) {
+  return Fp8Linear::apply(x, weight, recipe);
+}
+
+template <class T>
+void round_rows(const at::Tensor& matrix, const raw::Fp8Block& block, raw::Fp8Format format, const at::Tensor& out) {
+  const auto* from = raw_data(matrix.const_data_ptr<T>());
+  auto* to = raw_data(out.mutable_data_ptr<T>());
+  const int64_t rows = matrix.size(0), columns = matrix.size(1), bands = (rows + block.rows - 1) / block.rows;
+  parallel_for(0, bands, rows_per_task(block.rows * columns), [&](int64_t first, int64_t last) {
+    const int64_t row = first * block.rows, end = std::min(rows, last * block.rows);
+    raw::round_to_fp8(from + row * columns, end - row, columns, block, format, to + row * columns);
+  });
+}
+
+}  // namespace
+
+at::Tensor round_to_fp8(const at::Tensor& matrix, Fp8Recipe recipe, Fp8Operand operand, SummedOver summed) {
+  const at::Tensor from = matrix.detach().contiguous();
+  at::Tensor out = at::empty_like(from);
+  if (from.numel() == 0) return out;
+  const raw::Fp8Block block = block_of(recipe, operand, summed, from.size(0), from.size(1));
+  dispatch_dtype("fp8_linear", from, [&]<class T>(T) { round_rows<T>(from, block, format_of(recipe, operand), out); });
+  return out;
+}
+
+at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight, Fp8Recipe recipe) {
+  static const auto op = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t)>("fsdp::fp8_linear");
+  TORCH_CHECK(x.is_cpu() && weight.is_cpu(), "[fp8_linear] got x on ", x.device(), " and a weight on ", weight.device(),
+              ", expected both on the CPU: products of fp8 on GPUs are not in this version.");
+  const auto type = weight.scalar_type();
+  TORCH_CHECK(x.scalar_type() == type && (type == at::kFloat || type == at::kBFloat16), "[fp8_linear] got x in ",
+              x.scalar_type(), " and a weight in ", type, ", expected both in float32 or both in bfloat16.");
+  TORCH_CHECK(x.dim() >= 1 && weight.dim() == 2 && x.size(-1) == weight.size(1), "[fp8_linear] got x ", x.sizes(),
+              " and a weight ", weight.sizes(), ", expected x [..., in] and a weight [out, in].");
+  return x.dim() == 1 ? op.call(x.unsqueeze(0), weight, static_cast<int64_t>(recipe)).squeeze(0)
+                      : op.call(x, weight, static_cast<int64_t>(recipe));
+}
+
+TORCH_LIBRARY_FRAGMENT(fsdp, library) { library.def("fp8_linear(Tensor x, Tensor weight, int recipe) -> Tensor"); }
+
+TORCH_LIBRARY_IMPL(fsdp, CPU, library) { library.impl("fp8_linear", fp8_product); }
+
+TORCH_LIBRARY_IMPL(fsdp, Autograd, library) { library.impl("fp8_linear", differentiable_fp8_linear); }
+
+}  // namespace fsdp::kernels

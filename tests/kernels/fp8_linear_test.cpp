@@ -1,0 +1,158 @@
+// Products of fp8 numbers against LibTorch's own fp8 tensors, multiplied in fp64.
+#include "kernels/products/fp8_linear.h"
+
+#include <ATen/ops/_scaled_mm.h>
+
+#include <cmath>
+
+#include "kernels/products/fp8_weights.h"
+#include "kernels/products/fused_linear.h"
+#include "kernels/products/linear.h"
+#include "tests/kernels/calls_of.h"
+#include "tests/kernels/compare.h"
+#include "tests/kernels/slot_owner.h"
+
+namespace fsdp::kernels::fp8_test {
+namespace {
+
+constexpr Fp8Recipe kRecipes[] = {Fp8Recipe::kTensorwise, Fp8Recipe::kRowwise, Fp8Recipe::kBlockwise, Fp8Recipe::kMx};
+
+struct Scaled {
+  at::Tensor numbers;  // fp8
+  double scale = 1;
+};
+
+// The lowest power of two that keeps all of them within the format.
+Scaled scaled(const at::Tensor& block, at::ScalarType format) {
+  const double limit = format == at::kFloat8_e4m3fn ? 448 : 57344, largest = block.abs().max().item<double>();
+  const double scale = largest == 0 ? 1 : std::exp2(std::ceil(std::log2(largest / limit)));
+  return {(block.to(at::kFloat) / scale).to(format), scale};
+}
+
+at::Tensor rounded(const at::Tensor& matrix, int64_t rows, int64_t columns, at::ScalarType format) {
+  at::Tensor result = matrix.to(at::kDouble);
+  for (int64_t row = 0; row < matrix.size(0); row += rows) {
+    for (int64_t column = 0; column < matrix.size(1); column += columns) {
+      at::Tensor block = result.narrow(0, row, std::min(rows, matrix.size(0) - row))
+                             .narrow(1, column, std::min(columns, matrix.size(1) - column));
+      const auto [numbers, scale] = scaled(block, format);
+      block.copy_(numbers.to(at::kDouble) * scale);
+    }
+  }
+  return result;
+}
+
+// As the table in fp8_recipe.h has it; `matrix` is summed over along its columns.
+at::Tensor expected_operand(const at::Tensor& matrix, Fp8Recipe recipe, Fp8Operand operand) {
+  constexpr int64_t kAll = int64_t{1} << 40;
+  switch (recipe) {
+    case Fp8Recipe::kTensorwise:
+      return rounded(matrix, kAll, kAll, operand == Fp8Operand::kGradient ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn);
+    case Fp8Recipe::kRowwise:
+      return rounded(matrix, 1, kAll, at::kFloat8_e4m3fn);
+    case Fp8Recipe::kBlockwise:
+      return rounded(matrix, operand == Fp8Operand::kWeight ? 128 : 1, 128, at::kFloat8_e4m3fn);
+    default:
+      return rounded(matrix, 1, 32, at::kFloat8_e4m3fn);
+  }
+}
+
+struct Results {
+  at::Tensor y, grad_x, grad_weight;
+};
+
+Results expected_results(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& grad, Fp8Recipe recipe) {
+  const auto times = [&](const at::Tensor& a, Fp8Operand of_a, const at::Tensor& b, Fp8Operand of_b) {
+    return expected_operand(a, recipe, of_a).mm(expected_operand(b, recipe, of_b).t());
+  };
+  using enum Fp8Operand;
+  return {times(x, kActivation, weight, kWeight), times(grad, kGradient, weight.t(), kWeight),
+          times(grad.t(), kGradient, x.t(), kActivation)};
+}
+
+TEST(Fp8Linear, EqualsProductsOfLibtorchsFp8Numbers) {
+  torch::manual_seed(7);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const Fp8Recipe recipe : kRecipes) {
+      for (const int64_t tokens : {1, 40, 300}) {
+        SCOPED_TRACE(::testing::Message() << name(recipe) << ", " << dtype << ", " << tokens << " tokens");
+        const at::Tensor x = (at::randn({tokens, 256}) * at::randn({tokens, 1}).exp()).to(dtype).requires_grad_();
+        const at::Tensor weight = (at::randn({128, 256}) * 0.02).to(dtype).requires_grad_();
+        const at::Tensor grad = (at::randn({tokens, 128}) * 1e-4).to(dtype);
+        const at::Tensor y = fp8_linear(x, weight, recipe);
+        y.backward(grad);
+        const Results expected = expected_results(x.detach(), weight.detach(), grad, recipe);
+        const double tolerance = dtype == at::kFloat ? 4e-6 : 1.2e-2;  // sums in fp32; results in bf16
+        EXPECT_LE(relative_difference(y, expected.y), tolerance);
+        EXPECT_LE(relative_difference(x.grad() * 1e4, expected.grad_x * 1e4), tolerance);
+        EXPECT_LE(relative_difference(weight.grad() * 1e4, expected.grad_weight * 1e4), tolerance);
+      }
+    }
+  }
+}
+
+// The operator that GPUs have tensor cores for.
+TEST(Fp8Linear, EqualsScaledMm) {
+  torch::manual_seed(8);
+  const at::Tensor x = at::randn({48, 64}), weight = at::randn({32, 64});
+  const Scaled a = scaled(x, at::kFloat8_e4m3fn), b = scaled(weight, at::kFloat8_e4m3fn);
+  const at::Tensor expected = at::_scaled_mm(a.numbers, b.numbers.t(), at::tensor(static_cast<float>(a.scale)),
+                                             at::tensor(static_cast<float>(b.scale)), {}, {}, at::kFloat);
+  EXPECT_LE(relative_difference(fp8_linear(x, weight, Fp8Recipe::kTensorwise), expected), 4e-6);
+}
+
+TEST(Fp8Linear, TakesWeightsThatAreMarked) {
+  const at::Tensor x = at::randn({2, 3, 32}), weight = at::randn({16, 32}), other = at::randn({16, 32});
+  EXPECT_FALSE(fp8_recipe_of(weight).has_value());
+  set_fp8(weight, Fp8Recipe::kMx);
+  EXPECT_EQ(fp8_recipe_of(weight), Fp8Recipe::kMx);
+  const at::Tensor expected = fp8_linear(x, weight, Fp8Recipe::kMx);
+  EXPECT_FALSE(at::allclose(expected, at::linear(x, weight)));
+  EXPECT_TRUE(at::equal(kernels::linear(x, weight), expected));
+  const auto fused = fused_linear(x, {weight, other});
+  EXPECT_TRUE(at::equal(fused[0], expected));
+  EXPECT_TRUE(at::allclose(fused[1], at::linear(x, other), 1e-4, 1e-5));
+  set_fp8(weight, std::nullopt);
+  EXPECT_TRUE(at::allclose(kernels::linear(x, weight), at::linear(x, weight), 1e-4, 1e-5));
+}
+
+TEST(Fp8Linear, WeightsThatLieSideBySideAreMultipliedApart) {
+  const at::Tensor x = at::randn({4, 32}), both = at::randn({48, 32});
+  const std::vector<at::Tensor> weights = {both.narrow(0, 0, 16), both.narrow(0, 16, 32)};
+  ASSERT_TRUE(lie_side_by_side(weights));
+  set_fp8(weights[1], Fp8Recipe::kRowwise);
+  const CallsOf calls("fsdp::fp8_linear");
+  const auto results = fused_linear(x, weights);
+  EXPECT_EQ(calls.count(), 1);
+  EXPECT_TRUE(at::equal(results[1], fp8_linear(x, weights[1], Fp8Recipe::kRowwise)));
+}
+
+TEST(Fp8Linear, FillsTheSlotOfTheWeightsGradient) {
+  torch::manual_seed(9);
+  const at::Tensor x = at::randn({40, 64}).requires_grad_(), weight = at::randn({32, 64}).requires_grad_();
+  fp8_linear(x, weight, Fp8Recipe::kRowwise).sum().backward();
+  const at::Tensor expected = weight.grad().clone(), target = at::ones({32, 64});
+  weight.mutable_grad().reset();
+  const SlotOwner owner(weight, target, /*is_added=*/true, /*factor=*/0.5);
+  fp8_linear(x, weight, Fp8Recipe::kRowwise).sum().backward();
+  EXPECT_LE(relative_difference(target - 1, expected * 0.5), 1e-5);
+}
+
+TEST(Fp8Linear, RefusesWhatItCannotMultiply) {
+  const at::Tensor x = at::randn({4, 32}), weight = at::randn({16, 32});
+  const auto refusal = [](const at::Tensor& x, const at::Tensor& weight) -> std::string {
+    try {
+      fp8_linear(x, weight, Fp8Recipe::kRowwise);
+    } catch (const c10::Error& error) {
+      return error.what_without_backtrace();
+    }
+    return "taken";
+  };
+  EXPECT_NE(refusal(x, weight.to(at::kBFloat16)).find("got x in Float and a weight in BFloat16"), std::string::npos);
+  EXPECT_NE(refusal(x.to(at::kHalf), weight.to(at::kHalf)).find("expected both in float32"), std::string::npos);
+  EXPECT_NE(refusal(at::randn({4, 31}), weight).find("expected x [..., in]"), std::string::npos);
+  EXPECT_NE(refusal(x.to(at::kMeta), weight).find("expected both on the CPU"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace fsdp::kernels::fp8_test

@@ -1,0 +1,81 @@
+#include "train/model/fp8_layers.h"
+
+#include <algorithm>
+
+#include "kernels/products/fp8_weights.h"
+#include "models/lora.h"
+#include "train/model/frozen.h"
+
+namespace fsdp::train {
+namespace {
+
+[[noreturn]] void refuse_fp8(const std::string& option, const std::string& problem) {
+  throw Error(ErrorCode::kUsage, "[config] " + option + ": " + problem);
+}
+
+// What shard.fp8_keep may say of a map in that block.
+std::vector<std::string> words_for(const std::string& map, size_t block, size_t num_blocks) {
+  std::vector<std::string> words = {map.substr(map.rfind('.') + 1)};
+  if (block == 0) words.emplace_back("first");
+  if (block + 1 == num_blocks) words.emplace_back("last");
+  return words;
+}
+
+void check_words(const std::vector<std::string>& words, const models::Decoder& decoder) {
+  std::vector<std::string> known = models::linear_names(decoder);
+  known.insert(known.end(), {"first", "last"});
+  for (const std::string& word : words) {
+    if (std::find(known.begin(), known.end(), word) != known.end()) continue;
+    std::string list;
+    for (const std::string& each : known) list += (list.empty() ? "" : ", ") + each;
+    refuse_fp8("shard.fp8_keep", "got " + word + ", expected some of " + list + ", or none: \"\".");
+  }
+}
+
+void check_weight(const std::string& map, const at::Tensor& weight, Fp8Recipe recipe) {
+  const int64_t granule = kernels::weight_granule(recipe);
+  if (weight.size(0) % granule == 0 && weight.size(1) % granule == 0) return;
+  refuse_fp8("shard.fp8_recipe",
+             std::string("got ") + kernels::name(recipe) + ", which needs multiples of " + std::to_string(granule) +
+                 ", and " + map + " of " + std::to_string(weight.size(0)) + " x " + std::to_string(weight.size(1)) +
+                 ": expected another recipe, or " + map.substr(map.rfind('.') + 1) + " in shard.fp8_keep.");
+}
+
+}  // namespace
+
+Precision stored_precision(const ShardConfig& config) {
+  return parse_precision(config.precision == "fp8" ? "bf16" : config.precision);
+}
+
+std::vector<std::string> use_fp8(const models::Decoder& decoder, const ShardConfig& config) {
+  const ShardConfig usual;
+  if (config.precision != "fp8") {
+    if (config.fp8_recipe != usual.fp8_recipe || config.fp8_keep != usual.fp8_keep)
+      refuse_fp8("shard.fp8_recipe and shard.fp8_keep", "got them with shard.precision = \"" + config.precision +
+                                                            "\", expected \"fp8\". Set that, or leave them out.");
+    return {};
+  }
+  if (config.device != "cpu")
+    refuse_fp8("shard.precision", "got fp8 with shard.device = \"" + config.device +
+                                      "\", expected fp32, bf16 or fp16 there: products of fp8 on GPUs are not in this "
+                                      "version.");
+  const Fp8Recipe recipe = parse_fp8_recipe(config.fp8_recipe);
+  const std::vector<std::string> kept = split_list(config.fp8_keep);
+  check_words(kept, decoder);
+  std::vector<std::string> names;
+  for (const auto& [name, map] : models::linears_in_blocks(decoder)) {
+    const size_t block = std::stoul(name.substr(std::string("model.layers.").size()));
+    const std::vector<std::string> words = words_for(name, block, decoder->layers()->size());
+    if (std::find_first_of(kept.begin(), kept.end(), words.begin(), words.end()) != kept.end()) continue;
+    check_weight(name, map->weight, recipe);
+    kernels::set_fp8(map->weight, recipe);
+    names.push_back(name);
+  }
+  if (names.empty())
+    refuse_fp8("shard.fp8_keep", "got " + config.fp8_keep + ", which keeps every linear map of the " +
+                                     std::to_string(decoder->layers()->size()) +
+                                     " blocks in bf16, expected fewer, such as \"\".");
+  return names;
+}
+
+}  // namespace fsdp::train
