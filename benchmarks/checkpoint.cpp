@@ -173,7 +173,7 @@ class Training {
     FlatParameters& flat = optimizer_->flat_parameters();
     for (const at::Tensor& leaf : flat.leaves()) {
       result.push_back(leaf.detach());
-      for (const at::Tensor& moment : flat.states_of(leaf)) result.push_back(moment);
+      for (const LeafStateTensor& moment : flat.states_of(leaf)) result.push_back(moment.tensor);
     }
     return result;
   }

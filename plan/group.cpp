@@ -19,14 +19,30 @@ Types types_of(const PlannedParameter& parameter, const PlannedPrecision& precis
   return {main, param, precision.reduce.value_or(main), precision.accumulate.value_or(main)};
 }
 
+// As plan_balanced() of fsdp/unit/fully_shard.cpp.
+std::vector<int64_t> deal(std::span<const PlannedParameter> members, layout::OwnerLoads& loads) {
+  std::vector<layout::OwnedTensor> tensors;
+  for (const PlannedParameter& member : members) {
+    tensors.push_back({member.numel(), member.trains ? layout::orthogonalization_work(member.shape) : 0});
+  }
+  return loads.deal(tensors);
+}
+
 layout::FlatLayout make_layout(std::span<const PlannedParameter> members, const Setup& setup, const Types& types,
                                int64_t ranks) {
+  const int64_t align =
+      layout::kAlignBytes / std::min({size_of(types.main), size_of(types.param), size_of(types.reduce)});
+  if (setup.owners == layout::Owners::kBalanced) {
+    layout::OwnerLoads loads(ranks);  // of which shards' sizes do not depend on what was dealt before
+    std::vector<int64_t> numels;
+    for (const PlannedParameter& member : members) numels.push_back(member.numel());
+    return layout::plan_owned(numels, deal(members, loads), ranks, align).layout;
+  }
   std::vector<layout::TensorSpec> tensors;
   for (const PlannedParameter& member : members) {
     tensors.push_back({member.numel(), layout::granule_of(setup.granularity, member.shape, setup.block)});
   }
-  const int64_t smallest = std::min({size_of(types.main), size_of(types.param), size_of(types.reduce)});
-  return layout::plan(tensors, ranks, layout::kAlignBytes / smallest);
+  return layout::plan(tensors, ranks, align);
 }
 
 // Numbers that `n` ranks of a group need as scratch to reduce-scatter shards of so many: Transport::staging_numel().
@@ -114,6 +130,70 @@ void plan_gradients(GroupPlan& group, const Setup& setup, const RankGroups& grou
   group.staging = staging * size_of(types.reduce);
 }
 
+std::vector<std::vector<PlannedParameter>> split(const PlannedUnit& unit, const Setup& setup) {
+  std::vector<std::vector<PlannedParameter>> groups;
+  for (const PlannedParameter& parameter : unit.parameters) {
+    const auto fits = [&](const auto& group) {
+      return group.front().dtype == parameter.dtype && group.front().trains == parameter.trains &&
+             types_of(group.front(), setup.precision).param == types_of(parameter, setup.precision).param;
+    };
+    const auto found = std::find_if(groups.begin(), groups.end(), fits);
+    if (found == groups.end()) {
+      groups.push_back({parameter});
+    } else {
+      found->push_back(parameter);
+    }
+  }
+  return groups;
+}
+
+Setup setup_of_blocks(const Setup& setup) {
+  Setup blocks = setup;
+  if (setup.optimizer != Optimizer::kMuon) return blocks;
+  blocks.granularity = layout::Granularity::kTensor;
+  blocks.owners = layout::Owners::kBalanced;
+  return blocks;
+}
+
+// Replaces the state of blocks whose tensors are dealt out by that of one rank, which has most of it in all.
+void plan_owned_states(const PlannedModel& model, const Setup& setup, std::vector<std::vector<GroupPlan>>& units) {
+  const RankGroups groups = rank_groups(setup);
+  const StrategyTraits strategy = traits(setup.strategy);
+  const int64_t num_owners = groups.shard.size * groups.replicate.size;
+  const bool is_whole = !strategy.shards_main_weight;
+  const int64_t owners_per_rank = strategy.shards_over_replicas ? 1 : groups.replicate.size;
+  const int64_t num_ranks = is_whole ? 1 : num_owners / owners_per_rank;
+  layout::OwnerLoads loads(num_owners);
+  struct Group {
+    GroupPlan* plan;
+    std::vector<int64_t> bytes;  // by rank
+  };
+  std::vector<Group> all;
+  std::vector<int64_t> total(static_cast<size_t>(num_ranks));
+  for (size_t i = 0; i < model.blocks.size(); ++i) {
+    const auto split_groups = split(model.blocks[i], setup);
+    for (size_t k = 0; k < split_groups.size(); ++k) {
+      const std::vector<PlannedParameter>& members = split_groups[k];
+      const std::vector<int64_t> owners = deal(members, loads);
+      if (!members.front().trains) continue;
+      Group group{&units[i][k], std::vector<int64_t>(total.size())};
+      for (size_t m = 0; m < members.size(); ++m) {
+        const auto rank = static_cast<size_t>(is_whole ? 0 : owners[m] / owners_per_rank);
+        const int64_t bytes =
+            members[m].numel() * size_of(members[m].dtype) * num_states(setup.optimizer, members[m], UnitRole::kBlock);
+        group.bytes[rank] += bytes;
+        total[rank] += bytes;
+      }
+      all.push_back(std::move(group));
+    }
+  }
+  const auto fullest = static_cast<size_t>(std::max_element(total.begin(), total.end()) - total.begin());
+  for (Group& group : all) {
+    group.plan->optimizer_traffic += 2 * (group.bytes[fullest] - group.plan->optimizer);
+    group.plan->optimizer = group.bytes[fullest];
+  }
+}
+
 }  // namespace
 
 RankGroup rank_group(int64_t size, int64_t stride, int64_t node_size) {
@@ -150,22 +230,14 @@ GroupPlan plan_group(std::span<const PlannedParameter> members, const Setup& set
   return group;
 }
 
+int64_t num_states(Optimizer optimizer, const PlannedParameter& parameter, UnitRole role) {
+  const bool by_muon = optimizer == Optimizer::kMuon && role == UnitRole::kBlock && parameter.shape.size() == 2;
+  return by_muon ? 1 : num_states(optimizer);
+}
+
 std::vector<GroupPlan> plan_unit(const PlannedUnit& unit, const Setup& setup) {
-  std::vector<std::vector<PlannedParameter>> groups;
-  for (const PlannedParameter& parameter : unit.parameters) {
-    const auto fits = [&](const auto& group) {
-      return group.front().dtype == parameter.dtype && group.front().trains == parameter.trains &&
-             types_of(group.front(), setup.precision).param == types_of(parameter, setup.precision).param;
-    };
-    const auto found = std::find_if(groups.begin(), groups.end(), fits);
-    if (found == groups.end()) {
-      groups.push_back({parameter});
-    } else {
-      found->push_back(parameter);
-    }
-  }
   std::vector<GroupPlan> plans;
-  for (const auto& members : groups) plans.push_back(plan_group(members, setup));
+  for (const auto& members : split(unit, setup)) plans.push_back(plan_group(members, setup));
   return plans;
 }
 
@@ -173,6 +245,7 @@ std::vector<std::vector<GroupPlan>> plan_units(const PlannedModel& model, const 
   const auto alike = [](const PlannedParameter& a, const PlannedParameter& b) {
     return a.shape == b.shape && a.dtype == b.dtype && a.trains == b.trains && a.compute == b.compute;
   };
+  const Setup of_blocks = setup_of_blocks(setup);
   std::vector<std::vector<GroupPlan>> units;
   std::vector<size_t> distinct;  // blocks that were planned
   for (size_t i = 0; i < model.blocks.size(); ++i) {
@@ -182,9 +255,10 @@ std::vector<std::vector<GroupPlan>> plan_units(const PlannedModel& model, const 
       return std::equal(own.begin(), own.end(), its.begin(), its.end(), alike);
     });
     const bool is_new = twin == distinct.end();
-    units.push_back(is_new ? plan_unit(model.blocks[i], setup) : units[*twin]);
+    units.push_back(is_new ? plan_unit(model.blocks[i], of_blocks) : units[*twin]);
     if (is_new) distinct.push_back(i);
   }
+  if (setup.optimizer == Optimizer::kMuon) plan_owned_states(model, setup, units);
   units.push_back(plan_unit(model.root, setup));
   return units;
 }

@@ -79,10 +79,16 @@ struct GroupPlan {
 // Of parameters that share dtype and trainability.
 GroupPlan plan_group(std::span<const PlannedParameter> members, const Setup& setup);
 
+enum class UnitRole { kBlock, kRoot };
+
+// Tensors of the main weight's size and dtype that the optimizer keeps of a parameter that trains.
+int64_t num_states(Optimizer optimizer, const PlannedParameter& parameter, UnitRole role);
+
 // Splits a unit's parameters as the runtime does, in the module's order, and plans each group.
 std::vector<GroupPlan> plan_unit(const PlannedUnit& unit, const Setup& setup);
 
-// The groups of all blocks, and last those of the root. Equal blocks are planned once.
+// The groups of all blocks, and last those of the root. Equal blocks are planned once. Where an optimizer's state lies
+// unevenly (kMuon), it is that of the rank that holds most in all.
 std::vector<std::vector<GroupPlan>> plan_units(const PlannedModel& model, const Setup& setup);
 
 }  // namespace fsdp::plan

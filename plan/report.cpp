@@ -5,14 +5,14 @@ namespace {
 
 int64_t checkpoint_bytes_of(const PlannedModel& model, Optimizer optimizer) {
   int64_t bytes = 0;
-  const auto add = [&](const PlannedUnit& unit) {
+  const auto add = [&](const PlannedUnit& unit, UnitRole role) {
     for (const PlannedParameter& parameter : unit.parameters) {
       const auto size = static_cast<int64_t>(io::item_size(parameter.dtype));
-      bytes += parameter.numel() * size * (1 + (parameter.trains ? num_states(optimizer) : 0));
+      bytes += parameter.numel() * size * (1 + (parameter.trains ? num_states(optimizer, parameter, role) : 0));
     }
   };
-  for (const PlannedUnit& block : model.blocks) add(block);
-  add(model.root);
+  for (const PlannedUnit& block : model.blocks) add(block, UnitRole::kBlock);
+  add(model.root, UnitRole::kRoot);
   return bytes;
 }
 

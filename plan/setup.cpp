@@ -70,8 +70,10 @@ constexpr Names<PlannedPrecision, 5> kPrecisions = {{
     {"fp16", {io::DType::F16, io::DType::F32, io::DType::F32}},
     {"fp16_reduce", {io::DType::F16, io::DType::F16, io::DType::F32}},
 }};
-constexpr Names<Optimizer, 3> kOptimizers = {
-    {{"adamw", Optimizer::kAdamW}, {"sgd", Optimizer::kSgd}, {"sgd_momentum", Optimizer::kSgdMomentum}}};
+constexpr Names<Optimizer, 4> kOptimizers = {{{"adamw", Optimizer::kAdamW},
+                                              {"sgd", Optimizer::kSgd},
+                                              {"sgd_momentum", Optimizer::kSgdMomentum},
+                                              {"muon", Optimizer::kMuon}}};
 constexpr Names<models::Recompute, 4> kRecomputes = {{{"none", models::Recompute::kNone},
                                                       {"elementwise", models::Recompute::kElementwise},
                                                       {"gate_up", models::Recompute::kGateUp},
@@ -173,6 +175,7 @@ std::string_view name(Optimizer optimizer) { return name_of(optimizer, kOptimize
 int64_t num_states(Optimizer optimizer) {
   switch (optimizer) {
     case Optimizer::kAdamW:
+    case Optimizer::kMuon:
       return 2;
     case Optimizer::kSgd:
       return 0;

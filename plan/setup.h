@@ -6,6 +6,7 @@
 #include <string_view>
 #include <variant>
 
+#include "fsdp/layout/owners.h"
 #include "fsdp/layout/planner.h"
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/strategy/strategy.h"
@@ -15,7 +16,8 @@
 
 namespace fsdp::plan {
 
-enum class Optimizer { kAdamW, kSgd, kSgdMomentum };
+// kMuon: matrices of the blocks by it, whole and dealt out to balanced owners; the rest by AdamW.
+enum class Optimizer { kAdamW, kSgd, kSgdMomentum, kMuon };
 
 // What carries collectives, as far as memory goes: NCCL (weights on GPUs); on CPUs Gloo, memory that all ranks share,
 // or memory within nodes and Gloo between them.
@@ -58,6 +60,7 @@ struct Setup {
   PlannedPrecision precision;
   layout::Granularity granularity = layout::Granularity::kElement;
   int64_t block = 1;  // elements, with Granularity::kBlock
+  layout::Owners owners = layout::Owners::kInOrder;
   Optimizer optimizer = Optimizer::kAdamW;
   ReduceTiming replica_reduce = ReduceTiming::kLastMicrobatch;
   schedule::Schedule schedule;
@@ -91,9 +94,9 @@ MeshShape parse_mesh(std::string_view text, int64_t world);
 // "fp16" and "fp16_reduce": likewise.
 PlannedPrecision parse_planned_precision(std::string_view text);
 std::string name(const PlannedPrecision& precision);
-Optimizer parse_optimizer(std::string_view text);  // "adamw", "sgd", "sgd_momentum"
+Optimizer parse_optimizer(std::string_view text);  // "adamw", "sgd", "sgd_momentum", "muon"
 std::string_view name(Optimizer optimizer);
-int64_t num_states(Optimizer optimizer);                   // of the main weight's size and dtype
+int64_t num_states(Optimizer optimizer);  // of the main weight's size and dtype; kMuon: of what it leaves to AdamW
 models::Recompute parse_recompute(std::string_view text);  // "none", "elementwise", "gate_up", "block"
 std::string_view name(models::Recompute recompute);
 

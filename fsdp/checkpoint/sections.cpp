@@ -12,9 +12,7 @@
 namespace fsdp::checkpoint {
 namespace {
 
-bool is_given(const OptimizerRef& optimizer) {
-  return optimizer.adamw != nullptr || optimizer.sgd != nullptr || optimizer.torch != nullptr;
-}
+bool is_given(const OptimizerRef& optimizer) { return optimizer.flat != nullptr || optimizer.torch != nullptr; }
 
 // Both characters have a meaning in the names of a checkpoint.
 bool is_plain(const std::string& name) { return !name.empty() && name.find_first_of("/#") == std::string::npos; }

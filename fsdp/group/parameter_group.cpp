@@ -144,6 +144,11 @@ layout::Range ParameterGroup::main_slice(size_t i) const {
   return main_layout_->slice_of(main_index_, i);
 }
 
+bool ParameterGroup::is_whole_somewhere(size_t i) const {
+  const int64_t begin = main_layout_->offsets[i], numel = main_layout_->numels[i], part = main_layout_->shard_numel;
+  return !traits_.shards_main_weight || numel == 0 || begin / part == (begin + numel - 1) / part;
+}
+
 std::vector<std::shared_ptr<comm::Comm>> ParameterGroup::main_weight_comms() const {
   std::vector<std::shared_ptr<comm::Comm>> comms;
   if (traits_.shards_main_weight) comms.push_back(links_.shard);

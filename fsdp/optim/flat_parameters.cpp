@@ -8,6 +8,7 @@
 
 #include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
+#include "fsdp/group/parameters.h"
 #include "fsdp/group/registry.h"
 
 namespace fsdp {
@@ -29,7 +30,8 @@ bool has_one_dtype(const FlatRun& run) {
 void update_in_dtype(const FlatRun& run, const FlatParameters::Update& update) {
   if (has_one_dtype(run)) return update(run);
   const at::ScalarType dtype = run.weight.scalar_type();
-  const int64_t longest = run.weight.is_cpu() ? int64_t{1} << 14 : int64_t{1} << 24;
+  const int64_t piece_numel = run.weight.is_cpu() ? int64_t{1} << 14 : int64_t{1} << 24;
+  const int64_t longest = run.sizes.empty() ? piece_numel : run.weight.numel();
   for (int64_t begin = 0; begin < run.weight.numel(); begin += longest) {
     const int64_t numel = std::min(longest, run.weight.numel() - begin);
     FlatRun piece = run;
@@ -47,11 +49,13 @@ void update_in_dtype(const FlatRun& run, const FlatParameters::Update& update) {
 
 }  // namespace
 
-FlatParameters::FlatParameters(const std::vector<std::vector<at::Tensor>>& groups, StateDtypes states)
-    : state_dtypes_(std::move(states)) {
+FlatParameters::FlatParameters(std::string optimizer, const std::vector<LeafGroup>& groups)
+    : optimizer_(std::move(optimizer)) {
   std::set<const c10::TensorImpl*> seen;
-  for (size_t options = 0; options < groups.size(); ++options) {
-    for (const at::Tensor& tensor : groups[options]) {
+  for (const LeafGroup& group : groups) {
+    const size_t options = needs_.size();
+    needs_.push_back(group.needs);
+    for (const at::Tensor& tensor : group.leaves) {
       FSDP_CHECK(tensor.defined(), "[optimizer] group ", options, " holds an undefined tensor.");
       FSDP_CHECK(seen.insert(tensor.unsafeGetTensorImpl()).second,
                  "[optimizer] a parameter stands twice in its groups.");
@@ -62,6 +66,7 @@ FlatParameters::FlatParameters(const std::vector<std::vector<at::Tensor>>& group
   std::stable_sort(leaves_.begin(), leaves_.end(), [](const Leaf& a, const Leaf& b) {
     return std::pair(a.group.get(), a.index) < std::pair(b.group.get(), b.index);
   });
+  lay_out_states();
 }
 
 void FlatParameters::add_leaf(const at::Tensor& tensor, size_t options) {
@@ -74,13 +79,63 @@ void FlatParameters::add_leaf(const at::Tensor& tensor, size_t options) {
              "Precision::bf16().");
   FSDP_CHECK(tensor.is_contiguous(),
              "[optimizer] got a parameter with gaps between its elements, expected a contiguous one.");
-  Leaf leaf{tensor, nullptr, 0, 0, options, 0};
+  Leaf leaf{tensor, nullptr, 0, 0, options, 0, 0};
   if (const auto member = registry::find_leaf(tensor)) {
     leaf.group = member->group;
     leaf.index = member->index;
     leaf.begin = tensor.storage_offset() - leaf.group->main_weight().local().storage_offset();
   }
+  if (needs_of(leaf).run == RunOf::kTensor) check_whole(leaf);
   leaves_.push_back(std::move(leaf));
+}
+
+// From what all ranks know, so that all refuse or none does.
+void FlatParameters::check_whole(const Leaf& leaf) const {
+  const std::vector<int64_t> sizes = logical_sizes(leaf.tensor);
+  const std::string name = leaf.group ? "'" + leaf.group->parameter_name(leaf.index) + "'" : "a parameter";
+  FSDP_CHECK(sizes.size() == 2, "[", optimizer_, "] ", name, ": got ", sizes.size(),
+             " dims, expected a matrix. Give the others to AdamW (fsdp::muon_groups).");
+  FSDP_CHECK(!leaf.group || leaf.group->is_whole_somewhere(leaf.index), "[", optimizer_, "] matrix ", name,
+             " of unit '", leaf.group->unit_name(),
+             "' is cut between ranks, expected each whole on one. Set ShardOptions::layout = {.granularity = "
+             "fsdp::layout::Granularity::kTensor, .owners = fsdp::layout::Owners::kBalanced} for this unit.");
+}
+
+// [Note: Where states lie] One tensor for the whole main weight costs no bookkeeping, and no more memory where all its
+// leaves keep the same. Where they differ, each stretch of neighbours that keep the same, without a gap, has tensors of
+// its own.
+void FlatParameters::lay_out_states() {
+  for (size_t first = 0; first < leaves_.size();) {
+    const Leaf& head = leaves_[first];
+    size_t end = first + 1;
+    while (head.group && end < leaves_.size() && leaves_[end].group == head.group) ++end;
+    const bool alike =
+        std::all_of(leaves_.begin() + static_cast<int64_t>(first), leaves_.begin() + static_cast<int64_t>(end),
+                    [&](const Leaf& leaf) { return needs_of(leaf) == needs_of(head); });
+    if (!head.group || (alike && needs_of(head).run == RunOf::kNeighbours)) {
+      const int64_t numel = head.group ? head.group->main_weight().local().numel() : head.tensor.numel();
+      for (size_t i = first; i < end; ++i) leaves_[i].stretch = stretches_.size();
+      stretches_.push_back({0, numel, {}});
+    } else {
+      for (size_t i = first; i < end; ++i)
+        add_to_stretch(i, /*is_new=*/i == first || !(needs_of(leaves_[i]) == needs_of(leaves_[i - 1])));
+    }
+    first = end;
+  }
+}
+
+void FlatParameters::add_to_stretch(size_t i, bool is_new) {
+  Leaf& leaf = leaves_[i];
+  const bool is_empty = leaf.tensor.numel() == 0;
+  const auto ends_at = [&](const Stretch& stretch) { return stretch.begin + stretch.numel; };
+  const bool leaves_gap =
+      !is_new && !is_empty && stretches_.back().numel > 0 && ends_at(stretches_.back()) < leaf.begin;
+  if (is_new || leaves_gap) stretches_.emplace_back();
+  leaf.stretch = stretches_.size() - 1;
+  if (is_empty) return;
+  Stretch& stretch = stretches_.back();
+  if (stretch.numel == 0) stretch.begin = leaf.begin;
+  stretch.numel = leaf.begin + leaf.tensor.numel() - stretch.begin;
 }
 
 bool FlatParameters::has_flat_gradient(const Leaf& leaf) const {
@@ -91,28 +146,28 @@ bool FlatParameters::has_flat_gradient(const Leaf& leaf) const {
 // One past the last leaf that can be updated together with `first`.
 size_t FlatParameters::end_of_run(size_t first) const {
   if (!has_flat_gradient(leaves_[first]) || leaves_[first].tensor.numel() == 0) return first + 1;
+  if (needs_of(leaves_[first]).run == RunOf::kTensor) return first + 1;
   size_t end = first + 1;
   while (end < leaves_.size()) {
     const Leaf& next = leaves_[end];
     const Leaf& head = leaves_[first];
     const bool joins = next.group == head.group && next.index == leaves_[end - 1].index + 1 &&
-                       next.options == head.options && next.step == head.step && next.tensor.numel() > 0 &&
-                       has_flat_gradient(next);
+                       next.options == head.options && next.stretch == head.stretch && next.step == head.step &&
+                       next.tensor.numel() > 0 && has_flat_gradient(next);
     if (!joins) break;
     ++end;
   }
   return end;
 }
 
-std::vector<at::Tensor>& FlatParameters::states_of(const Leaf& leaf) {
-  const void* key = leaf.group ? static_cast<const void*>(leaf.group.get()) : leaf.tensor.unsafeGetTensorImpl();
-  std::vector<at::Tensor>& states = states_[key];
-  const at::Tensor weight = leaf.group ? leaf.group->main_weight().local() : leaf.tensor.detach().view({-1});
-  while (states.size() < state_dtypes_.size()) {
-    const at::ScalarType dtype = state_dtypes_[states.size()].value_or(weight.scalar_type());
-    states.push_back(at::zeros_like(weight, weight.options().dtype(dtype)));
+const FlatParameters::Stretch& FlatParameters::states_of(const Leaf& leaf) {
+  Stretch& stretch = stretches_[leaf.stretch];
+  const at::TensorOptions options = leaf.tensor.options().requires_grad(false);
+  for (const StateSpec& spec : needs_of(leaf).states) {
+    if (stretch.states.size() == needs_of(leaf).states.size()) break;
+    stretch.states.push_back(at::zeros({stretch.numel}, options.dtype(spec.dtype.value_or(leaf.tensor.scalar_type()))));
   }
-  return states;
+  return stretch;
 }
 
 FlatRun FlatParameters::make_run(size_t first, size_t end, bool write_copy) {
@@ -121,11 +176,12 @@ FlatRun FlatParameters::make_run(size_t first, size_t end, bool write_copy) {
   run.options = head.options;
   run.step = head.step + 1;
   for (size_t i = first; i < end; ++i) leaves_[i].step = run.step;
-  const std::vector<at::Tensor>& states = states_of(head);
+  if (needs_of(head).run == RunOf::kTensor) run.sizes = logical_sizes(head.tensor);
+  const Stretch& stretch = states_of(head);
   if (!head.group) {
     run.weight = head.tensor.detach().view({-1});
     run.gradient = head.tensor.grad().reshape({-1}).contiguous();
-    run.states = states;
+    run.states = stretch.states;
     return run;
   }
   const Leaf& last = leaves_[end - 1];
@@ -135,7 +191,8 @@ FlatRun FlatParameters::make_run(size_t first, size_t end, bool write_copy) {
                                          : head.tensor.grad().contiguous();
   const at::Tensor copy = write_copy ? head.group->model_weight_copy() : at::Tensor();
   if (copy.defined()) run.copy = copy.narrow(0, head.begin, numel);
-  for (const at::Tensor& state : states) run.states.push_back(state.narrow(0, head.begin, numel));
+  const int64_t begin = numel > 0 ? head.begin - stretch.begin : 0;
+  for (const at::Tensor& state : stretch.states) run.states.push_back(state.narrow(0, begin, numel));
   return run;
 }
 
@@ -226,17 +283,21 @@ int64_t FlatParameters::steps_of(const at::Tensor& leaf) const { return leaves_[
 
 void FlatParameters::set_steps_of(const at::Tensor& leaf, int64_t steps) { leaves_[find(leaf)].step = steps; }
 
-std::vector<at::Tensor> FlatParameters::states_of(const at::Tensor& tensor) {
+std::vector<LeafStateTensor> FlatParameters::states_of(const at::Tensor& tensor) {
   const Leaf& leaf = leaves_[find(tensor)];
-  std::vector<at::Tensor> parts;
-  for (const at::Tensor& state : states_of(leaf)) parts.push_back(state.narrow(0, leaf.begin, leaf.tensor.numel()));
+  const Stretch& stretch = states_of(leaf);
+  const int64_t begin = tensor.numel() > 0 ? leaf.begin - stretch.begin : 0;
+  std::vector<LeafStateTensor> parts;
+  for (size_t i = 0; i < stretch.states.size(); ++i) {
+    parts.push_back({needs_of(leaf).states[i].name, stretch.states[i].narrow(0, begin, tensor.numel())});
+  }
   return parts;
 }
 
 int64_t FlatParameters::state_bytes() const {
   int64_t bytes = 0;
-  for (const auto& [key, states] : states_) {
-    for (const at::Tensor& state : states) bytes += static_cast<int64_t>(state.nbytes());
+  for (const Stretch& stretch : stretches_) {
+    for (const at::Tensor& state : stretch.states) bytes += static_cast<int64_t>(state.nbytes());
   }
   return bytes;
 }

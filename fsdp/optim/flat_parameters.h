@@ -4,17 +4,17 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "fsdp/group/parameter_group.h"
 
 namespace fsdp {
 
-// What one optimizer kernel call works on: 1-D fp32 tensors of equal length.
+// What one optimizer kernel call works on: 1-D fp32 tensors of equal length, states aside that are cut otherwise.
 struct FlatRun {
   at::Tensor weight;
   at::Tensor gradient;
@@ -22,20 +22,52 @@ struct FlatRun {
   std::vector<at::Tensor> states;  // the optimizer's, zero at first
   int64_t step = 0;                // 1 for the first update of these elements
   size_t options = 0;              // index of the optimizer's group
+  std::vector<int64_t> sizes;      // of the parameter, where a run is one: RunOf::kTensor
 };
 
-// Of each state; unset: the weight's.
-using StateDtypes = std::vector<std::optional<at::ScalarType>>;
+// A tensor that an optimizer keeps of each of its leaves, zero at first, like the leaf.
+struct StateSpec {
+  std::string name;                          // in checkpoints
+  std::optional<at::ScalarType> dtype = {};  // unset: the weight's
+
+  bool operator==(const StateSpec&) const = default;
+};
+
+// What an update is computed from.
+enum class RunOf {
+  kNeighbours,  // each element alone: leaves that lie side by side are updated together
+  kTensor,      // all of a matrix: it has two dims and lies whole on one rank, which updates it alone
+};
+
+// What an optimizer's rule wants of the leaves with some options.
+struct LeafNeeds {
+  std::vector<StateSpec> states;
+  RunOf run = RunOf::kNeighbours;
+
+  bool operator==(const LeafNeeds&) const = default;
+};
+
+// Leaves that share options, and what these need.
+struct LeafGroup {
+  std::vector<at::Tensor> leaves;
+  LeafNeeds needs;
+};
+
+// One leaf's part of a state, by reference.
+struct LeafStateTensor {
+  std::string name;
+  at::Tensor tensor;  // 1-D
+};
 
 // The tensors of one optimizer with their flat state. Leaves that lie side by side in a main weight and have the same
 // options and age are updated in one run, alignment gaps included (weight, gradient and state are zero there and stay
-// so).
+// so). State is allocated on first use: where one rule has all leaves of a parameter group, one tensor like its main
+// weight for each StateSpec; else one for each stretch of leaves with the same needs.
 class FlatParameters {
  public:
-  // groups[k]: the leaves with options k. One flat tensor for each of `states` per parameter group (allocated on first
-  // use).
-  // Throws Error(kUsage): a tensor is no fp32 leaf, or stands in two groups.
-  FlatParameters(const std::vector<std::vector<at::Tensor>>& groups, StateDtypes states);
+  // groups[k]: the leaves with options k. `optimizer` is its name in errors. Throws Error(kUsage): a tensor is no fp32
+  // leaf, stands in two groups, or is a matrix that RunOf::kTensor asks for and that is none, or is cut.
+  FlatParameters(std::string optimizer, const std::vector<LeafGroup>& groups);
   ~FlatParameters();
   FlatParameters(const FlatParameters&) = delete;
   FlatParameters& operator=(const FlatParameters&) = delete;
@@ -53,7 +85,7 @@ class FlatParameters {
   int64_t steps_of(const at::Tensor& leaf) const;  // updates so far
   void set_steps_of(const at::Tensor& leaf, int64_t steps);
   // This leaf's part of each state, 1-D, by reference; made where there is none yet.
-  std::vector<at::Tensor> states_of(const at::Tensor& leaf);
+  std::vector<LeafStateTensor> states_of(const at::Tensor& leaf);
 
  private:
   struct Leaf {
@@ -63,21 +95,33 @@ class FlatParameters {
     int64_t begin = 0;                      // in the group's local main weight
     size_t options = 0;
     int64_t step = 0;
+    size_t stretch = 0;
+  };
+  // Elements [begin, begin + numel) of a group's local main weight, or of a plain tensor, whose states are together.
+  struct Stretch {
+    int64_t begin = 0;
+    int64_t numel = 0;
+    std::vector<at::Tensor> states;
   };
 
   void enter_library() const;
   void update_run(size_t first, size_t end, const Update& update);
   void add_leaf(const at::Tensor& tensor, size_t options);
+  void check_whole(const Leaf& leaf) const;
+  void lay_out_states();
+  void add_to_stretch(size_t i, bool is_new);
+  const LeafNeeds& needs_of(const Leaf& leaf) const { return needs_[leaf.options]; }
   size_t find(const at::Tensor& leaf) const;
   size_t end_of_run(size_t first) const;
   bool has_flat_gradient(const Leaf& leaf) const;
   FlatRun make_run(size_t first, size_t end, bool write_copy);
-  std::vector<at::Tensor>& states_of(const Leaf& leaf);
+  const Stretch& states_of(const Leaf& leaf);
 
-  StateDtypes state_dtypes_;
+  std::string optimizer_;
+  std::vector<LeafNeeds> needs_;                           // by options
   std::set<std::shared_ptr<ParameterGroup>> in_backward_;  // groups that update in the backward
   std::vector<Leaf> leaves_;                               // by group, then position
-  std::map<const void*, std::vector<at::Tensor>> states_;  // by group, or by plain tensor
+  std::vector<Stretch> stretches_;
 };
 
 }  // namespace fsdp

@@ -18,10 +18,9 @@
 #include "fsdp/group/parameter_group.h"
 #include "fsdp/group/registry.h"
 #include "fsdp/mesh/mesh.h"
-#include "fsdp/optim/adamw.h"
+#include "fsdp/optim/flat_optimizer.h"
 #include "fsdp/optim/flat_parameters.h"
 #include "fsdp/optim/norm_listener.h"
-#include "fsdp/optim/sgd.h"
 
 namespace fsdp {
 namespace {
@@ -282,12 +281,7 @@ GradNorm GradScaler::grad_norm(const Tensors& leaves, double max_norm, double no
   return {norm, factor};
 }
 
-ScaledStep GradScaler::step(AdamW& optimizer) {
-  const auto take = [&](const at::Tensor& factor) { factor.defined() ? optimizer.step(factor) : optimizer.step(); };
-  return step_->step(&optimizer.flat_parameters(), optimizer.flat_parameters().leaves(), take);
-}
-
-ScaledStep GradScaler::step(SGD& optimizer) {
+ScaledStep GradScaler::step(FlatOptimizer& optimizer) {
   const auto take = [&](const at::Tensor& factor) { factor.defined() ? optimizer.step(factor) : optimizer.step(); };
   return step_->step(&optimizer.flat_parameters(), optimizer.flat_parameters().leaves(), take);
 }

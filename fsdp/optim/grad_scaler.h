@@ -14,8 +14,7 @@ class Optimizer;
 
 namespace fsdp {
 
-class AdamW;
-class SGD;
+class FlatOptimizer;
 
 struct GradScalerOptions {
   double init_scale = 65536;
@@ -68,8 +67,7 @@ class GradScaler {
   GradNorm grad_norm(const std::vector<at::Tensor>& leaves, double max_norm, double norm_type = 2);
   // optimizer.step() with gradients that are no longer scaled, unless one of its gradients is not finite on some rank.
   // Once for each optimizer between two update()s. COLLECTIVE over the world.
-  ScaledStep step(AdamW& optimizer);
-  ScaledStep step(SGD& optimizer);
+  ScaledStep step(FlatOptimizer& optimizer);
   ScaledStep step(torch::optim::Optimizer& optimizer);
   // The next step's scale, once after the step()s. Local, with the same result on every rank.
   void update();

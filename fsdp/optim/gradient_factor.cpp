@@ -1,5 +1,7 @@
 #include "fsdp/optim/gradient_factor.h"
 
+#include <ATen/ATen.h>
+
 #include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
 
@@ -16,6 +18,11 @@ GradientFactor GradientFactor::of(const at::Tensor& tensor, const char* optimize
 
 at::Tensor GradientFactor::on_device_of(const at::Tensor& weight) const {
   return tensor.defined() ? tensor.to(weight.device()) : tensor;
+}
+
+at::Tensor GradientFactor::times(const at::Tensor& gradient) const {
+  if (tensor.defined()) return gradient * on_device_of(gradient).to(gradient.scalar_type());
+  return number == 1 ? gradient : gradient * number;
 }
 
 }  // namespace fsdp

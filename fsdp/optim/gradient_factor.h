@@ -14,6 +14,8 @@ struct GradientFactor {
   static GradientFactor of(const at::Tensor& tensor, const char* optimizer);
   // What a kernel that works on `weight` reads. Waits for the tensor's device where `weight` is on another.
   at::Tensor on_device_of(const at::Tensor& weight) const;
+  // The gradient itself where there is nothing to multiply.
+  at::Tensor times(const at::Tensor& gradient) const;
 };
 
 }  // namespace fsdp

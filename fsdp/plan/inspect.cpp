@@ -48,6 +48,7 @@ Setup setup_of(const Mesh& mesh, const InspectOptions& options) {
                      planned_type(shard.precision.accumulate, "accumulate")};
   setup.granularity = shard.layout.granularity;
   setup.block = shard.layout.block;
+  setup.owners = shard.layout.owners;
   setup.optimizer = options.optimizer;
   setup.replica_reduce = shard.replica_reduce;
   setup.schedule = shard.schedule;

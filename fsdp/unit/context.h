@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -76,6 +77,10 @@ class Context : public GroupOwner, private schedule::UnitWeights, public std::en
   const std::shared_ptr<comm::Lane>& gather_lane() const { return gather_lane_; }
   const std::shared_ptr<comm::Lane>& reduce_lane() const { return reduce_lane_; }
   c10::Device device() const { return device_; }
+  // What the owners of whole tensors have so far, where so many are balanced (layout::Owners::kBalanced).
+  layout::OwnerLoads& owner_loads(int64_t num_owners) {
+    return owner_loads_.try_emplace(num_owners, num_owners).first->second;
+  }
   const schedule::Schedule& schedule() const { return options_.schedule; }
   const World& world() const override { return world_; }
 
@@ -166,6 +171,7 @@ class Context : public GroupOwner, private schedule::UnitWeights, public std::en
   std::shared_ptr<TraceSink> trace_;  // where the program's own thread traces
   std::vector<UnitState*> units_;     // null where one was destroyed
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> ignored_;
+  std::map<int64_t, layout::OwnerLoads> owner_loads_;  // by their number
   schedule::Turns turns_;
   bool records_graph_ = false;     // the operator that is about to run does
   Reader reader_;                  // likewise: what it reads first

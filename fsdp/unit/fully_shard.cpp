@@ -10,6 +10,7 @@
 #include <map>
 #include <numeric>
 #include <unordered_set>
+#include <utility>
 
 #include "fsdp/base/check.h"
 #include "fsdp/comm/connection.h"
@@ -136,17 +137,46 @@ bool is_same_module(const SubjectParameters& all, const std::vector<UnitState*>&
   });
 }
 
-layout::FlatLayout plan_group(const SubjectParameters& members, const ShardOptions& options, int num_shards) {
+int64_t alignment_of(const SubjectParameters& members, const ShardOptions& options) {
+  const at::ScalarType main = members.front().tensor.scalar_type();
+  const size_t smallest = std::min({c10::elementSize(main), c10::elementSize(options.precision.param.value_or(main)),
+                                    c10::elementSize(options.precision.reduce.value_or(main))});
+  return layout::kAlignBytes / static_cast<int64_t>(smallest);
+}
+
+layout::FlatLayout plan_in_order(const SubjectParameters& members, const ShardOptions& options, int num_shards) {
   std::vector<layout::TensorSpec> specs;
   for (const SubjectParameter& member : members) {
     const auto& sizes = member.tensor.sizes();
     specs.push_back({member.tensor.numel(), layout::granule_of(options.layout.granularity, {sizes.data(), sizes.size()},
                                                                options.layout.block)});
   }
-  const at::ScalarType main = members.front().tensor.scalar_type();
-  const size_t smallest = std::min({c10::elementSize(main), c10::elementSize(options.precision.param.value_or(main)),
-                                    c10::elementSize(options.precision.reduce.value_or(main))});
-  return layout::plan(specs, num_shards, layout::kAlignBytes / static_cast<int64_t>(smallest));
+  return layout::plan(specs, num_shards, alignment_of(members, options));
+}
+
+// Sorts `members` by their owner.
+layout::FlatLayout plan_balanced(SubjectParameters& members, const ShardOptions& options, layout::OwnerLoads& loads) {
+  std::vector<layout::OwnedTensor> tensors;
+  std::vector<int64_t> numels;
+  for (const SubjectParameter& member : members) {
+    const auto& sizes = member.tensor.sizes();
+    const double work = layout::orthogonalization_work({sizes.data(), sizes.size()});
+    tensors.push_back({member.tensor.numel(), member.tensor.requires_grad() ? work : 0});
+    numels.push_back(member.tensor.numel());
+  }
+  const auto num_owners = static_cast<int64_t>(loads.work().size());
+  const std::vector<int64_t> owners = loads.deal(tensors);
+  layout::OwnedLayout plan = layout::plan_owned(numels, owners, num_owners, alignment_of(members, options));
+  const SubjectParameters given = std::exchange(members, {});
+  for (const size_t i : plan.order) members.push_back(given[i]);
+  return std::move(plan.layout);
+}
+
+// May sort `members`.
+layout::FlatLayout plan_group(SubjectParameters& members, const ShardOptions& options, int num_shards,
+                              Context& context) {
+  if (options.layout.owners == layout::Owners::kInOrder) return plan_in_order(members, options, num_shards);
+  return plan_balanced(members, options, context.owner_loads(num_shards));
 }
 
 void check_mesh(const Mesh& mesh, Strategy strategy) {
@@ -205,16 +235,17 @@ std::vector<GroupPlan> split_into_groups(const SubjectParameters& parameters, co
   return groups;
 }
 
-void add_group(const std::shared_ptr<LiveUnit>& unit, const SubjectParameters& members, const ShardOptions& options,
+void add_group(const std::shared_ptr<LiveUnit>& unit, SubjectParameters members, const ShardOptions& options,
                const GroupLinks& links) {
   GroupSpec spec;
   spec.unit_name = unit->state.name;
   spec.part = static_cast<int>(unit->state.groups.size());
+  const int num_shards = links.shard->size() * (links.replicate ? links.replicate->size() : 1);
+  spec.layout = plan_group(members, options, num_shards, *unit->state.context);
   for (const SubjectParameter& member : members) {
     spec.names.push_back(member.name);
     spec.parameters.push_back(member.tensor);
   }
-  spec.layout = plan_group(members, options, links.shard->size() * (links.replicate ? links.replicate->size() : 1));
   spec.device = unit->state.context->device();
   spec.strategy = options.strategy;
   spec.precision = options.precision;
@@ -246,6 +277,10 @@ void check_options(const Mesh& mesh, const ShardOptions& options) {
     FSDP_CHECK(!dtype || at::isFloatingType(*dtype), "[fully_shard] Precision::main_grad or buffers: got ", *dtype,
                ", expected a floating-point type.");
   }
+  FSDP_CHECK(
+      options.layout.owners == layout::Owners::kInOrder || options.layout.granularity == layout::Granularity::kTensor,
+      "[fully_shard] ShardOptions::layout: got balanced owners of pieces, expected owners of whole tensors. Set "
+      "granularity to layout::Granularity::kTensor.");
   try {
     schedule::check(options.schedule);
   } catch (const std::invalid_argument& error) {

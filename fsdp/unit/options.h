@@ -11,6 +11,7 @@
 
 #include "fsdp/buffer/buffer_allocator.h"
 #include "fsdp/group/whole_weights.h"
+#include "fsdp/layout/owners.h"
 #include "fsdp/layout/planner.h"
 #include "fsdp/mesh/mesh.h"
 #include "fsdp/precision/precision.h"
@@ -29,6 +30,7 @@ enum class InitialWeights {
 struct LayoutOptions {
   layout::Granularity granularity = layout::Granularity::kElement;
   int64_t block = 1;  // elements, for Granularity::kBlock
+  layout::Owners owners = layout::Owners::kInOrder;
 };
 
 // What is left of the gathered weights between forward and backward: true, only this rank's shard; false, all of them;

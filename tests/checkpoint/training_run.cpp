@@ -39,6 +39,9 @@ Unit shard(OddModel& model, const World& world, const TrainingPlan& plan) {
   options.strategy = plan.strategy;
   options.precision = plan.bf16 ? Precision::bf16() : Precision::fp32();
   options.layout = plan.layout;
+  if (plan.optimizer == OptimizerKind::kMuon) {
+    options.layout = {.granularity = layout::Granularity::kTensor, .owners = layout::Owners::kBalanced};
+  }
   options.ignored_parameters = {model.plain};
   for (const auto& layer : *model.layers) fully_shard(*layer, mesh, options);
   fully_shard(*model.late, mesh, options);
@@ -65,6 +68,8 @@ std::string name(OptimizerKind kind) {
       return "AdamW";
     case OptimizerKind::kSGD:
       return "SGD";
+    case OptimizerKind::kMuon:
+      return "Muon";
     case OptimizerKind::kTorchAdamW:
       return "TorchAdamW";
     case OptimizerKind::kTorchAmsgrad:
@@ -100,6 +105,8 @@ std::unique_ptr<optim::Optimizer> make_torch_optimizer(OptimizerKind kind,
           parameters, optim::RMSpropOptions(kFastRate / 40).eps(kEps).momentum(kMomentum).centered(true));
     case OptimizerKind::kTorchAdagrad:
       return std::make_unique<optim::Adagrad>(parameters, optim::AdagradOptions(kRate).lr_decay(0.01));
+    case OptimizerKind::kMuon:
+      break;  // LibTorch has none
   }
   throw std::logic_error("optimizer");
 }
@@ -107,31 +114,35 @@ std::unique_ptr<optim::Optimizer> make_torch_optimizer(OptimizerKind kind,
 AnyOptimizer::AnyOptimizer(OptimizerKind kind, const std::vector<torch::Tensor>& leaves) {
   if (kind == OptimizerKind::kAdamW) {
     const AdamWOptions options{.lr = kFastRate, .eps = kEps, .weight_decay = kDecay};
-    adamw_ = std::make_unique<AdamW>(leaves, options);
+    flat_ = std::make_unique<AdamW>(leaves, options);
   } else if (kind == OptimizerKind::kSGD) {
-    sgd_ = std::make_unique<SGD>(leaves, SGDOptions{.lr = kRate, .momentum = kMomentum});
+    flat_ = std::make_unique<SGD>(leaves, SGDOptions{.lr = kRate, .momentum = kMomentum});
+  } else if (kind == OptimizerKind::kMuon) {
+    MuonGroups groups{{}, {{{}, kDecay}}};
+    for (const torch::Tensor& leaf : leaves) {
+      (logical_sizes(leaf).size() == 2 ? groups.matrices : groups.others[0].parameters).push_back(leaf);
+    }
+    flat_ = std::make_unique<Muon>(groups, MuonOptions{.lr = kRate, .dtype = torch::kFloat},
+                                   AdamWOptions{.lr = kFastRate, .eps = kEps});
   } else {
     torch_ = make_torch_optimizer(kind, leaves);
   }
 }
 
 void AnyOptimizer::step() {
-  if (adamw_) adamw_->step();
-  if (sgd_) sgd_->step();
+  if (flat_) flat_->step();
   if (torch_) torch_->step();
 }
 
 void AnyOptimizer::scale_lr(double factor) {
-  if (adamw_) adamw_->options(0).lr *= factor;
-  if (sgd_) sgd_->options(0).lr *= factor;
+  if (flat_) flat_->set_lr(0, flat_->lr(0) * factor);
   if (!torch_) return;
   auto& options = torch_->param_groups()[0].options();
   options.set_lr(options.get_lr() * factor);
 }
 
 checkpoint::OptimizerRef AnyOptimizer::ref() {
-  if (adamw_) return *adamw_;
-  if (sgd_) return *sgd_;
+  if (flat_) return *flat_;
   return *torch_;
 }
 

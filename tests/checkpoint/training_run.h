@@ -10,10 +10,11 @@
 
 namespace fsdp::testing {
 
-// The optimizers that a checkpoint knows.
+// The optimizers that a checkpoint knows. kMuon wants whole tensors: a layout with Granularity::kTensor.
 enum class OptimizerKind {
   kAdamW,
   kSGD,
+  kMuon,
   kTorchAdamW,
   kTorchAmsgrad,
   kTorchAdam,
@@ -22,8 +23,9 @@ enum class OptimizerKind {
   kTorchAdagrad
 };
 inline constexpr OptimizerKind kOptimizerKinds[] = {
-    OptimizerKind::kAdamW,     OptimizerKind::kSGD,      OptimizerKind::kTorchAdamW,   OptimizerKind::kTorchAmsgrad,
-    OptimizerKind::kTorchAdam, OptimizerKind::kTorchSGD, OptimizerKind::kTorchRMSprop, OptimizerKind::kTorchAdagrad};
+    OptimizerKind::kAdamW,      OptimizerKind::kSGD,          OptimizerKind::kMuon,
+    OptimizerKind::kTorchAdamW, OptimizerKind::kTorchAmsgrad, OptimizerKind::kTorchAdam,
+    OptimizerKind::kTorchSGD,   OptimizerKind::kTorchRMSprop, OptimizerKind::kTorchAdagrad};
 std::string name(OptimizerKind kind);
 
 // LibTorch's own, or its twin of one of ours.
@@ -37,11 +39,10 @@ class AnyOptimizer {
   void step();
   void scale_lr(double factor);
   checkpoint::OptimizerRef ref();
-  AdamW* adamw() { return adamw_.get(); }  // null for another kind
+  FlatOptimizer* flat() { return flat_.get(); }  // null for one of LibTorch's
 
  private:
-  std::unique_ptr<AdamW> adamw_;
-  std::unique_ptr<SGD> sgd_;
+  std::unique_ptr<FlatOptimizer> flat_;
   std::unique_ptr<torch::optim::Optimizer> torch_;
 };
 

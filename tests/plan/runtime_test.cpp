@@ -68,7 +68,27 @@ void choose_transport(Setup& setup) {
 // Whether the parameter of that name trains; empty: all do.
 using Trains = std::function<bool(const std::string& name)>;
 
-template <class Optimizer, class Options>
+AdamW make_optimizer(const torch::nn::Module& model, const AdamWOptions& options) {
+  return {parameters(model), options};
+}
+SGD make_optimizer(const torch::nn::Module& model, const SGDOptions& options) { return {parameters(model), options}; }
+Muon make_optimizer(const torch::nn::Module& model, const MuonOptions& options) {
+  return {muon_groups(model, /*weight_decay=*/0.1), options, {}};
+}
+
+std::optional<LayoutOptions> blocks_of(const Setup& setup) {
+  if (setup.optimizer != Optimizer::kMuon) return {};
+  return LayoutOptions{.granularity = layout::Granularity::kTensor, .owners = layout::Owners::kBalanced};
+}
+
+// Of any rank.
+int64_t most(const World& world, int64_t bytes) {
+  at::Tensor all = at::zeros({world.size}, at::kDouble);
+  all[world.rank] = static_cast<double>(bytes);
+  return static_cast<int64_t>(sum_over_ranks(world, all).max().item<double>());
+}
+
+template <class Options>
 void train_and_compare(const World& world, const models::DecoderConfig& config, const Report& plan,
                        const Trains& trains, Options options) {
   const Setup& setup = plan.setup;
@@ -79,8 +99,8 @@ void train_and_compare(const World& world, const models::DecoderConfig& config, 
   });
   for (auto& item : decoder->named_parameters()) item.value().requires_grad_(!trains || trains(item.key()));
   const Mesh mesh(world, {{"replicate", static_cast<int>(setup.replicas)}, {"shard", static_cast<int>(setup.shards)}});
-  train::ShardedModel model = train::parallelize(std::move(decoder), mesh, options_of(setup));
-  Optimizer optimizer(parameters(*model.decoder), options);
+  train::ShardedModel model = train::parallelize(std::move(decoder), mesh, options_of(setup), blocks_of(setup));
+  auto optimizer = make_optimizer(*model.decoder, options);
   const at::Tensor ids = at::arange(2 * 5, at::kLong).view({2, 5}) % 67;
   const at::Tensor targets = models::shift_labels(ids).flatten();
   for (int step = 0; step < 3; ++step) {
@@ -97,7 +117,7 @@ void train_and_compare(const World& world, const models::DecoderConfig& config, 
   EXPECT_EQ(plan.memory[Part::kModelWeight], rest.model_weight);
   EXPECT_EQ(plan.memory[Part::kMainGrad], rest.main_grad);
   EXPECT_EQ(plan.memory.padding, rest.padding);
-  EXPECT_EQ(plan.memory[Part::kOptimizer], optimizer.state_bytes());
+  EXPECT_EQ(plan.memory[Part::kOptimizer], most(world, optimizer.state_bytes()));
   EXPECT_EQ(plan.parameters, model.root.num_parameters());
   const Counters counters = model.root.counters();
   EXPECT_EQ(plan.step.calls.gathers, counters.gathers);
@@ -132,11 +152,13 @@ void compare(const models::DecoderConfig& config, Setup setup, const Trains& tra
   run_ranks(static_cast<int>(setup.world()), [&](const World& world) {
     SCOPED_TRACE(describe(setup) + ", " + schedule::describe(setup.schedule) + ", rank " + std::to_string(world.rank));
     if (setup.optimizer == Optimizer::kAdamW) {
-      train_and_compare<AdamW>(world, config, plan, trains, AdamWOptions{});
+      train_and_compare(world, config, plan, trains, AdamWOptions{});
+    } else if (setup.optimizer == Optimizer::kMuon) {
+      train_and_compare(world, config, plan, trains, MuonOptions{});
     } else {
       SGDOptions options;
       options.momentum = setup.optimizer == Optimizer::kSgdMomentum ? 0.9 : 0;
-      train_and_compare<SGD>(world, config, plan, trains, options);
+      train_and_compare(world, config, plan, trains, options);
     }
   });
 }
@@ -163,6 +185,23 @@ TEST(PlanAgainstRuntime, EveryStrategyAndPrecisionToTheByte) {
     }
     for (const Strategy strategy : kHybrids) compare(config, setup_of(strategy, 2, 2, precision));
     for (const Strategy strategy : kHybrids) compare(config, setup_of(strategy, 3, 1, precision));
+  }
+}
+
+// Whole matrices, dealt out, and as much state as the fullest rank has.
+TEST(PlanAgainstRuntime, Muon) {
+  const models::DecoderConfig config = small_decoder(5, false, false);
+  const auto compare_muon = [&](plan::Setup setup) {
+    setup.optimizer = Optimizer::kMuon;
+    compare(config, setup);
+  };
+  for (const char* precision : {"fp32", "bf16"}) {
+    for (const int64_t ranks : {1, 2, 3, 4}) {
+      compare_muon(setup_of(Strategy::kOptimGradsParams, 1, ranks, precision));
+    }
+    compare_muon(setup_of(Strategy::kNoShard, 1, 2, precision));
+    compare_muon(setup_of(Strategy::kOptim, 1, 3, precision));
+    for (const Strategy strategy : kHybrids) compare_muon(setup_of(strategy, 2, 2, precision));
   }
 }
 

@@ -73,6 +73,17 @@ struct TrainConfig {
   double label_smoothing = 0;
 };
 
+struct OptimizerConfig {
+  std::string name = "adamw";
+  double momentum = 0.95;
+  bool nesterov = true;
+  double muon_lr_ratio = 1;
+  std::string muon_scale = "match_rms_adamw";
+  std::string muon_by = "newton_schulz";
+  int64_t muon_iterations = 5;
+  std::string muon_dtype = "bf16";
+};
+
 struct ShardConfig {
   std::string strategy = "optim_grads_params";
   int64_t replicas = 1;
@@ -130,6 +141,7 @@ struct Config {
   ModelConfig model;
   DataConfig data;
   TrainConfig train;
+  OptimizerConfig optimizer;
   ShardConfig shard;
   CheckpointConfig checkpoint;
   CheckConfig check;

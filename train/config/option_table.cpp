@@ -136,7 +136,7 @@ std::vector<Option> train_options() {
       {"train.beta2", FSDP_SLOT(train.beta2), between(0, 1), "AdamW: decay of the second moment"},
       {"train.eps", FSDP_SLOT(train.eps), at_least(0), "AdamW: epsilon"},
       {"train.weight_decay", FSDP_SLOT(train.weight_decay), at_least(0),
-       "AdamW: decoupled, on parameters with at least 2 dims"},
+       "decoupled (sgd: added to the gradient), on parameters with at least 2 dims"},
       {"train.on_nonfinite", FSDP_SLOT(train.on_nonfinite), one_of({"stop", "skip", "rollback"}),
        "when a loss or gradient is not finite, computed twice: stop with exit code 6; skip the update of this step; or "
        "go "
@@ -176,6 +176,27 @@ std::vector<Option> train_options() {
        "adds this x log(sum(exp(logits)))^2 to each target's loss, which keeps logits small; 0: none; usual: 1e-4"},
       {"train.label_smoothing", FSDP_SLOT(train.label_smoothing), between(0, 1),
        "part of a target's weight that is spread evenly over the vocabulary; evaluations never smooth"},
+  };
+}
+
+std::vector<Option> optimizer_options() {
+  return {
+      {"optimizer.name", FSDP_SLOT(optimizer.name), one_of({"adamw", "sgd", "muon"}),
+       "docs/optimizers.md compares them. muon: matrices of the blocks by it, each whole on one rank; embeddings, head "
+       "and "
+       "vectors by AdamW. Learning rate and weight decay are train.lr and train.weight_decay for all"},
+      {"optimizer.momentum", FSDP_SLOT(optimizer.momentum), between(0, 0.9999), "sgd, muon: of the gradients"},
+      {"optimizer.nesterov", FSDP_SLOT(optimizer.nesterov), any(), "sgd, muon: Nesterov's form of momentum"},
+      {"optimizer.muon_lr_ratio", FSDP_SLOT(optimizer.muon_lr_ratio), at_least(0),
+       "learning rate of muon's matrices / train.lr"},
+      {"optimizer.muon_scale", FSDP_SLOT(optimizer.muon_scale), one_of({"match_rms_adamw", "original"}),
+       "match_rms_adamw: updates times 0.2 sqrt(max(rows, columns)), as large as AdamW's; original: times "
+       "sqrt(max(1, rows / columns)), which wants a muon_lr_ratio of its own"},
+      {"optimizer.muon_by", FSDP_SLOT(optimizer.muon_by), one_of({"newton_schulz", "polar_express"}),
+       "how updates are made orthogonal: the same quintic in each iteration, or the best for each"},
+      {"optimizer.muon_iterations", FSDP_SLOT(optimizer.muon_iterations), between(1, 99), "of that"},
+      {"optimizer.muon_dtype", FSDP_SLOT(optimizer.muon_dtype), one_of({"bf16", "fp32"}),
+       "in which matrices are multiplied for it; fp32 is faster on CPUs without bf16 products"},
   };
 }
 
@@ -351,8 +372,8 @@ std::string Option::complaint(const Config& config) const {
 const std::vector<Option>& option_table() {
   static const std::vector<Option> table = [] {
     std::vector<Option> all;
-    for (auto section : {model_options(), data_options(), train_options(), shard_options(), checkpoint_options(),
-                         check_options(), output_options(), sample_options(), tune_options()}) {
+    for (auto section : {model_options(), data_options(), train_options(), optimizer_options(), shard_options(),
+                         checkpoint_options(), check_options(), output_options(), sample_options(), tune_options()}) {
       std::move(section.begin(), section.end(), std::back_inserter(all));
     }
     return all;

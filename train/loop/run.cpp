@@ -75,7 +75,7 @@ class Run {
         flops_per_token_(trained_flops_per_token(model_, config.data.sequence_length)),
         batches_(config.train, world, splits_.train),
         prefetch_(batches_),
-        trainer_(resolve_tokens(config), world, prefetch_, model_, config.check),
+        trainer_(resolve_tokens(config), world, prefetch_, model_, config.check, config.optimizer),
         state_(config_,
                {identify_data(config, splits_.train), splits_.train.dataset().tokenizer(),
                 models::to_hugging_face(model_.decoder->config()).dump(),
@@ -314,7 +314,8 @@ class Run {
     if (const std::string text = describe(tuning_, model_); !text.empty()) console_.line("train: " + text);
     const int64_t trained = trainable_size(model_).local_bytes;
     console_.line("train: at rest each rank holds weights " + format_bytes(rest.main_weight + rest.model_weight) +
-                  ", gradients " + format_bytes(trained) + ", optimizer " + format_bytes(2 * trained));
+                  ", gradients " + format_bytes(trained) + ", optimizer " +
+                  format_bytes(plan_.memory[plan::Part::kOptimizer]));
     console_.line("train: " + describe_plan(plan_));
     if (forecast_) console_.line("train: " + describe_forecast(*forecast_));
   }

@@ -105,7 +105,7 @@ class SimulatedRun {
         model_(build_model(prepared.choice, prepared.tuning, config, world, prepared.device)),
         batches_(config.train, world, splits_.train),
         prefetch_(batches_),
-        trainer_(config.train, world, prefetch_, model_, config.check) {}
+        trainer_(config.train, world, prefetch_, model_, config.check, config.optimizer) {}
 
   void run() {
     print_banner();

@@ -17,10 +17,6 @@
 namespace fsdp::train {
 namespace {
 
-AdamWOptions adamw_options(const TrainConfig& config) {
-  return {config.lr, config.beta1, config.beta2, config.eps, config.weight_decay};
-}
-
 // Whether finding spikes has a purpose, and what it needs.
 int64_t spike_window(const TrainConfig& config) { return config.on_spike == "off" ? 0 : config.spike_window; }
 
@@ -62,14 +58,14 @@ class TrainingMode {
 }  // namespace
 
 Trainer::Trainer(const TrainConfig& config, const World& world, const BatchSource& batches, ShardedModel& model,
-                 const CheckConfig& check)
+                 const CheckConfig& check, const OptimizerConfig& optimizer)
     : config_(config),
       check_(check),
       world_(world),
       batches_(batches),
       model_(model),
       parameters_(parameters(*model.decoder)),
-      optimizer_(decay_groups(*model.decoder, config.weight_decay), adamw_options(config)),
+      optimizer_(optimizer, config, model),
       schedule_(make_schedule(config)),
       spikes_(spike_window(config), config.spike_threshold) {
   model_.decoder->eval();
@@ -117,8 +113,8 @@ bool Trainer::has_overflowed(const StepResult& result) const {
 
 void Trainer::update(const StepResult& result, const Computed& computed) {
   optimizer_.set_lr(result.lr);
-  if (!scaler_) return optimizer_.step(computed.clip_factor);
-  scaler_->step(optimizer_);  // knows the factor
+  if (!scaler_) return optimizer_->step(computed.clip_factor);
+  scaler_->step(*optimizer_);  // knows the factor
   scaler_->update();
 }
 

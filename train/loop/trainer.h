@@ -10,6 +10,7 @@
 #include "train/config/config.h"
 #include "train/config/lr_schedule.h"
 #include "train/data/batch_source.h"
+#include "train/loop/optimizer_choice.h"
 #include "train/loop/spike_detector.h"
 #include "train/model/parallelize.h"
 
@@ -56,7 +57,7 @@ class Trainer {
  public:
   // `batches` and `model` must outlive the trainer.
   Trainer(const TrainConfig& config, const World& world, const BatchSource& batches, ShardedModel& model,
-          const CheckConfig& check = {});
+          const CheckConfig& check = {}, const OptimizerConfig& optimizer = {});
 
   // One optimizer step. What is not finite is computed once more, to tell a passing error of the machine from one of
   // the numbers; the latter ends as config.on_nonfinite says. For "stop" throws Error(kNonFinite) on all ranks; the
@@ -76,11 +77,11 @@ class Trainer {
   void restore_num_steps(int64_t steps) { schedule_.steps = steps; }
   // The last steps, that spikes are seen against: part of a checkpoint.
   SpikeDetector& spikes() { return spikes_; }
-  AdamW& optimizer() { return optimizer_; }
+  FlatOptimizer& optimizer() { return *optimizer_; }
   GradScaler* scaler() { return scaler_ ? &*scaler_ : nullptr; }  // of fp16 training; part of a checkpoint
   const std::vector<at::Tensor>& leaves() const { return parameters_; }
   // Bytes of optimizer state on this rank.
-  int64_t optimizer_bytes() const { return optimizer_.state_bytes(); }
+  int64_t optimizer_bytes() const { return optimizer_->state_bytes(); }
 
  private:
   struct Computed {
@@ -106,7 +107,7 @@ class Trainer {
   const BatchSource& batches_;
   ShardedModel& model_;
   std::vector<at::Tensor> parameters_;
-  AdamW optimizer_;
+  ChosenOptimizer optimizer_;
   std::optional<GradScaler> scaler_;
   LrSchedule schedule_;
   SpikeDetector spikes_;

@@ -26,7 +26,8 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
   set_recomputation(decoder, parse_recomputation(config.train.recompute, config.train.recompute_every));
   ShardOptions options = shard_options(config.shard, device);
   if (config.train.cuda_graphs) keep_addresses(options);
-  ShardedModel model = parallelize(std::move(decoder), make_mesh(world, config.shard.replicas), options);
+  ShardedModel model =
+      parallelize(std::move(decoder), make_mesh(world, config.shard.replicas), options, block_layout(config.optimizer));
   set_projections(model, config.train.projections);
   if (config.train.cuda_graphs) graph_blocks(model);
   if (load) {

@@ -45,12 +45,20 @@ models::Decoder deferred_zeros(const models::DecoderConfig& config) {
   });
 }
 
-ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardOptions& options) {
+std::optional<LayoutOptions> block_layout(const OptimizerConfig& config) {
+  if (config.name != "muon") return {};
+  return LayoutOptions{.granularity = layout::Granularity::kTensor, .owners = layout::Owners::kBalanced};
+}
+
+ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardOptions& options,
+                         const std::optional<LayoutOptions>& blocks) {
+  ShardOptions of_blocks = options;
+  of_blocks.layout = blocks.value_or(options.layout);
   std::vector<Unit> units;
   std::vector<std::string> prefixes;
   for (const auto& layer : *decoder->layers()) {
     prefixes.push_back("model.layers." + std::to_string(units.size()) + ".");
-    units.push_back(fully_shard(*layer, mesh, options));
+    units.push_back(fully_shard(*layer, mesh, of_blocks));
   }
   Unit root = fully_shard(*decoder, mesh, options);
   root.set_gradient_divide_factor(1);

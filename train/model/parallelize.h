@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,9 @@ struct ShardedModel {
 
 ShardOptions shard_options(const ShardConfig& config, c10::Device device = c10::kCPU);
 
+// How the optimizer wants blocks to be cut, if it minds: Muon wants whole matrices.
+std::optional<LayoutOptions> block_layout(const OptimizerConfig& config);
+
 // All ranks, as `replicas` groups of neighbours that share the shards. Throws Error(kUsage) if that does not come out
 // even.
 Mesh make_mesh(const World& world, int64_t replicas);
@@ -27,7 +31,9 @@ Mesh make_mesh(const World& world, int64_t replicas);
 // COLLECTIVE. Shards a decoder over the ranks of `mesh`: each block is a unit, the embedding, the last norm and the
 // head are the root's. Gradients are summed over the ranks, not averaged: the trainer divides the loss by the number of
 // targets in the global batch, so that the number of ranks does not matter.
-ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardOptions& options);
+// `blocks`: how blocks may be cut, where otherwise than the root.
+ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardOptions& options,
+                         const std::optional<LayoutOptions>& blocks = {});
 
 // Of train.projections. Throws Error(kUsage) if "fused" is asked of a sharded decoder whose weights do not lie so that
 // any projections can be computed together.

@@ -13,67 +13,57 @@
 #include <unordered_map>
 
 #include "fsdp/base/check.h"
-#include "fsdp/optim/adamw.h"
+#include "fsdp/optim/flat_optimizer.h"
 #include "fsdp/optim/flat_parameters.h"
-#include "fsdp/optim/sgd.h"
 
 namespace fsdp::checkpoint {
 namespace {
 
-// AdamW and SGD of this library.
-template <class Optimizer>
+// One of this library.
 class FlatAdapter : public OptimizerAdapter {
  public:
-  FlatAdapter(Optimizer& optimizer, std::vector<std::string> names)
-      : optimizer_(optimizer), flat_(optimizer.flat_parameters()), names_(std::move(names)) {}
+  explicit FlatAdapter(FlatOptimizer& optimizer) : optimizer_(optimizer), flat_(optimizer.flat_parameters()) {}
 
   std::vector<at::Tensor> leaves() const override { return flat_.leaves(); }
 
   LeafState get(const at::Tensor& leaf) override {
     const int64_t steps = flat_.steps_of(leaf);
-    return steps == 0 ? LeafState{} : LeafState{steps, named(flat_.states_of(leaf))};
+    return steps == 0 ? LeafState{} : LeafState{steps, states_of(leaf)};
   }
 
-  LeafState make(const at::Tensor& leaf) override { return {0, named(flat_.states_of(leaf))}; }
-
-  void install() override {
-    if constexpr (requires { optimizer_.set_num_steps(0); }) optimizer_.set_num_steps(0);
-  }
+  LeafState make(const at::Tensor& leaf) override { return {0, states_of(leaf)}; }
+  void install() override { optimizer_.set_num_steps(0); }
 
   void set_steps(const at::Tensor& leaf, int64_t steps) override {
     flat_.set_steps_of(leaf, steps);
-    if constexpr (requires { optimizer_.set_num_steps(steps); }) {
-      optimizer_.set_num_steps(std::max(optimizer_.num_steps(), steps));
-    }
+    optimizer_.set_num_steps(std::max(optimizer_.num_steps(), steps));
   }
 
   void forget(const at::Tensor& leaf) override {
     if (flat_.steps_of(leaf) == 0) return;
-    for (const at::Tensor& state : flat_.states_of(leaf)) state.zero_();
+    for (const auto& [name, state] : states_of(leaf)) state.zero_();
     flat_.set_steps_of(leaf, 0);
   }
 
   std::vector<double> learning_rates() const override {
     std::vector<double> rates;
-    for (size_t group = 0; group < optimizer_.num_groups(); ++group) rates.push_back(optimizer_.options(group).lr);
+    for (size_t group = 0; group < optimizer_.num_groups(); ++group) rates.push_back(optimizer_.lr(group));
     return rates;
   }
 
   void set_learning_rates(const std::vector<double>& rates) override {
-    for (size_t group = 0; group < rates.size(); ++group) optimizer_.options(group).lr = rates[group];
+    for (size_t group = 0; group < rates.size(); ++group) optimizer_.set_lr(group, rates[group]);
   }
 
  private:
-  // SGD without momentum has no tensors.
-  std::vector<std::pair<std::string, at::Tensor>> named(const std::vector<at::Tensor>& states) const {
+  std::vector<std::pair<std::string, at::Tensor>> states_of(const at::Tensor& leaf) const {
     std::vector<std::pair<std::string, at::Tensor>> result;
-    for (size_t i = 0; i < states.size(); ++i) result.emplace_back(names_.at(i), states[i]);
+    for (LeafStateTensor& state : flat_.states_of(leaf)) result.emplace_back(state.name, state.tensor);
     return result;
   }
 
-  Optimizer& optimizer_;
+  FlatOptimizer& optimizer_;
   FlatParameters& flat_;
-  std::vector<std::string> names_;
 };
 
 using Fields = std::vector<std::pair<std::string, at::Tensor*>>;
@@ -197,13 +187,7 @@ class TorchAdapter : public OptimizerAdapter {
 
 std::unique_ptr<OptimizerAdapter> adapt(const OptimizerRef& optimizer) {
   using namespace torch::optim;  // NOLINT(google-build-using-namespace)
-  if (optimizer.adamw != nullptr) {
-    return std::make_unique<FlatAdapter<fsdp::AdamW>>(*optimizer.adamw,
-                                                      std::vector<std::string>{"exp_avg", "exp_avg_sq"});
-  }
-  if (optimizer.sgd != nullptr) {
-    return std::make_unique<FlatAdapter<fsdp::SGD>>(*optimizer.sgd, std::vector<std::string>{"momentum_buffer"});
-  }
+  if (optimizer.flat != nullptr) return std::make_unique<FlatAdapter>(*optimizer.flat);
   torch::optim::Optimizer* torch = optimizer.torch;
   if (dynamic_cast<torch::optim::AdamW*>(torch) != nullptr)
     return std::make_unique<TorchAdapter<AdamWParamState, torch::optim::AdamWOptions>>(*torch);

@@ -21,9 +21,8 @@ class Optimizer;
 
 namespace fsdp {
 
-class AdamW;
+class FlatOptimizer;
 class GradScaler;
-class SGD;
 
 namespace checkpoint {
 
@@ -86,15 +85,13 @@ struct ModelRef {
   torch::jit::Module* script = nullptr;
 };
 
-// An optimizer of its leaves. Of LibTorch's: Adam, AdamW, SGD, RMSprop and Adagrad; LBFGS has a state that cannot be
-// cut, and an optimizer of your own is a Stateful.
+// An optimizer of its leaves: one of this library (AdamW, SGD, Muon, ...) or of LibTorch. Of LibTorch's: Adam, AdamW,
+// SGD, RMSprop and Adagrad; LBFGS has a state that cannot be cut, and an optimizer of your own is a Stateful.
 struct OptimizerRef {
   OptimizerRef() = default;
-  OptimizerRef(AdamW& adamw) : adamw(&adamw) {}                    // NOLINT(google-explicit-constructor)
-  OptimizerRef(SGD& sgd) : sgd(&sgd) {}                            // NOLINT(google-explicit-constructor)
+  OptimizerRef(FlatOptimizer& flat) : flat(&flat) {}               // NOLINT(google-explicit-constructor)
   OptimizerRef(torch::optim::Optimizer& torch) : torch(&torch) {}  // NOLINT(google-explicit-constructor)
-  AdamW* adamw = nullptr;
-  SGD* sgd = nullptr;
+  FlatOptimizer* flat = nullptr;
   torch::optim::Optimizer* torch = nullptr;
 };
 

@@ -23,7 +23,8 @@ uint64_t digest_of_shape(const UnitDescription& unit) {
   }
   const ShardOptions& options = *unit.options;
   text += c10::str(static_cast<int>(options.strategy), "/", static_cast<int>(options.layout.granularity), "/",
-                   options.layout.block, "/", static_cast<int>(options.precision.param.value_or(at::kLong)), "/",
+                   options.layout.block, "/", static_cast<int>(options.layout.owners), "/",
+                   static_cast<int>(options.precision.param.value_or(at::kLong)), "/",
                    static_cast<int>(options.precision.reduce.value_or(at::kLong)), "/",
                    describe(options.reshard_after_forward), "/", static_cast<int>(options.initial_weights), "/",
                    static_cast<int>(options.replica_reduce), "/", describe(options.schedule), "/", unit.meshes, "/",

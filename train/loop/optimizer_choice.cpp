@@ -1,0 +1,56 @@
+#include "train/loop/optimizer_choice.h"
+
+#include <string>
+
+namespace fsdp::train {
+namespace {
+
+AdamWOptions adamw_options(const TrainConfig& train) {
+  return {train.lr, train.beta1, train.beta2, train.eps, train.weight_decay};
+}
+
+SGDOptions sgd_options(const OptimizerConfig& config, const TrainConfig& train) {
+  SGDOptions options;
+  options.lr = train.lr;
+  options.momentum = config.momentum;
+  options.nesterov = config.nesterov && config.momentum > 0;
+  return options;
+}
+
+MuonOptions muon_options(const OptimizerConfig& config, const TrainConfig& train) {
+  MuonOptions options;
+  options.lr = train.lr * config.muon_lr_ratio;
+  options.momentum = config.momentum;
+  options.nesterov = config.nesterov;
+  options.weight_decay = train.weight_decay;
+  options.scale = config.muon_scale == "original" ? MuonScale::kOriginal : MuonScale::kMatchRmsAdamW;
+  options.by = config.muon_by == "polar_express" ? OrthogonalizeBy::kPolarExpress : OrthogonalizeBy::kNewtonSchulz;
+  options.iterations = static_cast<int>(config.muon_iterations);
+  options.dtype = config.muon_dtype == "fp32" ? at::kFloat : at::kBFloat16;
+  return options;
+}
+
+std::unique_ptr<FlatOptimizer> make_optimizer(const OptimizerConfig& config, const TrainConfig& train,
+                                              const torch::nn::Module& model) {
+  if (config.name == "sgd") {
+    return std::make_unique<SGD>(decay_groups(model, train.weight_decay), sgd_options(config, train));
+  }
+  if (config.name == "muon") {
+    return std::make_unique<Muon>(muon_groups(model, train.weight_decay), muon_options(config, train),
+                                  adamw_options(train));
+  }
+  return std::make_unique<AdamW>(decay_groups(model, train.weight_decay), adamw_options(train));
+}
+
+}  // namespace
+
+ChosenOptimizer::ChosenOptimizer(const OptimizerConfig& config, const TrainConfig& train, const ShardedModel& model)
+    : optimizer_(make_optimizer(config, train, *model.decoder)), lr_ratios_(optimizer_->num_groups(), 1) {
+  if (config.name == "muon") lr_ratios_.front() = config.muon_lr_ratio;
+}
+
+void ChosenOptimizer::set_lr(double lr) {
+  for (size_t group = 0; group < lr_ratios_.size(); ++group) optimizer_->set_lr(group, lr * lr_ratios_[group]);
+}
+
+}  // namespace fsdp::train
