@@ -17,6 +17,7 @@
 #include "fsdp/optim/adamw.h"                 // AdamW
 #include "fsdp/optim/clip_grad_norm.h"        // clip_grad_norm_
 #include "fsdp/optim/grad_scaler.h"           // GradScaler
+#include "fsdp/optim/lion.h"                  // Lion
 #include "fsdp/optim/muon.h"                  // Muon, muon_groups
 #include "fsdp/optim/sgd.h"                   // SGD
 #include "fsdp/precision/fp8.h"               // fp8

@@ -70,10 +70,11 @@ constexpr Names<PlannedPrecision, 5> kPrecisions = {{
     {"fp16", {io::DType::F16, io::DType::F32, io::DType::F32}},
     {"fp16_reduce", {io::DType::F16, io::DType::F16, io::DType::F32}},
 }};
-constexpr Names<Optimizer, 4> kOptimizers = {{{"adamw", Optimizer::kAdamW},
+constexpr Names<Optimizer, 5> kOptimizers = {{{"adamw", Optimizer::kAdamW},
                                               {"sgd", Optimizer::kSgd},
                                               {"sgd_momentum", Optimizer::kSgdMomentum},
-                                              {"muon", Optimizer::kMuon}}};
+                                              {"muon", Optimizer::kMuon},
+                                              {"lion", Optimizer::kLion}}};
 constexpr Names<models::Recompute, 4> kRecomputes = {{{"none", models::Recompute::kNone},
                                                       {"elementwise", models::Recompute::kElementwise},
                                                       {"gate_up", models::Recompute::kGateUp},
@@ -180,6 +181,7 @@ int64_t num_states(Optimizer optimizer) {
     case Optimizer::kSgd:
       return 0;
     case Optimizer::kSgdMomentum:
+    case Optimizer::kLion:
       return 1;
   }
   return 0;

@@ -17,7 +17,7 @@
 namespace fsdp::plan {
 
 // kMuon: matrices of the blocks by it, whole and dealt out to balanced owners; the rest by AdamW.
-enum class Optimizer { kAdamW, kSgd, kSgdMomentum, kMuon };
+enum class Optimizer { kAdamW, kSgd, kSgdMomentum, kMuon, kLion };
 
 // What carries collectives, as far as memory goes: NCCL (weights on GPUs); on CPUs Gloo, memory that all ranks share,
 // or memory within nodes and Gloo between them.
@@ -94,7 +94,7 @@ MeshShape parse_mesh(std::string_view text, int64_t world);
 // "fp16" and "fp16_reduce": likewise.
 PlannedPrecision parse_planned_precision(std::string_view text);
 std::string name(const PlannedPrecision& precision);
-Optimizer parse_optimizer(std::string_view text);  // "adamw", "sgd", "sgd_momentum", "muon"
+Optimizer parse_optimizer(std::string_view text);  // "adamw", "sgd", "sgd_momentum", "muon", "lion"
 std::string_view name(Optimizer optimizer);
 int64_t num_states(Optimizer optimizer);  // of the main weight's size and dtype; kMuon: of what it leaves to AdamW
 models::Recompute parse_recompute(std::string_view text);  // "none", "elementwise", "gate_up", "block"

@@ -70,6 +70,8 @@ std::string name(OptimizerKind kind) {
       return "SGD";
     case OptimizerKind::kMuon:
       return "Muon";
+    case OptimizerKind::kLion:
+      return "Lion";
     case OptimizerKind::kTorchAdamW:
       return "TorchAdamW";
     case OptimizerKind::kTorchAmsgrad:
@@ -106,6 +108,7 @@ std::unique_ptr<optim::Optimizer> make_torch_optimizer(OptimizerKind kind,
     case OptimizerKind::kTorchAdagrad:
       return std::make_unique<optim::Adagrad>(parameters, optim::AdagradOptions(kRate).lr_decay(0.01));
     case OptimizerKind::kMuon:
+    case OptimizerKind::kLion:
       break;  // LibTorch has none
   }
   throw std::logic_error("optimizer");
@@ -117,6 +120,8 @@ AnyOptimizer::AnyOptimizer(OptimizerKind kind, const std::vector<torch::Tensor>&
     flat_ = std::make_unique<AdamW>(leaves, options);
   } else if (kind == OptimizerKind::kSGD) {
     flat_ = std::make_unique<SGD>(leaves, SGDOptions{.lr = kRate, .momentum = kMomentum});
+  } else if (kind == OptimizerKind::kLion) {
+    flat_ = std::make_unique<Lion>(leaves, LionOptions{.lr = kRate / 10, .weight_decay = kDecay});
   } else if (kind == OptimizerKind::kMuon) {
     MuonGroups groups{{}, {{{}, kDecay}}};
     for (const torch::Tensor& leaf : leaves) {

@@ -15,6 +15,7 @@ enum class OptimizerKind {
   kAdamW,
   kSGD,
   kMuon,
+  kLion,
   kTorchAdamW,
   kTorchAmsgrad,
   kTorchAdam,
@@ -23,9 +24,9 @@ enum class OptimizerKind {
   kTorchAdagrad
 };
 inline constexpr OptimizerKind kOptimizerKinds[] = {
-    OptimizerKind::kAdamW,      OptimizerKind::kSGD,          OptimizerKind::kMuon,
-    OptimizerKind::kTorchAdamW, OptimizerKind::kTorchAmsgrad, OptimizerKind::kTorchAdam,
-    OptimizerKind::kTorchSGD,   OptimizerKind::kTorchRMSprop, OptimizerKind::kTorchAdagrad};
+    OptimizerKind::kAdamW,        OptimizerKind::kSGD,          OptimizerKind::kMuon,      OptimizerKind::kLion,
+    OptimizerKind::kTorchAdamW,   OptimizerKind::kTorchAmsgrad, OptimizerKind::kTorchAdam, OptimizerKind::kTorchSGD,
+    OptimizerKind::kTorchRMSprop, OptimizerKind::kTorchAdagrad};
 std::string name(OptimizerKind kind);
 
 // LibTorch's own, or its twin of one of ours.

@@ -72,6 +72,7 @@ AdamW make_optimizer(const torch::nn::Module& model, const AdamWOptions& options
   return {parameters(model), options};
 }
 SGD make_optimizer(const torch::nn::Module& model, const SGDOptions& options) { return {parameters(model), options}; }
+Lion make_optimizer(const torch::nn::Module& model, const LionOptions& options) { return {parameters(model), options}; }
 Muon make_optimizer(const torch::nn::Module& model, const MuonOptions& options) {
   return {muon_groups(model, /*weight_decay=*/0.1), options, {}};
 }
@@ -155,6 +156,8 @@ void compare(const models::DecoderConfig& config, Setup setup, const Trains& tra
       train_and_compare(world, config, plan, trains, AdamWOptions{});
     } else if (setup.optimizer == Optimizer::kMuon) {
       train_and_compare(world, config, plan, trains, MuonOptions{});
+    } else if (setup.optimizer == Optimizer::kLion) {
+      train_and_compare(world, config, plan, trains, LionOptions{});
     } else {
       SGDOptions options;
       options.momentum = setup.optimizer == Optimizer::kSgdMomentum ? 0.9 : 0;
@@ -297,7 +300,8 @@ TEST(PlanAgainstRuntime, RandomSetups) {
     if (random() % 4 == 0) setup.reshard_after_forward = random() % 2 == 0;
     setup.work.microbatches = 1 + static_cast<int64_t>(random() % 5);
     if (random() % 2) setup.schedule = pick(schedules);
-    setup.optimizer = pick(std::array<Optimizer, 3>{Optimizer::kAdamW, Optimizer::kSgd, Optimizer::kSgdMomentum});
+    setup.optimizer =
+        pick(std::array<Optimizer, 4>{Optimizer::kAdamW, Optimizer::kSgd, Optimizer::kSgdMomentum, Optimizer::kLion});
     setup.granularity = pick(std::array<layout::Granularity, 3>{
         layout::Granularity::kElement, layout::Granularity::kRow, layout::Granularity::kBlock});
     setup.block = 8;

@@ -132,8 +132,9 @@ std::vector<Option> train_options() {
       {"train.min_lr_ratio", FSDP_SLOT(train.min_lr_ratio), between(0, 1), "the last step's learning rate / lr"},
       {"train.warmup_steps", FSDP_SLOT(train.warmup_steps), at_least(0), "steps of linear warm-up"},
       {"train.clip", FSDP_SLOT(train.clip), at_least(0), "largest 2-norm of all gradients; 0: no clipping"},
-      {"train.beta1", FSDP_SLOT(train.beta1), between(0, 1), "AdamW: decay of the first moment"},
-      {"train.beta2", FSDP_SLOT(train.beta2), between(0, 1), "AdamW: decay of the second moment"},
+      {"train.beta1", FSDP_SLOT(train.beta1), between(0, 1), "AdamW, Lion: decay of the first moment"},
+      {"train.beta2", FSDP_SLOT(train.beta2), between(0, 1),
+       "AdamW: decay of the second moment; Lion: of what the next step remembers"},
       {"train.eps", FSDP_SLOT(train.eps), at_least(0), "AdamW: epsilon"},
       {"train.weight_decay", FSDP_SLOT(train.weight_decay), at_least(0),
        "decoupled (sgd: added to the gradient), on parameters with at least 2 dims"},
@@ -181,7 +182,7 @@ std::vector<Option> train_options() {
 
 std::vector<Option> optimizer_options() {
   return {
-      {"optimizer.name", FSDP_SLOT(optimizer.name), one_of({"adamw", "sgd", "muon"}),
+      {"optimizer.name", FSDP_SLOT(optimizer.name), one_of({"adamw", "sgd", "muon", "lion"}),
        "docs/optimizers.md compares them. muon: matrices of the blocks by it, each whole on one rank; embeddings, head "
        "and "
        "vectors by AdamW. Learning rate and weight decay are train.lr and train.weight_decay for all"},

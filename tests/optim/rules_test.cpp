@@ -1,0 +1,124 @@
+// Optimizers that LibTorch lacks, element by element against their formulas in double precision.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <functional>
+
+#include "fsdp/fsdp.h"
+#include "tests/support/ranks.h"
+
+namespace fsdp {
+namespace {
+
+using testing::generator;
+using ::testing::HasSubstr;
+using testing::make_seeded;
+using testing::run_ranks;
+using ::testing::ThrowsMessage;
+
+using Tensors = std::vector<torch::Tensor>;
+
+// One element of a weight with what its optimizer remembers.
+struct Element {
+  double weight = 0;
+  double first = 0;
+  double second = 0;
+};
+using ElementRule = std::function<void(Element&, double gradient)>;
+
+torch::Tensor rule_gradient(at::IntArrayRef sizes, int step, size_t i) {
+  return torch::randn(sizes, generator(3000 + 10 * static_cast<uint64_t>(step) + i));
+}
+
+constexpr int kRuleSteps = 10;
+
+// `whole`: the values that a parameter had at first; its last ones by the rule.
+torch::Tensor by_rule(const torch::Tensor& whole, size_t i, const ElementRule& rule) {
+  torch::Tensor result = whole.to(torch::kDouble).clone().flatten();
+  for (int64_t k = 0; k < result.numel(); ++k) {
+    Element element{result[k].item<double>()};
+    for (int step = 0; step < kRuleSteps; ++step) {
+      rule(element, rule_gradient(whole.sizes(), step, i).flatten()[k].item<double>());
+    }
+    result[k] = element.weight;
+  }
+  return result;
+}
+
+struct RuleNet : torch::nn::Module {
+  RuleNet() {
+    layers = register_module("layers", torch::nn::Sequential(torch::nn::Linear(5, 7), torch::nn::Linear(7, 3)));
+    last = register_parameter("last", torch::randn({11}));
+  }
+  torch::nn::Sequential layers{nullptr};
+  torch::Tensor last;
+};
+
+// Over shards on 1, 2 and 3 ranks, with gradients that are given, half of them as a factor.
+void expect_rule(const std::function<std::unique_ptr<FlatOptimizer>(Tensors)>& make, const ElementRule& rule) {
+  for (const int size : {1, 2, 3}) {
+    SCOPED_TRACE(size);
+    run_ranks(size, [&](const World& world) {
+      const auto make_net = [] { return make_seeded(12, [] { return std::make_shared<RuleNet>(); }); };
+      const auto net = make_net();
+      const auto plain = make_net();
+      fully_shard(*net->layers, Mesh::shard(world));
+      fully_shard(*net, Mesh::shard(world));
+      const auto optimizer = make(parameters(*net));
+      const auto leaves = named_parameters(*net);
+      for (int step = 0; step < kRuleSteps; ++step) {
+        for (size_t i = 0; i < leaves.size(); ++i) {
+          const at::Tensor& leaf = leaves[i].second;
+          const LocalRange range = local_range(leaf);
+          const torch::Tensor whole = 2 * rule_gradient(logical_sizes(leaf), step, i).flatten();
+          leaf.mutable_grad() = whole.slice(0, range.begin, range.end).clone();
+        }
+        step % 2 == 0 ? optimizer->step(0.5) : optimizer->step(torch::tensor(0.5F));
+      }
+      const auto initial = plain->named_parameters();
+      for (size_t i = 0; i < leaves.size(); ++i) {
+        const auto& [name, leaf] = leaves[i];
+        const LocalRange range = local_range(leaf);
+        const torch::Tensor expected = by_rule(initial[name].detach(), i, rule).slice(0, range.begin, range.end);
+        EXPECT_TRUE(torch::allclose(leaf.to(torch::kDouble), expected, 1e-5, 1e-6)) << name;
+      }
+    });
+  }
+}
+
+TEST(Lion, FollowsItsFormula) {
+  const LionOptions options{.lr = 0.01, .beta1 = 0.9, .beta2 = 0.95, .weight_decay = 0.1};
+  expect_rule([&](Tensors leaves) { return std::make_unique<Lion>(std::move(leaves), options); },
+              [&](Element& it, double gradient) {
+                const double direction = options.beta1 * it.first + (1 - options.beta1) * gradient;
+                const double sign = direction > 0 ? 1 : direction < 0 ? -1 : 0;
+                it.weight = it.weight * (1 - options.lr * options.weight_decay) - options.lr * sign;
+                it.first = options.beta2 * it.first + (1 - options.beta2) * gradient;
+              });
+}
+
+TEST(Lion, KeepsOneStateAndRefusesOptionsOutOfRange) {
+  const Tensors leaves{torch::ones({5, 2}, torch::requires_grad())};
+  Lion lion(leaves, LionOptions{});
+  leaves[0].mutable_grad() = torch::zeros({5, 2});
+  lion.step();
+  EXPECT_EQ(lion.state_bytes(), 4 * 10);
+  EXPECT_TRUE(torch::equal(leaves[0], torch::ones({5, 2})));  // the sign of 0
+  EXPECT_THAT([&] { Lion(leaves, LionOptions{.lr = -1}); }, ThrowsMessage<Error>(HasSubstr("[Lion] lr")));
+  EXPECT_THAT([&] { Lion(leaves, LionOptions{.beta2 = 1}); }, ThrowsMessage<Error>(HasSubstr("betas")));
+}
+
+TEST(SGD, FollowsNesterovsFormula) {
+  const SGDOptions options{.lr = 0.05, .momentum = 0.9, .weight_decay = 0.02, .nesterov = true};
+  expect_rule([&](Tensors leaves) { return std::make_unique<SGD>(std::move(leaves), options); },
+              [&](Element& it, double gradient) {
+                const double full = gradient + options.weight_decay * it.weight;
+                it.first = options.momentum * it.first + full;
+                it.weight -= options.lr * (full + options.momentum * it.first);
+              });
+}
+
+}  // namespace
+}  // namespace fsdp
