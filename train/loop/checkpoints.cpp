@@ -46,11 +46,13 @@ bool saves_regularly(const CheckpointConfig& config) { return config.every_steps
 }  // namespace
 
 Checkpoints::Checkpoints(const Config& config, const World& world, const OutputFolder& folder, Console& console,
-                         ShardedModel& model, Trainer& trainer, RunState& run, std::function<void()> before_commit)
+                         EventLog& events, ShardedModel& model, Trainer& trainer, RunState& run,
+                         std::function<void()> before_commit)
     : config_(config),
       world_(world),
       folder_(folder),
       console_(console),
+      events_(events),
       model_(model),
       trainer_(trainer),
       run_(run),
@@ -82,10 +84,11 @@ void Checkpoints::check_room() const {
 
 void Checkpoints::tell_resumed(const std::string& place, const checkpoint::LoadReport& report) {
   saved_step_ = report.step;
-  console_.line(format_text("checkpoint: resumed from %s at step %lld (written by %lld rank(s)); %s read in %.2f s",
-                            place.c_str(), static_cast<long long>(report.step),
-                            static_cast<long long>(report.world_size), format_bytes(report.bytes).c_str(),
-                            report.seconds));
+  events_.tell(
+      EventKind::kResumed, report.step,
+      format_text("checkpoint: resumed from %s at step %lld (written by %lld rank(s)); %s read in %.2f s",
+                  place.c_str(), static_cast<long long>(report.step), static_cast<long long>(report.world_size),
+                  format_bytes(report.bytes).c_str(), report.seconds));
   for (const std::string& change : run_.changed_keys()) console_.line("checkpoint: " + change);
   on_rank0(world_, [&] {
     const std::string names = set_aside_after(report.step, folder_.checkpoints());
@@ -147,9 +150,10 @@ void Checkpoints::attempt(const std::function<void()>& save) {
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kFileSystem) throw;
     last_failure_ = error.what();
-    console_.line("checkpoint: save failed: " + last_failure_ +
-                  (saved_step_ ? "; that of step " + std::to_string(*saved_step_) + " stays" : "") +
-                  "; training goes on");
+    events_.tell(EventKind::kSaveFailed, trainer_.steps_done(),
+                 "checkpoint: save failed: " + last_failure_ +
+                     (saved_step_ ? "; that of step " + std::to_string(*saved_step_) + " stays" : "") +
+                     "; training goes on");
   }
 }
 
@@ -167,9 +171,10 @@ void Checkpoints::finish() {
     const checkpoint::SaveReport report = saver_.finish();
     saved_step_ = report.step;
     last_failure_.clear();
-    console_.line(format_text("checkpoint: committed step %lld (%s) in %.3f s, training stalled %.3f s",
-                              static_cast<long long>(report.step), format_bytes(report.bytes).c_str(), report.seconds,
-                              report.stalled_seconds));
+    events_.tell(EventKind::kCommitted, report.step,
+                 format_text("checkpoint: committed step %lld (%s) in %.3f s, training stalled %.3f s",
+                             static_cast<long long>(report.step), format_bytes(report.bytes).c_str(), report.seconds,
+                             report.stalled_seconds));
     std::error_code ignored;  // it would only be obeyed again
     if (answers_request_ && fs::remove(folder_.save_request(), ignored))
       console_.line("checkpoint: removed the file SAVE");

@@ -10,6 +10,7 @@
 #include "train/base/console.h"
 #include "train/config/config.h"
 #include "train/config/output_folder.h"
+#include "train/loop/event_log.h"
 #include "train/loop/run_state.h"
 #include "train/loop/trainer.h"
 
@@ -20,7 +21,7 @@ class Checkpoints {
  public:
   // All must outlive it. `before_commit` runs on rank 0 before a checkpoint counts: what the run wrote until then shall
   // last as long as it.
-  Checkpoints(const Config& config, const World& world, const OutputFolder& folder, Console& console,
+  Checkpoints(const Config& config, const World& world, const OutputFolder& folder, Console& console, EventLog& events,
               ShardedModel& model, Trainer& trainer, RunState& run, std::function<void()> before_commit);
 
   // Local. Throws Error(kFileSystem) if the disk has no room for two checkpoints.
@@ -58,6 +59,7 @@ class Checkpoints {
   const World& world_;
   OutputFolder folder_;
   Console& console_;
+  EventLog& events_;
   ShardedModel& model_;
   Trainer& trainer_;
   RunState& run_;

@@ -27,6 +27,7 @@
 #include "train/evaluate/evaluation.h"
 #include "train/generate/samples.h"
 #include "train/loop/checkpoints.h"
+#include "train/loop/event_log.h"
 #include "train/loop/ledger.h"
 #include "train/loop/matmul_peak.h"
 #include "train/loop/pace.h"
@@ -81,7 +82,8 @@ class Run {
                 models::to_hugging_face(model_.decoder->config()).dump(),
                 tuning_.lora ? adapter_config_text(*tuning_.lora, config.model.path) : ""},
                trainer_, batches_),
-        checkpoints_(config_, world_, folder_, console_, model_, trainer_, state_, [this] { records_->sync(); }),
+        checkpoints_(config_, world_, folder_, console_, events_, model_, trainer_, state_,
+                     [this] { records_->sync(); }),
         stragglers_(world_, config.check.stragglers_every) {
     fault_point("model.built");
     on_rank0(world_, [&] {
@@ -89,16 +91,30 @@ class Run {
       make_output(folder_);
       lock_.emplace(folder_.root);
       start_output(folder_, config_, check_output(folder_, config_));
+      events_.open(folder_.events());
       checkpoints_.check_room();
     });
   }
 
   // Returns the exit code.
   int train() {
+    try {
+      return train_steps();
+    } catch (const std::exception& failure) {
+      events_.keep(EventKind::kFailed, trainer_.steps_done(), failure.what());
+      throw;
+    }
+  }
+
+ private:
+  static constexpr const char* kStopFile = "the file STOP";
+
+  int train_steps() {
     print_banner();
     const int64_t first_step = checkpoints_.resume();
     on_rank0(world_, [&] { records_ = std::make_unique<Records>(folder_, config_.sample, first_step); });
     model_.root.reset_counters();
+    events_.keep_start({first_step, trainer_.schedule().steps, world_.size, model_.root.num_parameters(), subject()});
     pace_.start(first_step);
     if (!rest()) return stop(agreed_reason());
     while (trainer_.steps_done() < trainer_.schedule().steps) {
@@ -118,9 +134,6 @@ class Run {
     }
     return end();
   }
-
- private:
-  static constexpr const char* kStopFile = "the file STOP";
 
   // Between two steps: samples and evaluations that are due. False if somebody asks for a stop in the meantime.
   bool rest() {
@@ -142,6 +155,7 @@ class Run {
     console_.line("train: wrote " + folder_.model().string() + ", " + folder_.metrics().string() + ", " +
                   folder_.config().string());
     checkpoints_.check_last_save();
+    events_.keep(EventKind::kEnded, trainer_.steps_done(), "");
     return 0;
   }
 
@@ -174,8 +188,9 @@ class Run {
     // A request is used up by being obeyed: the run that goes on shall not find it again.
     std::error_code ignored;
     if (stop_file_is_there()) std::filesystem::remove(folder_.stop_request(), ignored);
-    console_.line("train: asked to stop by " + reason + "; saved step " + std::to_string(trainer_.steps_done()) +
-                  "; start again with --resume=auto");
+    events_.tell(EventKind::kStopped, trainer_.steps_done(),
+                 "train: asked to stop by " + reason + "; saved step " + std::to_string(trainer_.steps_done()) +
+                     "; start again with --resume=auto");
     return kStoppedAndResumable;
   }
 
@@ -198,7 +213,7 @@ class Run {
     stragglers_.end_step();
     pace_.add_step(seconds_since(step_begin), 1e-3 * prefetch_.take_wait_ms());
     fit_steps();
-    for (const std::string& change : stragglers_.compare()) console_.line(change);
+    for (const std::string& change : stragglers_.compare()) events_.tell(EventKind::kSlowRank, step + 1, change);
     if (result.outcome == StepResult::Outcome::kRollBack) {
       if (roll_back(result)) return result;
       trainer_.skip(result);
@@ -216,23 +231,28 @@ class Run {
   }
 
   void tell_irregularities(const StepResult& result) {
-    const std::string step = std::to_string(trainer_.steps_done());
+    const int64_t done = trainer_.steps_done();
+    const std::string step = std::to_string(done);
     if (result.recomputed == StepResult::Recomputed::kTransient) {
-      console_.line("train: step " + step +
-                    " was computed wrongly once and then rightly: a passing error of a machine");
+      events_.tell(EventKind::kPassingError, done,
+                   "train: step " + step + " was computed wrongly once and then rightly: a passing error of a machine");
     }
     const bool skipped = result.outcome == StepResult::Outcome::kSkipped;
+    const EventKind kind = skipped ? EventKind::kSkipped : EventKind::kSpike;
     if (result.spike) {
-      console_.line(format_text("train: step %s is a spike%s: loss %.4f (limit %.4f), gradient norm %.4f (limit %.4f)",
-                                step.c_str(), skipped ? " and skipped" : "", result.loss, result.spike->loss_limit,
-                                result.grad_norm, result.spike->grad_norm_limit));
+      events_.tell(kind, done,
+                   format_text("train: step %s is a spike%s: loss %.4f (limit %.4f), gradient norm %.4f (limit %.4f)",
+                               step.c_str(), skipped ? " and skipped" : "", result.loss, result.spike->loss_limit,
+                               result.grad_norm, result.spike->grad_norm_limit));
     } else if (result.overflowed) {
       ++num_overflows_;
-      console_.line(format_text("train: step %s skipped: gradients overflowed at loss scale %g, which is %g now",
-                                step.c_str(), result.loss_scale, trainer_.scaler()->current_scale()));
+      events_.tell(kind, done,
+                   format_text("train: step %s skipped: gradients overflowed at loss scale %g, which is %g now",
+                               step.c_str(), result.loss_scale, trainer_.scaler()->current_scale()));
     } else if (skipped) {
-      console_.line(format_text("train: step %s skipped: loss %f, gradient norm %f, computed twice", step.c_str(),
-                                result.loss, result.grad_norm));
+      events_.tell(kind, done,
+                   format_text("train: step %s skipped: loss %f, gradient norm %f, computed twice", step.c_str(),
+                               result.loss, result.grad_norm));
     }
   }
 
@@ -259,9 +279,10 @@ class Run {
     batches_.continue_at(trainer_.steps_done(), consumed);
     pace_.go_back_to(trainer_.steps_done());
     on_rank0(world_, [&] { records_->go_back_to(trainer_.steps_done()); });
-    console_.line(format_text("train: step %lld was %s (loss %f); back to step %lld, without the data in between",
-                              static_cast<long long>(bad_step), result.spike ? "a spike" : "not finite", result.loss,
-                              static_cast<long long>(trainer_.steps_done())));
+    events_.tell(EventKind::kRolledBack, bad_step,
+                 format_text("train: step %lld was %s (loss %f); back to step %lld, without the data in between",
+                             static_cast<long long>(bad_step), result.spike ? "a spike" : "not finite", result.loss,
+                             static_cast<long long>(trainer_.steps_done())));
     return true;
   }
 
@@ -298,13 +319,17 @@ class Run {
     return name == "shm" ? "ranks share memory" : name == "gloo" ? "ranks talk TCP (Gloo)" : "no other ranks";
   }
 
+  // What is trained, by how many, and how.
+  std::string subject() const {
+    return model_.decoder->config().model_type + " with " + format_count(model_.root.num_parameters()) +
+           " parameters in " + std::to_string(model_.root.num_units()) + " units; " + std::to_string(world_.size) +
+           " rank(s) (" + launcher_name() + "); " + config_.shard.strategy + ", " + config_.shard.precision + ", " +
+           transport_text();
+  }
+
   void print_banner() {
     const RestingBytes rest = model_.root.resting_bytes();
-    console_.line("train: " + model_.decoder->config().model_type + " with " +
-                  format_count(model_.root.num_parameters()) + " parameters in " +
-                  std::to_string(model_.root.num_units()) + " units; " + std::to_string(world_.size) + " rank(s) (" +
-                  launcher_name() + "); " + config_.shard.strategy + ", " + config_.shard.precision + ", " +
-                  transport_text());
+    console_.line("train: " + subject());
     console_.line("train: " + describe(threads_) + describe(device_) + "; " + kernels::describe_cpu_isa() +
                   format_text("; %.3g TFLOP/s each", 1e-12 * peak_flops_) +
                   (config_.train.deterministic ? "; deterministic" : ""));
@@ -418,6 +443,7 @@ class Run {
   c10::Device device_;
   OutputFolder folder_;
   Console console_;
+  EventLog events_{console_};
   Splits splits_;
   StopSignal& stop_signal_;
   std::optional<tokenizer::Tokenizer> tokenizer_;
