@@ -8,6 +8,7 @@ const std::vector<Verb>& verbs() {
       {"plan", "say what a run will take, before it exists", run_plan},
       {"train", "train a model, alone or as one of many ranks", run_train},
       {"launch", "start a verb as several ranks on this host", run_launch},
+      {"report", "draw trainings as one page of HTML", run_report},
       {"generate", "continue prompts with a trained model, or chat with it", run_generate},
       {"eval", "measure a model: perplexity, multiple choice", run_eval},
       {"parity", "compare a model with values computed elsewhere", run_parity},

@@ -12,7 +12,7 @@ import pathlib
 import re
 import sys
 
-ROOTS = ("fsdp", "io", "text", "kernels", "models", "plan", "train", "app")
+ROOTS = ("fsdp", "io", "text", "kernels", "models", "plan", "report", "train", "app")
 SUFFIXES = {".h", ".hpp", ".cpp", ".cc", ".cu", ".cuh"}
 
 RAW = {"kernels/raw", "kernels/raw/products"}
@@ -91,6 +91,7 @@ ALLOWED = {
     "plan/time": {"fsdp/strategy", "fsdp/schedule", "io/base", "models/config", "plan/picture"},
     "plan/forecast": {"fsdp/base", "io/base", "models/config", "plan", "plan/time"},
     "plan/search": PURE | {"fsdp/base", "io/base", "models/config", "plan", "plan/forecast", "plan/time"},
+    "report": {"fsdp/base", "io/base", "plan/picture", "text/unicode"},
     "models/config": {"io/base"},
     "models": {"kernels/operators", "kernels/products", "io/base", "io/hub", "io/weights", "models/config"},
     "train/base": TRAINER,
@@ -106,11 +107,12 @@ ALLOWED = {
 }
 # Rooms within a room: its own matter, one room to all others.
 PARTS = {"text/tokenizer/json": "text/tokenizer", "text/tokenizer/stages": "text/tokenizer", "app/launch": "app",
+         "app/report": "app",
          "fsdp/unit/sharding": "fsdp/unit"}
 EVERYTHING = {"fsdp", "app"}  # `fsdp` is the umbrella header
 
 # These must build and run without LibTorch.
-TORCH_FREE = ("fsdp/layout", "fsdp/strategy", "fsdp/schedule", "io", "text", "plan", "kernels/raw", "models/config")
+TORCH_FREE = ("fsdp/layout", "fsdp/strategy", "fsdp/schedule", "io", "text", "plan", "report", "kernels/raw", "models/config")
 TORCH = ("torch/", "ATen/", "c10/", "caffe2/")
 
 MAX_FILES = 30  # of a folder

@@ -11,7 +11,7 @@ import pathlib
 import re
 import sys
 
-SOURCE_ROOTS = ("fsdp", "io", "text", "kernels", "models", "plan", "train", "app", "tests", "benchmarks", "examples",
+SOURCE_ROOTS = ("fsdp", "io", "text", "kernels", "models", "plan", "report", "train", "app", "tests", "benchmarks", "examples",
                 "scripts", "cmake")
 PATH_ROOTS = SOURCE_ROOTS + ("docs", ".ci")
 LIBRARY_ROOTS = ("fsdp", "io", "text", "kernels", "models")

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "plan/picture/axis.h"
 #include "plan/picture/xml_text.h"
 
 namespace fsdp::plan::time {
@@ -26,15 +27,6 @@ const char* style_of(const Instruction& instruction) {
     default:
       return "other";
   }
-}
-
-// 1, 2 or 5 times a power of ten, so that about ten of them are `whole`.
-double round_step(double whole) {
-  const double power = std::pow(10, std::floor(std::log10(whole / 10)));
-  for (const double factor : {1.0, 2.0, 5.0}) {
-    if (factor * power >= whole / 10) return factor * power;
-  }
-  return 10 * power;
 }
 
 class Picture {
@@ -85,7 +77,7 @@ class Picture {
   }
 
   void add_axis() {
-    const double step = round_step(std::max(time_.step_ms, 1e-9));
+    const double step = round_step(std::max(time_.step_ms, 1e-9), 10);
     const double bottom = kTop + 4 * kRow;
     for (int i = 0; i * step <= time_.step_ms * (1 + 1e-9); ++i) {
       add("<line class=\"line\" x1=\"%.2f\" x2=\"%.2f\" y1=\"%.0f\" y2=\"%.0f\"/>", x(i * step), x(i * step), kTop - 4,
