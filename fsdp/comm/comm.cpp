@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "fsdp/base/backstage.h"
@@ -139,6 +140,68 @@ void Comm::broadcast(const at::Tensor& tensor, int root, CallLabel label) {
 }
 
 void Comm::barrier(CallLabel label) { all_reduce_small(at::zeros({1}, at::kByte), std::move(label)); }
+
+Pending Comm::all_to_all(const at::Tensor& output, const at::Tensor& input, CallLabel label) {
+  FSDP_ASSERT(output.numel() == input.numel() && input.numel() % size() == 0, output.numel(), " from ", input.numel());
+  const auto ranks = static_cast<size_t>(size());
+  return all_to_all(output, input, ExchangeCounts(ranks, std::vector<int64_t>(ranks, input.numel() / size())),
+                    std::move(label));
+}
+
+Pending Comm::all_to_all(const at::Tensor& output, const at::Tensor& input, const ExchangeCounts& counts,
+                         CallLabel label) {
+  const auto ranks = static_cast<size_t>(size()), self = static_cast<size_t>(rank_);
+  FSDP_ASSERT(counts.size() == ranks, counts.size(), " rows of counts for ", size(), " ranks");
+  int64_t sent = 0, received = 0, all = 0;
+  for (size_t from = 0; from < ranks; ++from) {
+    FSDP_ASSERT(counts[from].size() == ranks, counts[from].size(), " counts of rank ", from, " for ", size());
+    received += counts[from][self];
+    for (const int64_t count : counts[from]) {
+      all += count;
+      if (from == self) sent += count;
+    }
+  }
+  FSDP_ASSERT(input.numel() == sent && output.numel() == received, input.numel(), " of ", sent, ", ", output.numel(),
+              " of ", received);
+  return start(std::move(label), all * static_cast<int64_t>(input.element_size()),
+               [&](uint32_t tag) { return transport_for(input.device()).all_to_all(output, input, counts, tag); });
+}
+
+ExchangeCounts Comm::exchange_counts(const std::vector<int64_t>& to_others, CallLabel label) {
+  FSDP_ASSERT(to_others.size() == static_cast<size_t>(size()), to_others.size(), " counts for ", size(), " ranks");
+  const Backstage backstage;
+  const at::Tensor all = at::empty({size(), size()}, at::kLong);
+  all_gather(all.view({-1}), at::tensor(to_others, at::kLong), std::move(label)).wait();
+  ExchangeCounts counts;
+  for (int rank = 0; rank < size(); ++rank) {
+    const auto* row = all.const_data_ptr<int64_t>() + static_cast<int64_t>(rank) * size();
+    counts.emplace_back(row, row + size());
+  }
+  return counts;
+}
+
+Pending Comm::send(const at::Tensor& tensor, int to, CallLabel label) {
+  return message(tensor, rank_, to, std::move(label));
+}
+
+Pending Comm::receive(const at::Tensor& tensor, int from, CallLabel label) {
+  return message(tensor, from, rank_, std::move(label));
+}
+
+// A broadcast in the group of the two, which every transport has. The name of the call has the direction, so that two
+// ranks may send each other something under one name in any order.
+Pending Comm::message(const at::Tensor& tensor, int from, int to, CallLabel label) {
+  FSDP_ASSERT(from != to && std::min(from, to) >= 0 && std::max(from, to) < size(), "a message from ", from, " to ", to,
+              " of ", size());
+  const auto connection = connection_.lock();
+  FSDP_ASSERT(connection, "a group without its connection");
+  const int sender = ranks_[static_cast<size_t>(from)], receiver = ranks_[static_cast<size_t>(to)];
+  const auto pair = connection->group({std::min(sender, receiver), std::max(sender, receiver)}, purpose_);
+  label.op += " from rank " + std::to_string(sender);
+  return pair->start(std::move(label), num_bytes(tensor), [&](uint32_t tag) {
+    return pair->transport_for(tensor.device()).broadcast(tensor.view({-1}), sender < receiver ? 0 : 1, tag);
+  });
+}
 
 void Comm::await(CallLabel label, const WaitFunction& wait) {
   class Waiting : public Transfer {

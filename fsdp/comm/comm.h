@@ -77,6 +77,18 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // Blocking. Rank `root`'s tensor on every rank.
   void broadcast(const at::Tensor& tensor, int root, CallLabel label);
   void barrier(CallLabel label);
+
+  // input [size * n]: slice r goes to rank r; output [size * n]: slice r is from rank r. They do not overlap. Each rank
+  // receives (size-1) * n elements.
+  Pending all_to_all(const at::Tensor& output, const at::Tensor& input, CallLabel label);
+  // The same in pieces of counts[from][to] elements, which every rank must know: by itself, or from exchange_counts().
+  Pending all_to_all(const at::Tensor& output, const at::Tensor& input, const ExchangeCounts& counts, CallLabel label);
+  // `to_others`: how many elements this rank sends to each. Returns what all ranks said. Blocking.
+  ExchangeCounts exchange_counts(const std::vector<int64_t>& to_others, CallLabel label);
+  // From one rank of the group to another; only these two call. Messages of one name from one rank to another arrive in
+  // order. The first one between two ranks connects them, so it waits for the other. From one thread at a time.
+  Pending send(const at::Tensor& tensor, int to, CallLabel label);
+  Pending receive(const at::Tensor& tensor, int from, CallLabel label);
   // Waits for something else that the ranks of the group do; `wait` throws TransferFailure at the deadline and soon
   // after `aborted` has become true. Blocking.
   using WaitFunction = std::function<void(std::chrono::milliseconds deadline, const std::atomic<bool>& aborted)>;
@@ -92,6 +104,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   };
   Issued issue(const CallLabel& label, int64_t bytes);
   Pending start(CallLabel label, int64_t bytes, const std::function<std::unique_ptr<Transfer>(uint32_t tag)>& begin);
+  Pending message(const at::Tensor& tensor, int from, int to, CallLabel label);
   void set_state(int64_t number, CallState state);
   void wait(Transfer& transfer) const;
   [[noreturn]] void fail(int64_t number, const CallLabel& label, const TransferFailure& failure);

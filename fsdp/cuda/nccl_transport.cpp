@@ -67,6 +67,21 @@ class NcclTransport : public comm::Transport {
     return enqueue(tensor.numel(), [&] { group_->broadcast(tensors, options); });
   }
 
+  std::unique_ptr<Transfer> all_to_all(const at::Tensor& output, const at::Tensor& input,
+                                       const comm::ExchangeCounts& counts, uint32_t) override {
+    c10d::AllToAllOptions options;
+    options.asyncOp = false;
+    const auto self = static_cast<size_t>(rank_);
+    std::vector<int64_t> to_others = counts[self], from_others;
+    int64_t all = 0;  // a rank that neither sends nor receives takes part too
+    for (const std::vector<int64_t>& row : counts) {
+      from_others.push_back(row[self]);
+      for (const int64_t count : row) all += count;
+    }
+    at::Tensor to = output, from = input;
+    return enqueue(all, [&] { group_->alltoall_base(to, from, from_others, to_others, options); });
+  }
+
   void abort() noexcept override {
     try {
       group_->abort();

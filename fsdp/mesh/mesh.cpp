@@ -28,6 +28,32 @@ Mesh::Mesh(World world, std::vector<MeshAxis> axes) : world_(std::move(world)), 
   }
 }
 
+Mesh Mesh::parallel(const World& world, const std::vector<MeshAxis>& sizes) {
+  const std::vector<std::string> order = {"pp", "replicate", "shard", "cp", "tp", "ep"};
+  std::vector<MeshAxis> axes;
+  int product = 1;
+  const auto is_of = [](const std::string& name) {
+    return [&name](const MeshAxis& axis) { return axis.name == name; };
+  };
+  for (const MeshAxis& axis : sizes) {
+    FSDP_CHECK(std::find(order.begin(), order.end(), axis.name) != order.end(), "[mesh] parallel(): got axis '",
+               axis.name, "', expected pp, replicate, shard, cp, tp or ep.");
+    FSDP_CHECK(axis.size > 0, "[mesh] size of axis '", axis.name, "': got ", axis.size, ", expected at least 1.");
+    product *= axis.size;
+  }
+  const bool takes_the_rest = std::none_of(sizes.begin(), sizes.end(), is_of("shard"));
+  FSDP_CHECK(!takes_the_rest || world.size % product == 0, "[mesh] parallel(): got axes of ", product,
+             " places together and ", world.size, " ranks, expected a divisor of that. Change a size, or start ",
+             world.size / product * product, " or ", (world.size / product + 1) * product, " ranks.");
+  for (const std::string& name : order) {
+    for (const MeshAxis& axis : sizes) {
+      if (axis.name == name) axes.push_back(axis);
+    }
+    if (name == "shard" && takes_the_rest) axes.push_back({name, world.size / product});
+  }
+  return Mesh(world, std::move(axes));
+}
+
 Mesh::Mesh(World world, std::vector<MeshAxis> axes, std::vector<Rows> rows)
     : world_(std::move(world)), axes_(std::move(axes)), rows_(std::move(rows)) {}
 

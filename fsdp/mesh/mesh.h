@@ -36,6 +36,12 @@ class Mesh {
   // Sizes must multiply to world.size and names differ; else throws Error(kUsage).
   Mesh(World world, std::vector<MeshAxis> axes);
 
+  // The axes of parallel training in the order "pp", "replicate", "shard", "cp", "tp", "ep", of which `sizes` names
+  // those that are wanted: ranks of the last axes, which talk most, are neighbours, so they share a host. "shard" is
+  // always there; without a size it takes the ranks that the others leave. Throws Error(kUsage): another name, or a
+  // number of ranks that the sizes do not divide.
+  static Mesh parallel(const World& world, const std::vector<MeshAxis>& sizes);
+
   // The same ranks with `axes` made into one axis, `name`, at the place of the first of them: its coordinate counts
   // through theirs, the last one fastest. Sharding over two axes: flattened({"a", "b"}, "shard"); replicating over all
   // others likewise, as "replicate". Throws Error(kUsage): an axis is not there or given twice, `name` is another's.

@@ -68,6 +68,22 @@ TEST(Mesh, GroupsOfAnAxisPartitionTheWorld) {
   }
 }
 
+TEST(Mesh, TheAxesOfParallelTrainingHaveAnOrder) {
+  const Mesh mesh = Mesh::parallel(place(5, 16), {{"tp", 2}, {"cp", 2}, {"replicate", 2}});
+  EXPECT_EQ(mesh.describe(), "replicate=2, shard=2, cp=2, tp=2");
+  EXPECT_EQ(mesh.ranks("tp"), (std::vector<int>{4, 5}));
+  EXPECT_EQ(mesh.ranks("cp"), (std::vector<int>{5, 7}));
+  EXPECT_EQ(mesh.ranks("shard"), (std::vector<int>{1, 5}));
+  EXPECT_EQ(mesh.flattened({"shard", "cp"}, "shard").ranks("shard"), (std::vector<int>{1, 3, 5, 7}));
+  EXPECT_EQ(Mesh::parallel(place(0, 3), {}).describe(), "shard=3");
+  EXPECT_EQ(Mesh::parallel(place(0, 8), {{"ep", 2}, {"shard", 2}, {"pp", 2}}).describe(), "pp=2, shard=2, ep=2");
+  const auto make = [](int size, std::vector<MeshAxis> axes) { return [=] { Mesh::parallel(place(0, size), axes); }; };
+  EXPECT_THAT(make(6, {{"tp", 4}}), ThrowsMessage<Error>(HasSubstr("start 4 or 8 ranks")));
+  EXPECT_THAT(make(4, {{"tensor", 2}}), ThrowsMessage<Error>(HasSubstr("got axis 'tensor'")));
+  EXPECT_THAT(make(4, {{"tp", 2}, {"tp", 2}}), ThrowsMessage<Error>(HasSubstr("'tp' is named twice")));
+  EXPECT_THAT(make(8, {{"tp", 2}, {"shard", 2}}), ThrowsMessage<Error>(HasSubstr("4 places, but the world has 8")));
+}
+
 TEST(Mesh, AnAxisItLacksIsThisRankAlone) {
   const Mesh mesh = Mesh::shard(place(3, 4));
   EXPECT_FALSE(mesh.has("tensor"));

@@ -301,6 +301,62 @@ class Fetch : public ShmTransfer {
   kernels::raw::Stores stores_;
 };
 
+// Copies what each peer posted for this rank. Every rank posts, even nothing, so that all know who has come.
+class Exchange : public ShmTransfer {
+ public:
+  Exchange(std::shared_ptr<const Group> group, uint32_t tag, at::Tensor output, at::Tensor input, ExchangeCounts counts)
+      : ShmTransfer(std::move(group), tag),
+        output_(std::move(output)),
+        input_(std::move(input)),
+        counts_(std::move(counts)),
+        item_(static_cast<int64_t>(output_.element_size())) {}
+
+  // Bytes of what `from` sends that come before what it sends to `to`.
+  int64_t sent_before(int from, int to) const {
+    int64_t count = 0;
+    for (int peer = 0; peer < to; ++peer) count += count_of(from, peer);
+    return count * item_;
+  }
+  int64_t bytes(int from, int to) const { return count_of(from, to) * item_; }
+
+ protected:
+  void begin() override {
+    const int self = group().rank();
+    copy(self, data_of(input_) + sent_before(self, self), [] {});
+  }
+
+  void take(int peer, Reading reading) override {
+    if (reading.bytes() != sent_before(peer, group().size())) {
+      throw TransferFailure(
+          Kind::kOther, peer,
+          c10::str("this peer sends ", reading.bytes(), " bytes, expected ", sent_before(peer, group().size())));
+    }
+    copy(peer, reading.data() + sent_before(peer, group().rank()), [&] { reading.check_intact(); });
+  }
+
+ private:
+  int64_t count_of(int from, int to) const { return counts_[static_cast<size_t>(from)][static_cast<size_t>(to)]; }
+
+  template <class Check>
+  void copy(int peer, const std::byte* from, const Check& check) const {
+    int64_t place = 0;
+    for (int other = 0; other < peer; ++other) place += bytes(other, group().rank());
+    std::byte* to = mutable_data_of(output_) + place;
+    const int64_t count = bytes(peer, group().rank());
+    for (int64_t done = 0; done < count; done += kCopyPiece) {
+      check_wanted();
+      kernels::raw::copy_bytes(to + done, from + done, std::min(kCopyPiece, count - done),
+                               kernels::raw::Stores::kCached);
+      check();
+    }
+  }
+
+  at::Tensor output_;
+  at::Tensor input_;
+  ExchangeCounts counts_;
+  int64_t item_;
+};
+
 // Adds this rank's slice of each block of everybody's input.
 class Reduction : public ShmTransfer {
  public:
@@ -400,6 +456,18 @@ class ShmTransport : public BlockTransport {
     } else {
       transfer->want(bit_of(root));
     }
+    return transfer;
+  }
+
+  std::unique_ptr<Transfer> all_to_all(const at::Tensor& output, const at::Tensor& input, const ExchangeCounts& counts,
+                                       uint32_t tag) override {
+    FSDP_ASSERT(output.is_cpu() && input.is_cpu(), "tensors of another device");
+    auto transfer = std::make_unique<Exchange>(group_, tag, output, input, counts);
+    const int self = group_->rank();
+    static const std::byte nothing{};
+    const std::byte* data = input.numel() > 0 ? data_of(input) : &nothing;
+    transfer->post(data, num_bytes(input), transfer->sent_before(self, self), transfer->bytes(self, self));
+    transfer->want(group_->others());
     return transfer;
   }
 

@@ -22,7 +22,11 @@ struct Level {
 // One level after the other; the first is under way from the start.
 class Sequence : public Transfer {
  public:
-  Sequence(Level first, Level second) : levels_{std::move(first), std::move(second)} { current_ = levels_[0].start(); }
+  Sequence(
+      Level first, Level second, std::function<void()> end = [] {})
+      : levels_{std::move(first), std::move(second)}, end_(std::move(end)) {
+    current_ = levels_[0].start();
+  }
 
   void wait() override {
     finish(levels_[0]);
@@ -33,6 +37,7 @@ class Sequence : public Transfer {
       current_ = levels_[1].start();
     }
     finish(levels_[1]);
+    end_();
   }
 
   void abort() noexcept override {
@@ -48,6 +53,7 @@ class Sequence : public Transfer {
   }
 
   Level levels_[2];
+  std::function<void()> end_;
   std::mutex mutex_;
   std::unique_ptr<Transfer> current_;
   bool aborted_ = false;
@@ -94,7 +100,56 @@ class TwoLevelTransport : public Transport {
         Level{[=, this] { return here_->broadcast(tensor, root % width, tag); }, &neighbours_});
   }
 
+  // Over the network to the rank of the other host that has this one's place, and from there to its neighbours: each
+  // byte crosses the network once.
+  std::unique_ptr<Transfer> all_to_all(const at::Tensor& output, const at::Tensor& input, const ExchangeCounts& counts,
+                                       uint32_t tag) override {
+    const size_t hosts = grid_.across.size(), width = grid_.here.size();
+    const auto host = static_cast<size_t>(grid_.host), place = static_cast<size_t>(grid_.place);
+    const auto count = [&](size_t from_host, size_t from_place, size_t to_host, size_t to_place) {
+      return counts[from_host * width + from_place][to_host * width + to_place];
+    };
+    ExchangeCounts between(hosts, std::vector<int64_t>(hosts)), here(width, std::vector<int64_t>(width));
+    // What comes over the network, by host and place it is for; what neighbours have for this rank, by host and place
+    // it is from.
+    std::vector<int64_t> arriving, arrived;
+    int64_t passing = 0;
+    for (size_t from = 0; from < hosts; ++from) {
+      for (size_t other = 0; other < width; ++other) {
+        for (size_t to = 0; to < hosts; ++to) between[from][to] += count(from, place, to, other);
+        for (size_t to = 0; to < width; ++to) here[other][to] += count(from, other, host, to);
+        arriving.push_back(count(from, place, host, other));
+        arrived.push_back(count(from, other, host, place));
+        passing += arriving.back();
+      }
+    }
+    const at::Tensor landed = at::empty({passing}, input.options()), sorted = at::empty_like(output);
+    const auto to_neighbours = [=, this] {
+      return here_->all_to_all(sorted, transposed(landed, arriving, hosts, width), here, tag);
+    };
+    return std::make_unique<Sequence>(
+        Level{[=, this] { return across_->all_to_all(landed, input, between, tag); }, &grid_.across},
+        Level{to_neighbours, &neighbours_}, [=] {
+          std::vector<int64_t> by_place;
+          for (size_t from = 0; from < width; ++from) {
+            for (size_t other = 0; other < hosts; ++other) by_place.push_back(arrived[other * width + from]);
+          }
+          at::Tensor(output).copy_(transposed(sorted, by_place, width, hosts));
+        });
+  }
+
  private:
+  // Pieces that lie by row and then by column, by column and then by row. counts: of each, [rows * columns].
+  static at::Tensor transposed(const at::Tensor& pieces, const std::vector<int64_t>& counts, size_t rows,
+                               size_t columns) {
+    const std::vector<at::Tensor> list = pieces.split_with_sizes(counts);
+    std::vector<at::Tensor> order;
+    for (size_t column = 0; column < columns; ++column) {
+      for (size_t row = 0; row < rows; ++row) order.push_back(list[row * columns + column]);
+    }
+    return at::cat(order);
+  }
+
   int64_t num_hosts() const { return static_cast<int64_t>(grid_.across.size()); }
 
   // Memory that this host's ranks read where it lies.

@@ -45,6 +45,11 @@ class DelayedTransport : public Transport {
     return transport_->broadcast(tensor, root, tag);
   }
 
+  std::unique_ptr<Transfer> all_to_all(const at::Tensor& output, const at::Tensor& input, const ExchangeCounts& counts,
+                                       uint32_t tag) override {
+    return std::make_unique<DelayedTransfer>(transport_->all_to_all(output, input, counts, tag), delays_.gather);
+  }
+
  private:
   std::unique_ptr<Transport> transport_;
   TransferDelays delays_;

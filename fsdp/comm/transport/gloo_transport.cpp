@@ -130,6 +130,32 @@ class GlooTransport : public Transport {
     return transfer;
   }
 
+  std::unique_ptr<Transfer> all_to_all(const at::Tensor& output, const at::Tensor& input, const ExchangeCounts& counts,
+                                       uint32_t tag) override {
+    auto transfer = std::make_unique<GlooTransfer>();
+    std::vector<at::Tensor> from(static_cast<size_t>(size_)), to(from.size());
+    int64_t received = 0, sent = 0;
+    const auto self = static_cast<size_t>(rank_);
+    for (size_t peer = 0; peer < from.size(); ++peer) {
+      from[peer] = output.narrow(0, received, counts[peer][self]);
+      to[peer] = input.narrow(0, sent, counts[self][peer]);
+      received += counts[peer][self];
+      sent += counts[self][peer];
+    }
+    for (int step = 1; step < size_; ++step) {
+      const int peer = (rank_ + step) % size_;
+      const at::Tensor& piece = from[static_cast<size_t>(peer)];
+      if (piece.numel() > 0) receive(*transfer, piece, peer, tag);
+    }
+    for (int step = 1; step < size_; ++step) {
+      const int peer = (rank_ + step) % size_;
+      const at::Tensor& piece = to[static_cast<size_t>(peer)];
+      if (piece.numel() > 0) send(*transfer, piece, peer, tag);
+    }
+    from[self].copy_(to[self]);
+    return transfer;
+  }
+
  private:
   void receive(GlooTransfer& transfer, const at::Tensor& tensor, int peer, uint32_t tag) {
     std::vector<at::Tensor> tensors{tensor};

@@ -56,6 +56,13 @@ class StagedTransport : public Transport {
     return std::make_unique<StagedTransfer>(host_->broadcast(copy, root, tag), copy, tensor, std::vector<at::Tensor>{});
   }
 
+  std::unique_ptr<Transfer> all_to_all(const at::Tensor& output, const at::Tensor& input, const ExchangeCounts& counts,
+                                       uint32_t tag) override {
+    const at::Tensor from = to_host(input), received = on_host(output.numel(), output);
+    return std::make_unique<StagedTransfer>(host_->all_to_all(received, from, counts, tag), received, output,
+                                            std::vector<at::Tensor>{from});
+  }
+
  private:
   at::Tensor on_host(int64_t numel, const at::Tensor& like) const {
     return at::empty({numel}, at::TensorOptions().dtype(like.dtype()).pinned_memory(device_.is_cuda()));

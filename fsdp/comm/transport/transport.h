@@ -6,6 +6,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace fsdp::comm {
 
@@ -32,6 +33,9 @@ class Transfer {
 // How the sum of a reduction meets what its output already holds.
 enum class Accumulate { kOverwrite, kAdd };
 
+// What the ranks of a group send each other: [from][to], elements. The same on every rank.
+using ExchangeCounts = std::vector<std::vector<int64_t>>;
+
 // Moves bytes between the ranks of one group. Calls return at once. Every rank issues the same calls with the same tag;
 // calls with different tags do not disturb each other, and a call never takes data sent under another tag. Transports
 // of devices enqueue their work on the current stream and pay no heed to tags: ranks must issue calls in the same
@@ -52,6 +56,11 @@ class Transport {
 
   // Rank `root`'s tensor goes to all.
   virtual std::unique_ptr<Transfer> broadcast(const at::Tensor& tensor, int root, uint32_t tag) = 0;
+
+  // input: the pieces for rank 0, 1, ..; output: those from rank 0, 1, ..; of counts[from][to] elements, which may be
+  // 0. The two do not overlap.
+  virtual std::unique_ptr<Transfer> all_to_all(const at::Tensor& output, const at::Tensor& input,
+                                               const ExchangeCounts& counts, uint32_t tag) = 0;
 
   // Transports of devices; on the host every transfer is given up by itself.
   // Makes what was enqueued end soon, with whatever result, and later calls throw. Any thread, any time.
