@@ -1,4 +1,4 @@
-#include "train/loop/matmul_peak.h"
+#include "train/base/matmul_peak.h"
 
 #include <ATen/ATen.h>
 
