@@ -19,7 +19,7 @@ namespace {
 void print_usage(std::FILE* stream) {
   std::fputs("Usage: fsdp VERB [OPTIONS]\n\nVerbs:\n", stream);
   for (const auto& verb : fsdp::app::verbs()) {
-    std::fprintf(stream, "  %-9s %s\n", verb.name, verb.summary);
+    std::fprintf(stream, "  %-10s %s\n", verb.name, verb.summary);
   }
   std::fputs("\n`fsdp VERB --help` explains a verb.\n", stream);
 }

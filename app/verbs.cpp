@@ -16,8 +16,9 @@ const std::vector<Verb>& verbs() {
       {"inspect", "say what a model folder or data set holds", run_inspect},
       {"import", "turn other checkpoints into a model folder", run_import},
       {"export", "turn a model folder or checkpoint into other formats", run_export},
-      {"config", "print all configuration keys with their defaults", run_config},
+      {"config", "print configuration keys, check a file, compare two", run_config},
       {"tokenizer", "train a tokenizer, or use one", run_tokenizer},
+      {"completion", "print what a shell needs to complete command lines", run_completion},
   };
   return all;
 }

@@ -92,22 +92,26 @@ ALLOWED = {
     "plan/forecast": {"fsdp/base", "io/base", "models/config", "plan", "plan/time"},
     "plan/search": PURE | {"fsdp/base", "io/base", "models/config", "plan", "plan/forecast", "plan/time"},
     "report": {"fsdp/base", "io/base", "plan/picture", "text/unicode"},
+    "report/trace": {"fsdp/base", "io/base", "plan/picture", "report"},
     "models/config": {"io/base"},
     "models": {"kernels/operators", "kernels/products", "io/base", "io/hub", "io/weights", "models/config"},
     "train/base": TRAINER,
     "train/calibrate": TRAINER | {"plan/time"},
     "train/config": TRAINER,
+    "train/profile": MODEL | {"fsdp/profile"},
     "train/prepare": TRAINER | {"text/chat", "text/documents"},
     "train/data": MODEL,
     "train/model": MODEL | {"plan"},
     "train/evaluate": DATA,
     "train/generate": DATA,
-    "train/loop": DATA | {"plan", "plan/forecast", "plan/time", "train/evaluate", "train/generate"},
+    "train/loop": DATA | {"plan", "plan/forecast", "plan/time", "train/evaluate", "train/generate", "train/profile"},
     "train/parity": DATA | {"train/loop"},
 }
 # Rooms within a room: its own matter, one room to all others.
 PARTS = {"text/tokenizer/json": "text/tokenizer", "text/tokenizer/stages": "text/tokenizer", "app/launch": "app",
          "app/report": "app",
+         "app/completion": "app", "app/config": "app", "app/doctor": "app",
+         "app/trace": "app", "app/bench": "app", "app/child": "app",
          "fsdp/unit/sharding": "fsdp/unit"}
 EVERYTHING = {"fsdp", "app"}  # `fsdp` is the umbrella header
 
