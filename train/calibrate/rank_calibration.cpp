@@ -52,14 +52,19 @@ class RankLink {
     return mean_over_ranks(world_, seconds_of(times, numel)) / static_cast<double>(times);
   }
 
-  void set_link(plan::time::Hardware& hardware, double budget) {
+  RankLinkSpeed speed(double budget) {
     const double small = call_seconds(kSmall, budget / 2), large = call_seconds(kLarge, budget / 2);
     const auto others = static_cast<double>(world_.size - 1);
     const double item = static_cast<double>(c10::elementSize(dtype_));
     const double rate = others * (kLarge - kSmall) * item / std::max(large - small, 1e-9);
-    hardware.node = {rate, 0};
+    return {rate, 1e6 * std::max(0.0, small - others * kSmall * item / rate)};
+  }
+
+  void set_link(plan::time::Hardware& hardware, double budget) {
+    const RankLinkSpeed found = speed(budget);
+    hardware.node = {found.bytes_per_second, 0};
     hardware.hops = plan::time::Hops::kNone;
-    hardware.start_us = 1e6 * std::max(0.0, small - others * kSmall * item / rate);
+    hardware.start_us = found.call_us;
   }
 
   // How much longer computing takes while transfers run without a pause.
@@ -131,6 +136,10 @@ class RankLink {
 };
 
 }  // namespace
+
+RankLinkSpeed measure_rank_link(const World& world, double seconds) {
+  return RankLink(world, at::kFloat).speed(seconds);
+}
 
 plan::time::Hardware calibrate_ranks(const World& world, c10::ScalarType dtype, double seconds) {
   if (world.local_size != world.size)

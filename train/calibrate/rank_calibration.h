@@ -13,4 +13,13 @@ namespace fsdp::train {
 // COLLECTIVE. Throws Error(kUsage) where ranks are on several hosts, and as calibrate_cpu() does.
 plan::time::Hardware calibrate_ranks(const World& world, c10::ScalarType dtype, double seconds);
 
+struct RankLinkSpeed {
+  double bytes_per_second = 0;  // received by a rank, in gathers and reductions of large parts
+  double call_us = 0;           // of a call with little in it
+};
+
+// How fast ranks reach each other over the transport they have, in fp32 and on memory as training has it, within about
+// `seconds`. Needs several ranks, of one host or many. COLLECTIVE.
+RankLinkSpeed measure_rank_link(const World& world, double seconds);
+
 }  // namespace fsdp::train
