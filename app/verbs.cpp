@@ -9,6 +9,7 @@ const std::vector<Verb>& verbs() {
       {"train", "train a model, alone or as one of many ranks", run_train},
       {"launch", "start a verb as several ranks on this host", run_launch},
       {"report", "draw trainings as one page of HTML", run_report},
+      {"trace", "draw a recorded step, and say what it waited for", run_trace},
       {"generate", "continue prompts with a trained model, or chat with it", run_generate},
       {"eval", "measure a model: perplexity, multiple choice", run_eval},
       {"parity", "compare a model with values computed elsewhere", run_parity},

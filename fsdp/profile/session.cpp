@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <sstream>
 
 #include "fsdp/base/error.h"
 #include "fsdp/base/json_text.h"
@@ -105,15 +106,14 @@ void Session::stop() {
   collector_.reset();
 }
 
-void Session::write(const std::string& path) {
+std::string Session::chrome_events() {
   stop();
-  std::ofstream file(path);
   std::map<std::string, int> threads{{"", 0}};
-  file << "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n"
-       << R"({"ph": "M", "pid": )" << rank_ << R"(, "name": "process_name", "args": {"name": "rank )" << rank_
+  std::ostringstream text;
+  text << R"({"ph": "M", "pid": )" << rank_ << R"(, "name": "process_name", "args": {"name": "rank )" << rank_
        << "\"}}";
   const auto name_thread = [&](int number, const std::string& name) {
-    file << ",\n"
+    text << ",\n"
          << R"({"ph": "M", "pid": )" << rank_ << R"(, "tid": )" << number
          << R"(, "name": "thread_name", "args": {"name": )" << json_text(name) << "}}";
   };
@@ -125,11 +125,16 @@ void Session::write(const std::string& path) {
     std::snprintf(times.data(), times.size(), "\"ts\": %.3f, \"dur\": %.3f", 1e3 * ms(event.begin - begin_),
                   1e3 * ms(event.end - event.begin));
     const std::string name = event.unit.empty() ? event.name : event.name + " " + event.unit;
-    file << ",\n{\"ph\": \"X\", \"pid\": " << rank_ << ", \"tid\": " << thread->second << ", " << times.data()
+    text << ",\n{\"ph\": \"X\", \"pid\": " << rank_ << ", \"tid\": " << thread->second << ", " << times.data()
          << ", \"name\": " << json_text(name) << ", \"cat\": " << json_text(event.name)
          << ", \"args\": {\"unit\": " << json_text(event.unit) << "}}";
   }
-  file << "\n]}\n";
+  return text.str();
+}
+
+void Session::write(const std::string& path) {
+  std::ofstream file(path);
+  file << "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n" << chrome_events() << "\n]}\n";
   file.flush();
   if (file.good()) return;
   throw Error(ErrorCode::kFileSystem, "[profile] cannot write '" + path + "': " + std::strerror(errno) +

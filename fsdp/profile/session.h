@@ -43,6 +43,8 @@ class Session {
   // As a trace of Chrome's format, which ui.perfetto.dev opens. One row per thread: the program with its units, and
   // each communication thread. Throws Error(kFileSystem). Calls stop() first if nobody did.
   void write(const std::string& path);
+  // The events of such a trace, separated by commas, for a file of several ranks.
+  std::string chrome_events();
 
   // In the order in which units first computed.
   std::vector<UnitTimes> units();

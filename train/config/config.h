@@ -69,6 +69,7 @@ struct TrainConfig {
   double spike_threshold = 10;
   bool deterministic = false;
   double peak_tflops = 0;
+  std::string profile_steps = "none";
   double z_loss = 0;
   double label_smoothing = 0;
 };

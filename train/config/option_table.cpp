@@ -8,6 +8,7 @@
 
 #include "fsdp/strategy/strategy.h"
 #include "train/base/edit_distance.h"
+#include "train/config/profiled_steps.h"
 
 namespace fsdp::train {
 namespace {
@@ -18,6 +19,8 @@ Rule between(double least, double most) { return {.least = least, .most = most, 
 Rule one_of(std::vector<std::string> choices, std::function<bool(const std::string&)> accepts = {}) {
   return {.least = {}, .most = {}, .choices = std::move(choices), .accepts = std::move(accepts)};
 }
+
+bool is_profile(const std::string& text) { return parse_profiled_steps(text).has_value(); }
 
 bool is_strategy(const std::string& text) {
   try {
@@ -173,6 +176,9 @@ std::vector<Option> train_options() {
        "of one rank, in 10^12 floating point operations per second: what mfu is measured against; 0: what the fastest "
        "matrix "
        "multiplication reaches, tried for 0.3 s at the start"},
+      {"train.profile_steps", FSDP_SLOT(train.profile_steps), one_of({"none", "20-22"}, is_profile),
+       "records what the library does in the steps from-to (at most 20), on all ranks: trace.json in "
+       "output.folder, which `fsdp trace` draws"},
       {"train.z_loss", FSDP_SLOT(train.z_loss), at_least(0),
        "adds this x log(sum(exp(logits)))^2 to each target's loss, which keeps logits small; 0: none; usual: 1e-4"},
       {"train.label_smoothing", FSDP_SLOT(train.label_smoothing), between(0, 1),

@@ -126,6 +126,7 @@ void start_output(const OutputFolder& folder, const Config& config, OutputUse us
   fs::remove(folder.metrics());
   fs::remove(folder.ledger());
   fs::remove(folder.events());
+  fs::remove(folder.trace());
   fs::remove(folder.samples());
   for (const fs::path& path : replaced_folders(folder)) fs::remove_all(path);
 }

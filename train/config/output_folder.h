@@ -13,6 +13,7 @@ struct OutputFolder {
   std::filesystem::path config() const { return root / "config.toml"; }
   std::filesystem::path metrics() const { return root / "metrics.jsonl"; }
   std::filesystem::path events() const { return root / "events.jsonl"; }
+  std::filesystem::path trace() const { return root / "trace.json"; }
   std::filesystem::path ledger() const { return root / "ledger.jsonl"; }
   std::filesystem::path checkpoints() const { return root / "checkpoints"; }
   std::filesystem::path samples() const { return root / "samples.jsonl"; }

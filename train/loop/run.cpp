@@ -46,6 +46,7 @@
 #include "train/model/replica_check.h"
 #include "train/model/tuning.h"
 #include "train/model/weights.h"
+#include "train/profile/step_profile.h"
 
 namespace fsdp::train {
 namespace {
@@ -84,7 +85,8 @@ class Run {
                trainer_, batches_),
         checkpoints_(config_, world_, folder_, console_, events_, model_, trainer_, state_,
                      [this] { records_->sync(); }),
-        stragglers_(world_, config.check.stragglers_every) {
+        stragglers_(world_, config.check.stragglers_every),
+        profile_(world_, parse_profiled_steps(config.train.profile_steps)) {
     fault_point("model.built");
     on_rank0(world_, [&] {
       forecast_ = forecast_run(config_, prepared.choice, plan_);
@@ -209,7 +211,9 @@ class Run {
     const auto step_begin = Clock::now();
     const int64_t step = trainer_.steps_done();
     stragglers_.begin_step();
+    profile_.begin_step(step + 1);
     StepResult result = trainer_.step(news());
+    if (profile_.end_step(step + 1)) write_profile();
     stragglers_.end_step();
     pace_.add_step(seconds_since(step_begin), 1e-3 * prefetch_.take_wait_ms());
     fit_steps();
@@ -228,6 +232,11 @@ class Run {
     const int64_t every = config_.check.compare_replicas_every;
     if (every > 0 && trainer_.steps_done() % every == 0) compare_replicas(world_, model_, trainer_.steps_done());
     return result;
+  }
+
+  void write_profile() {
+    profile_.write(folder_.trace());
+    console_.line("train: wrote " + folder_.trace().string() + "; `fsdp trace` draws it");
   }
 
   void tell_irregularities(const StepResult& result) {
@@ -460,6 +469,7 @@ class Run {
   RunState state_;
   Checkpoints checkpoints_;
   StragglerWatch stragglers_;
+  StepProfile profile_;
   Pace pace_;
   std::optional<io::FolderLock> lock_;  // rank 0
   std::unique_ptr<Records> records_;    // rank 0

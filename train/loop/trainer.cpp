@@ -9,6 +9,7 @@
 #include <string>
 
 #include "fsdp/base/fault_point.h"
+#include "fsdp/base/trace.h"
 #include "io/base/hash.h"
 #include "train/base/agreement.h"
 #include "train/base/stop_signal.h"
@@ -16,6 +17,9 @@
 
 namespace fsdp::train {
 namespace {
+
+// Of what belongs to no unit.
+const std::string kNoUnit;
 
 // Whether finding spikes has a purpose, and what it needs.
 int64_t spike_window(const TrainConfig& config) { return config.on_spike == "off" ? 0 : config.spike_window; }
@@ -112,7 +116,8 @@ bool Trainer::has_overflowed(const StepResult& result) const {
 }
 
 void Trainer::update(const StepResult& result, const Computed& computed) {
-  optimizer_.set_lr(result.lr);
+  const TraceScope scope("optimizer", kNoUnit);
+  optimizer_->set_lr(result.lr);
   if (!scaler_) return optimizer_->step(computed.clip_factor);
   scaler_->step(*optimizer_);  // knows the factor
   scaler_->update();
@@ -151,7 +156,7 @@ Trainer::Computed Trainer::compute() {
   at::Tensor total = at::zeros({}, at::device(device).dtype(at::kDouble));
   for (int64_t micro = 0; micro < num_micro; ++micro) {
     const Microbatch scope(model_.root, /*is_last=*/micro + 1 == num_micro);
-    Batch batch = batches_.microbatch(step_, micro);
+    Batch batch = next_batch(micro);
     const int64_t position = batches_.position(step_, micro);
     computed.batch_hash += hash_rows(batch, position);
     if (fault_point("value.targets").inject) scramble(batch, model_.decoder->config().vocab_size);
@@ -166,6 +171,7 @@ Trainer::Computed Trainer::compute() {
   }
   fault_point("step.reduced");
   if (fault_point("value.grad").inject) parameters_.front().mutable_grad().fill_(INFINITY);
+  const TraceScope scope("gradient norm", kNoUnit);
   const double max_norm = config_.clip > 0 ? config_.clip : std::numeric_limits<double>::infinity();
   const GradNorm norm = scaler_ ? scaler_->grad_norm(parameters_, max_norm) : grad_norm(parameters_, max_norm);
   computed.clip_factor = norm.factor;
@@ -176,6 +182,11 @@ Trainer::Computed Trainer::compute() {
   return computed;
 }
 
+Batch Trainer::next_batch(int64_t micro) const {
+  const TraceScope scope("data", kNoUnit);
+  return batches_.microbatch(step_, micro);
+}
+
 void Trainer::seed_random_numbers(int64_t position) const {
   const std::array<int64_t, 2> place = {config_.seed, position};
   at::manual_seed(io::hash_bytes({reinterpret_cast<const char*>(place.data()), sizeof(place)}));
@@ -183,6 +194,7 @@ void Trainer::seed_random_numbers(int64_t position) const {
 
 // The small all-reduce of the step. Halves of the hash: a double adds 32-bit integers exactly.
 StepResult Trainer::agree(const Computed& computed, const RankNews& news) const {
+  const TraceScope scope("agreement", kNoUnit);
   constexpr int kFirstSignal = 7;  // one value for each
   at::Tensor values = at::zeros({kFirstSignal + int64_t{kStopSignals.size()}}, at::kDouble);
   double* mine = values.mutable_data_ptr<double>();

@@ -99,6 +99,7 @@ class Trainer {
   void judge(StepResult& result) const;
   StepResult check_again(const StepResult& first, Computed& computed, const RankNews& news);
   void give_up(const StepResult& result) const;
+  Batch next_batch(int64_t micro) const;
   void seed_random_numbers(int64_t position) const;
 
   TrainConfig config_;
