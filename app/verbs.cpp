@@ -19,6 +19,7 @@ const std::vector<Verb>& verbs() {
       {"export", "turn a model folder or checkpoint into other formats", run_export},
       {"config", "print configuration keys, check a file, compare two", run_config},
       {"tokenizer", "train a tokenizer, or use one", run_tokenizer},
+      {"bench", "compare strategies by training a little with each", run_bench},
       {"doctor", "say whether training would work on this machine", run_doctor},
       {"completion", "print what a shell needs to complete command lines", run_completion},
   };

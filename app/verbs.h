@@ -22,6 +22,7 @@ int run_import(const Arguments& arguments);
 int run_export(const Arguments& arguments);
 int run_config(const Arguments& arguments);
 int run_tokenizer(const Arguments& arguments);
+int run_bench(const Arguments& arguments);
 int run_trace(const Arguments& arguments);
 int run_doctor(const Arguments& arguments);
 int run_completion(const Arguments& arguments);

@@ -67,6 +67,7 @@ StepFigures step_figures(const json& line, int64_t step) {
   row.grads = figure(line, "memory", "grads");
   row.optimizer = figure(line, "memory", "optimizer");
   row.comm = figure(line, "memory", "comm");
+  row.received = figure(line, "comm", "bytes");  // of several steps yet
   row.device_reserved = figure(line, "device", "reserved_bytes");
   return row;
 }
@@ -120,13 +121,15 @@ void read_samples(const fs::path& folder, RunRecord& run) {
                    [](const SampleText& a, const SampleText& b) { return a.step < b.step; });
 }
 
-// metrics.jsonl has what was waited for since the line before, or since the process began.
-void divide_exposed(RunRecord& run) {
+// metrics.jsonl has what was waited for and received since the line before, or since the process began.
+void divide_by_steps(RunRecord& run) {
   int64_t before = 0;
   for (StepFigures& row : run.steps) {
     for (const Event& event : run.events)
       if (event.kind == "resumed" && event.step < row.step) before = std::max(before, event.step);
-    row.exposed_ms /= static_cast<double>(std::max<int64_t>(1, row.step - before));
+    const auto steps = static_cast<double>(std::max<int64_t>(1, row.step - before));
+    row.exposed_ms /= steps;
+    row.received /= steps;
     before = row.step;
   }
 }
@@ -196,7 +199,7 @@ RunRecord read_run(const fs::path& folder) {
   read_metrics(folder, run);
   read_ledger(folder, run);
   read_samples(folder, run);
-  divide_exposed(run);
+  divide_by_steps(run);
   run.settings = read_settings(read_small_file(folder / kConfig, run.notes));
   run.state = state_of(folder, run);
   if (run.steps.empty() && run.ledger.empty())

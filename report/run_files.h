@@ -16,6 +16,7 @@ struct StepFigures {
   double tokens = 0, tokens_per_s = 0, mfu = 0;
   double resident = 0, peak = 0, params = 0, grads = 0, optimizer = 0, comm = 0;  // bytes of rank 0
   double device_reserved = 0;
+  double received = 0;  // bytes, per step
 };
 
 struct HeldoutFigures {
