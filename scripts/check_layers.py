@@ -80,6 +80,7 @@ ALLOWED = {
     "fsdp/checkpoint": STATE_USERS | {"fsdp/checkpoint/state"},
     "fsdp/checkpoint/archive": STATE_USERS | {"fsdp/checkpoint/state", "fsdp/checkpoint"},
     "fsdp/functional": STATE_USERS,
+    "fsdp/parallel": GROUP | {"fsdp/group", "fsdp/deferred"},
     "fsdp/deferred": {"fsdp/base"},
     "fsdp/unit": GROUP | {"fsdp/group", "fsdp/schedule", "fsdp/deferred"},
     "fsdp/plan": PURE | {"fsdp/base", "fsdp/group", "fsdp/mesh", "fsdp/unit", "io/base", "plan"},

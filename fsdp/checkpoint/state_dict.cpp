@@ -16,6 +16,7 @@
 #include "fsdp/checkpoint/outcome.h"
 #include "fsdp/checkpoint/state/module_state.h"
 #include "fsdp/checkpoint/state/optimizer_state.h"
+#include "fsdp/checkpoint/state/whole_range.h"
 #include "fsdp/comm/collectives.h"
 #include "fsdp/comm/connection.h"
 
@@ -299,8 +300,8 @@ StateDict full_gradients(const ModelRef& model, DictHolder holder) {
     if (!tensor.member) continue;
     const at::Tensor& leaf = tensor.member->group->leaf(tensor.member->index);
     if (!leaf.grad().defined()) continue;
-    const layout::Range range = tensor.member->group->main_slice(tensor.member->index);
-    slices.push_back({tensor.name, tensor.sizes(), range.begin, range.end, leaf.grad().detach().cpu()});
+    slices.push_back(checkpoint::WholeRange(tensor).to_save(tensor.name, leaf.grad().detach()));
+    slices.back().data = slices.back().data.cpu();
   }
   StateDict dict;
   assemble_all(subject.world(), slices, holder == DictHolder::kEveryRank || subject.world().rank == 0, dict);

@@ -8,6 +8,7 @@
 
 #include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
+#include "fsdp/group/cut.h"
 #include "fsdp/group/leaves.h"
 #include "fsdp/group/parameter_group.h"
 #include "fsdp/group/registry.h"
@@ -74,7 +75,8 @@ std::vector<PartialSum> local_sums(const std::vector<at::Tensor>& leaves, double
         !member || !member->group->updates_in_backward(), "[clip_grad_norm_] unit '", member->group->unit_name(),
         "' is updated in the backward (step_in_backward), so its gradients are gone. Clip by value in the model, or ",
         "call optimizer.step() after the backward.");
-    const auto comms = member ? member->group->main_weight_comms() : std::vector<std::shared_ptr<comm::Comm>>();
+    auto comms = member ? member->group->main_weight_comms() : std::vector<std::shared_ptr<comm::Comm>>();
+    if (const auto cut = registry::find_cut(leaf)) comms.push_back(cut->ranks);
     auto known = std::find_if(sums.begin(), sums.end(), [&](const PartialSum& item) {
       return item.comms == comms && item.device == leaf.device();
     });

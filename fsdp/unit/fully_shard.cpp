@@ -15,6 +15,7 @@
 #include "fsdp/base/check.h"
 #include "fsdp/comm/connection.h"
 #include "fsdp/deferred/deferred_init.h"
+#include "fsdp/group/cut.h"
 #include "fsdp/group/registry.h"
 #include "fsdp/group/touch_table.h"
 #include "fsdp/memory/host_cache.h"
@@ -148,8 +149,13 @@ layout::FlatLayout plan_in_order(const SubjectParameters& members, const ShardOp
   std::vector<layout::TensorSpec> specs;
   for (const SubjectParameter& member : members) {
     const auto& sizes = member.tensor.sizes();
-    specs.push_back({member.tensor.numel(), layout::granule_of(options.layout.granularity, {sizes.data(), sizes.size()},
-                                                               options.layout.block)});
+    int64_t granule =
+        layout::granule_of(options.layout.granularity, {sizes.data(), sizes.size()}, options.layout.block);
+    // Of a parameter that was cut in columns the ranks of the cut then hold parts of the same rows, so that together
+    // they have whole ones to save (checkpoint/state/whole_range.h).
+    const auto cut = registry::find_cut(member.tensor);
+    if (cut && !cut->is_one_run()) granule = std::lcm(granule, cut->run());
+    specs.push_back({member.tensor.numel(), granule});
   }
   return layout::plan(specs, num_shards, alignment_of(members, options));
 }
@@ -181,9 +187,10 @@ layout::FlatLayout plan_group(SubjectParameters& members, const ShardOptions& op
 
 void check_mesh(const Mesh& mesh, Strategy strategy) {
   for (const MeshAxis& axis : mesh.axes()) {
-    FSDP_CHECK(axis.name == "shard" || axis.name == "replicate" || axis.size == 1, "[fully_shard] mesh ",
-               mesh.describe(), ": axis '", axis.name, "' has ", axis.size,
-               " ranks, expected the axes 'replicate' and 'shard'. Use Mesh::shard(world), or Mesh(world, "
+    const bool is_known = axis.name == "shard" || axis.name == "replicate" || axis.name == "tp";
+    FSDP_CHECK(is_known || axis.size == 1, "[fully_shard] mesh ", mesh.describe(), ": axis '", axis.name, "' has ",
+               axis.size,
+               " ranks, expected the axes 'replicate' and 'shard', and 'tp'. Use Mesh::shard(world), or Mesh(world, "
                "{{\"replicate\", hosts}, {\"shard\", ranks_per_host}}); Mesh::flattened() makes one axis of several.");
   }
   FSDP_CHECK(traits(strategy).mesh == MeshNeed::kShardAxis || mesh.has("replicate"), "[fully_shard] strategy ",
@@ -266,6 +273,7 @@ void add_group(const std::shared_ptr<LiveUnit>& unit, SubjectParameters members,
   for (size_t i = 0; i < members.size(); ++i) {
     registry::add_parameter(members[i].tensor, group, i);
     registry::add_leaf(group->leaf(i), group, i);
+    if (const auto cut = registry::find_cut(members[i].tensor)) registry::add_cut(group->leaf(i), *cut);
     torch::autograd::impl::set_post_acc_grad_hooks(members[i].tensor,
                                                    std::make_unique<GradientHook>(unit, group.get(), i));
   }
@@ -288,10 +296,39 @@ void check_options(const Mesh& mesh, const ShardOptions& options) {
   }
 }
 
-std::vector<int> all_ranks(const Mesh& mesh) {
-  std::vector<int> ranks(static_cast<size_t>(mesh.world().size));
-  std::iota(ranks.begin(), ranks.end(), 0);
+// Ranks that have data of their own: all but those that differ along "tp" from this one.
+std::vector<int> data_ranks(const Mesh& mesh) {
+  std::vector<std::string> axes;
+  for (const char* axis : {"replicate", "shard"}) {
+    if (mesh.has(axis)) axes.emplace_back(axis);
+  }
+  if (axes.empty()) return {mesh.world().rank};
+  std::vector<int> ranks = mesh.flattened(axes, "shard").ranks("shard");
+  std::sort(ranks.begin(), ranks.end());
   return ranks;
+}
+
+void check_cuts(const SubjectParameters& parameters, const Mesh& mesh) {
+  for (const SubjectParameter& parameter : parameters) {
+    const auto cut = registry::find_cut(parameter.tensor);
+    FSDP_CHECK(!cut || cut->ranks->ranks() == mesh.ranks("tp"), "[fully_shard] '", parameter.name,
+               "' was cut over other ranks than those along axis 'tp' of mesh ", mesh.describe(),
+               ". Shard with the mesh that the module was made parallel with; ShardOptions::mesh_of must keep 'tp'.");
+  }
+}
+
+// What ranks along "tp" have in common: parameters that are not cut.
+void agree_over_tp(const UnitDescription& unit, const Mesh& mesh) {
+  if (mesh.size("tp") == 1) return;
+  UnitDescription common = unit;
+  common.names.clear();
+  common.parameters.clear();
+  for (size_t i = 0; i < unit.names.size(); ++i) {
+    if (registry::find_cut(unit.parameters[i])) continue;
+    common.names.push_back(unit.names[i]);
+    common.parameters.push_back(unit.parameters[i]);
+  }
+  agree_on_unit(common, *mesh.world().connection->group(mesh.ranks("tp")));
 }
 
 GroupLinks make_links(const Mesh& mesh, Strategy strategy, const Context& context) {
@@ -307,7 +344,7 @@ GroupLinks make_links(const Mesh& mesh, Strategy strategy, const Context& contex
   links.gather_lane = context.gather_lane();
   links.reduce_lane = context.reduce_lane();
   const bool one_group = traits(strategy).reduce == ReduceKind::kAllReduce;
-  const std::vector<int> ranks = one_group ? all_ranks(mesh) : mesh.ranks("shard");
+  const std::vector<int> ranks = one_group ? data_ranks(mesh) : mesh.ranks("shard");
   links.shard = connect(ranks, Purpose::kGather);
   links.shard_reduce = connect(ranks, Purpose::kReduce);
   if (one_group) return links;
@@ -330,7 +367,7 @@ std::shared_ptr<UnitState> make_state(const std::shared_ptr<LiveUnit>& unit, con
   state->self = state;
   state->modules = subject.modules;
   state->names_by_position = subject.modules.size() > 1;
-  state->num_ranks = mesh.world().size;
+  state->num_ranks = mesh.size("replicate") * mesh.size("shard");
   state->replica_reduce = options.replica_reduce;
   state->precision = options.precision;
   state->context->set_unused(*state, options.unused);
@@ -372,6 +409,7 @@ Unit shard(const Subject& subject, const Mesh& mesh, const ShardOptions& options
              ", and all are ignored or belong to units that are nested elsewhere. Shard each module once, ",
              "inner modules first.");
   const std::vector<GroupPlan> groups = split_into_groups(parameters, mesh, options);
+  for (const GroupPlan& group : groups) check_cuts(group.members, group.mesh);
   const GroupLinks links = make_links(mesh, options.strategy, *context);
   UnitDescription description{{}, {}, &options};
   for (const SubjectParameter& parameter : parameters) {
@@ -383,6 +421,7 @@ Unit shard(const Subject& subject, const Mesh& mesh, const ShardOptions& options
   }
   agree_on_unit(description, *links.shard);
   if (links.replicate) agree_on_unit(description, *links.replicate);
+  agree_over_tp(description, mesh);
   if (options.initial_weights == InitialWeights::kBroadcast) {
     make_equal(*mesh.world().connection->world(), buffers_of(subject), BufferSync::kBroadcast);
   }

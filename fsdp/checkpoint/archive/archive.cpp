@@ -19,11 +19,21 @@
 #include "fsdp/checkpoint/archive/stand_ins.h"
 #include "fsdp/checkpoint/outcome.h"
 #include "fsdp/checkpoint/state/module_tensors.h"
+#include "fsdp/group/cut.h"
 #include "fsdp/group/group_owner.h"
 #include "io/base/error.h"
 
 namespace fsdp {
 namespace {
+
+void refuse_cut(const ModuleTensors& module, const char* operation) {
+  for (const ModuleTensor& tensor : module.tensors) {
+    FSDP_CHECK(
+        !registry::find_cut(*tensor.tensor), "[", operation, "] '", tensor.name,
+        "' is cut over ranks (tensor parallelism), expected a parameter that is sharded only: modules write and ",
+        "read the shapes they have. Use checkpoint::save(), or full_state_dict().");
+  }
+}
 
 using WriteModule = std::function<void(const ArchiveSink&)>;
 
@@ -77,6 +87,7 @@ void write_file(const ModuleTensors& module, const std::string& path, const Writ
 void save(const ModuleTensors& module, const std::string& path, const WriteModule& write) {
   const Backstage backstage;
   const World& world = module.owner->world();
+  refuse_cut(module, "save");
   run_on_every_rank(world, [&] { module.owner->on_library_entry(); });
   MainWeightFeed feed(world, module.groups);
   run_on_every_rank(world, [&] {
@@ -103,6 +114,7 @@ void take_over(const ModuleTensor& tensor, const at::Tensor& stored, const LazyA
 
 void load(const ModuleTensors& module, const std::string& path, const ImportTensors& import) {
   const Backstage backstage;
+  refuse_cut(module, "load");
   const World& world = module.owner->world();
   std::vector<at::Tensor> held;  // a module's own load() may drop its tensors
   for (const ModuleTensor& tensor : module.tensors) held.push_back(*tensor.tensor);

@@ -2,7 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include <utility>
+
 #include "fsdp/base/check.h"
+#include "fsdp/checkpoint/state/whole_range.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -14,7 +17,7 @@ class ModuleState : public Stateful {
   void save(StateSink& sink) override {
     for (const ModuleTensor& tensor : module_.tensors) {
       if (tensor.member) {
-        sink.slice(slice_of(tensor));
+        sink.slice(WholeRange(tensor).to_save(tensor.name, leaf_of(tensor)));
       } else {
         sink.replica(tensor.name, tensor.saved());
       }
@@ -22,9 +25,13 @@ class ModuleState : public Stateful {
   }
 
   void load(StateSource& source) override {
+    read_.clear();
     for (const ModuleTensor& tensor : module_.tensors) {
       if (tensor.member) {
-        source.slice(slice_of(tensor));
+        const WholeRange range(tensor);
+        const TensorSlice slice = range.to_load(tensor.name, leaf_of(tensor));
+        if (range.is_exchanged()) read_.push_back({&tensor, slice});
+        source.slice(slice);
       } else {
         source.replica(tensor.name, *tensor.tensor);
       }
@@ -40,14 +47,18 @@ class ModuleState : public Stateful {
     }
   }
 
+  void loaded() override {
+    for (const auto& [tensor, slice] : read_) WholeRange(*tensor).take(slice, leaf_of(*tensor));
+    read_.clear();
+  }
+
  private:
-  static TensorSlice slice_of(const ModuleTensor& tensor) {
-    const layout::Range range = tensor.member->group->main_slice(tensor.member->index);
-    return {tensor.name, tensor.sizes(), range.begin, range.end,
-            tensor.member->group->leaf(tensor.member->index).detach().view(-1)};
+  static at::Tensor leaf_of(const ModuleTensor& tensor) {
+    return tensor.member->group->leaf(tensor.member->index).detach().view(-1);
   }
 
   const ModuleTensors& module_;
+  std::vector<std::pair<const ModuleTensor*, TensorSlice>> read_;  // what ranks of a cut exchange then
 };
 
 }  // namespace

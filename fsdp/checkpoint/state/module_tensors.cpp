@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "fsdp/base/check.h"
+#include "fsdp/group/cut.h"
 #include "fsdp/group/group_owner.h"
 
 namespace fsdp {
@@ -59,6 +60,7 @@ class Collector {
 }  // namespace
 
 std::vector<int64_t> ModuleTensor::sizes() const {
+  if (const auto cut = registry::find_cut(*tensor)) return cut->sizes;
   return member ? member->group->sizes(member->index) : tensor->sizes().vec();
 }
 

@@ -2,12 +2,15 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <charconv>
+#include <optional>
 #include <sstream>
 #include <unordered_map>
 
 #include "fsdp/base/check.h"
 #include "fsdp/checkpoint/state/optimizer_adapter.h"
+#include "fsdp/checkpoint/state/whole_range.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -37,24 +40,17 @@ std::vector<double> numbers_of(const std::string& text) {
 // Where a leaf belongs.
 struct Place {
   std::string name;
-  std::vector<int64_t> shape;
-  int64_t begin = 0;
-  int64_t end = 0;
-  bool is_sharded = false;  // else every rank has the whole tensor, and a state of its own
+  std::optional<WholeRange> range;  // none: every rank has the whole tensor, and a state of its own
 };
 
 class OptimizerState : public Stateful {
  public:
   OptimizerState(const OptimizerRef& optimizer, const ModuleTensors& model) : adapter_(adapt(optimizer)) {
     for (const ModuleTensor& tensor : model.tensors) {
-      at::Tensor leaf = *tensor.tensor;
-      layout::Range range{0, leaf.numel()};
-      if (tensor.member) {
-        leaf = tensor.member->group->leaf(tensor.member->index);
-        range = tensor.member->group->main_slice(tensor.member->index);
-      }
-      places_[leaf.unsafeGetTensorImpl()] = {tensor.name, tensor.sizes(), range.begin, range.end,
-                                             tensor.member.has_value()};
+      const at::Tensor leaf = tensor.member ? tensor.member->group->leaf(tensor.member->index) : *tensor.tensor;
+      Place& place = places_[leaf.unsafeGetTensorImpl()];
+      place.name = tensor.name;
+      if (tensor.member) place.range.emplace(tensor);
     }
     for (const at::Tensor& leaf : adapter_->leaves()) {
       FSDP_CHECK(places_.count(leaf.unsafeGetTensorImpl()) > 0, "[checkpoint] state.optimizer: got a parameter of ",
@@ -65,7 +61,7 @@ class OptimizerState : public Stateful {
 
   void save(StateSink& sink) override {
     sink.value("learning_rates", exact_text(adapter_->learning_rates()));
-    for (const at::Tensor& leaf : adapter_->leaves()) {
+    for (const at::Tensor& leaf : sorted_leaves()) {
       const Place& place = place_of(leaf);
       const LeafState state = adapter_->get(leaf);
       if (state.steps == 0 && state.tensors.empty()) continue;
@@ -76,6 +72,7 @@ class OptimizerState : public Stateful {
 
   void load(StateSource& source) override {
     steps_.clear();
+    read_.clear();
     const size_t num_groups = adapter_->learning_rates().size();
     const auto rates = source.value("learning_rates");
     rates_ = numbers_of(rates.value_or(""));
@@ -84,7 +81,7 @@ class OptimizerState : public Stateful {
     } else if (rates_.size() != num_groups) {
       source.refuse(c10::str("the checkpoint has ", rates_.size(), " groups of parameters, expected ", num_groups));
     }
-    for (const at::Tensor& leaf : adapter_->leaves()) {
+    for (const at::Tensor& leaf : sorted_leaves()) {
       const Place& place = place_of(leaf);
       const bool was_updated = source.has("step/" + place.name) || (rates && adapter_->has_state_from_start());
       steps_.push_back({leaf, was_updated ? at::zeros({1}, at::kLong) : at::Tensor()});
@@ -97,6 +94,8 @@ class OptimizerState : public Stateful {
   void before_read() override { adapter_->install(); }
 
   void loaded() override {
+    for (const auto& [place, slice, tensor] : read_) place->range->take(slice, tensor);
+    read_.clear();
     for (const auto& [leaf, count] : steps_) {
       if (count.defined()) {
         adapter_->set_steps(leaf, count.item<int64_t>());
@@ -113,25 +112,52 @@ class OptimizerState : public Stateful {
     at::Tensor count;  // undefined: never updated
   };
 
+  // What ranks of a cut exchange when it was read.
+  struct Read {
+    const Place* place;
+    TensorSlice slice;
+    at::Tensor tensor;
+  };
+
+  // By name, so that the ranks of a cut exchange them in one order: optimizers have orders of each rank's own.
+  std::vector<at::Tensor> sorted_leaves() const {
+    std::vector<at::Tensor> leaves = adapter_->leaves();
+    std::sort(leaves.begin(), leaves.end(),
+              [this](const at::Tensor& a, const at::Tensor& b) { return place_of(a).name < place_of(b).name; });
+    return leaves;
+  }
+
   const Place& place_of(const at::Tensor& leaf) const { return places_.at(leaf.unsafeGetTensorImpl()); }
+
+  static TensorSlice slice_for(const StateSink&, const Place& place, const std::string& name, const at::Tensor& tensor,
+                               std::vector<Read>&) {
+    return place.range->to_save(name, tensor);
+  }
+  static TensorSlice slice_for(const StateSource&, const Place& place, const std::string& name,
+                               const at::Tensor& tensor, std::vector<Read>& read) {
+    TensorSlice slice = place.range->to_load(name, tensor);
+    if (place.range->is_exchanged()) read.push_back({&place, slice, tensor});
+    return slice;
+  }
 
   // To a sink, or to a source that fills it.
   template <class SinkOrSource>
-  static void hand_over(SinkOrSource& other, const Place& place, const std::string& name, const at::Tensor& tensor) {
+  void hand_over(SinkOrSource& other, const Place& place, const std::string& name, const at::Tensor& tensor) {
     const std::string full = name + "/" + place.name;
     const bool is_count = tensor.scalar_type() == at::kLong;
-    if (!place.is_sharded) {
+    if (!place.range) {
       other.replica(full, tensor);
     } else if (is_count) {
       other.slice({full, {1}, 0, 1, tensor});
     } else {
-      other.slice({full, place.shape, place.begin, place.end, tensor.view(-1)});
+      other.slice(slice_for(other, place, full, tensor.view(-1), read_));
     }
   }
 
   std::unique_ptr<OptimizerAdapter> adapter_;
   std::unordered_map<const c10::TensorImpl*, Place> places_;
   std::vector<Steps> steps_;
+  std::vector<Read> read_;
   std::vector<double> rates_;
 };
 
