@@ -39,7 +39,6 @@
 #include "train/loop/straggler_watch.h"
 #include "train/loop/trainer.h"
 #include "train/model/build_model.h"
-#include "train/model/fp8_layers.h"
 #include "train/model/graphed_blocks.h"
 #include "train/model/lora_files.h"
 #include "train/model/model_choice.h"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "fsdp/fsdp.h"
 #include "kernels/products/fp8_weights.h"
 #include "models/lora.h"
 #include "train/model/frozen.h"
@@ -42,10 +43,6 @@ void check_weight(const std::string& map, const at::Tensor& weight, Fp8Recipe re
 }
 
 }  // namespace
-
-Precision stored_precision(const ShardConfig& config) {
-  return parse_precision(config.precision == "fp8" ? "bf16" : config.precision);
-}
 
 std::vector<std::string> use_fp8(const models::Decoder& decoder, const ShardConfig& config) {
   const ShardConfig usual;

@@ -9,9 +9,6 @@
 
 namespace fsdp::train {
 
-// What weights and activations are stored as: shard.precision, where fp8, which is for products only, is bf16.
-Precision stored_precision(const ShardConfig& config);
-
 // Of shard.precision = "fp8", else nothing: products of the linear maps in the blocks are made of fp8 numbers, but for
 // those that shard.fp8_keep names. Returns the names of the maps. Throws Error(kUsage) for a name that no map has,
 // listing those there are, for shapes that the recipe cannot take, for a device other than the CPU, and for settings of

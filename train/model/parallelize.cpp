@@ -3,9 +3,11 @@
 
 #include <torch/nn/module.h>
 
-#include "train/model/fp8_layers.h"
-
 namespace fsdp::train {
+
+Precision stored_precision(const ShardConfig& config) {
+  return parse_precision(config.precision == "fp8" ? "bf16" : config.precision);
+}
 
 ShardOptions shard_options(const ShardConfig& config, c10::Device device) {
   ShardOptions options;

@@ -19,6 +19,9 @@ struct ShardedModel {
   Unit root;
 };
 
+// What weights and activations are stored as: shard.precision, where fp8, which is for products only, is bf16.
+Precision stored_precision(const ShardConfig& config);
+
 ShardOptions shard_options(const ShardConfig& config, c10::Device device = c10::kCPU);
 
 // How the optimizer wants blocks to be cut, if it minds: Muon wants whole matrices.

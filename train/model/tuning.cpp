@@ -6,8 +6,8 @@
 
 #include "fsdp/fsdp.h"
 #include "train/base/format.h"
-#include "train/model/fp8_layers.h"
 #include "train/model/frozen.h"
+#include "train/model/parallelize.h"
 
 namespace fsdp::train {
 namespace {
