@@ -11,9 +11,9 @@
 #include "app/doctor/network_checks.h"
 #include "app/doctor/rank_checks.h"
 #include "fsdp/fsdp.h"
+#include "train/base/matmul_peak.h"
 #include "train/base/terminal_text.h"
 #include "train/base/threads.h"
-#include "train/loop/matmul_peak.h"
 
 namespace fsdp::app {
 namespace {
