@@ -70,7 +70,9 @@ void expect_equal_steps(const World& world, const Layout& layout, int steps) {
   const Mesh mesh(world, layout.axes);
   const int data_ranks = mesh.size("replicate") * mesh.size("shard");
   const int data_rank = mesh.index("replicate") * mesh.size("shard") + mesh.index("shard");
-  const double bound = layout.dtype == at::kDouble ? 1e-12 : 1e-6;
+  // fp64 shows that the sums are the right ones, fp32 that they are made in fp32: their order differs with the
+  // processor.
+  const double bound = layout.dtype == at::kDouble ? 1e-12 : 1e-5;
   const auto whole = make_whole_model(layout.dtype);
   const auto cut = make_cut_model(mesh, layout.tokens, layout.dtype);
   ShardOptions options;
