@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <sstream>
 
 #include "fsdp/base/error.h"
@@ -77,6 +78,22 @@ std::string read_small_file(const fs::path& path, std::vector<std::string>& note
   std::ostringstream text;
   text << open_file(path).rdbuf();
   return text.str();
+}
+
+double figure(const nlohmann::json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_number() ? found->get<double>() : std::numeric_limits<double>::quiet_NaN();
+}
+
+double figure(const nlohmann::json& object, const char* part, const char* key) {
+  const auto found = object.find(part);
+  const bool is_there = found != object.end() && found->is_object();
+  return is_there ? figure(*found, key) : std::numeric_limits<double>::quiet_NaN();
+}
+
+std::string text_of(const nlohmann::json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
 std::string valid_text(const std::string& text) { return tokenizer::to_valid_utf8(text); }

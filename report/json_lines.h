@@ -18,6 +18,11 @@ void for_each_object(const std::filesystem::path& path, std::vector<std::string>
 // The content of a file of at most 1 MiB. Where there is none, or a larger one: "", and a note.
 std::string read_small_file(const std::filesystem::path& path, std::vector<std::string>& notes);
 
+// A member of an object: NaN where it has no such number, "" where it has no such text.
+double figure(const nlohmann::json& object, const char* key);
+double figure(const nlohmann::json& object, const char* part, const char* key);  // of an object in it
+std::string text_of(const nlohmann::json& object, const char* key);
+
 // `text` as UTF-8, what is none replaced.
 std::string valid_text(const std::string& text);
 

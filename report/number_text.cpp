@@ -2,27 +2,20 @@
 
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <ctime>
 
 #include "fsdp/base/units.h"
 #include "plan/picture/axis.h"
+#include "report/printed.h"
 
 namespace fsdp::report {
 namespace {
-
-template <class... Values>
-std::string printed(const char* format, Values... values) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), format, values...);
-  return text.data();
-}
 
 std::string plain_text(double value) {
   const double size = std::abs(value);
   if (size >= 1e6 || (size > 0 && size < 1e-3)) return printed("%.3g", value);
   if (size >= 1000) return with_commas(value);
-  return printed(size >= 100 ? "%.4g" : "%.4g", value);
+  return printed("%.4g", value);
 }
 
 }  // namespace

@@ -25,21 +25,6 @@ constexpr const char* kEvents = "events.jsonl";
 constexpr const char* kSamples = "samples.jsonl";
 constexpr const char* kConfig = "config.toml";
 
-double figure(const json& object, const char* key) {
-  const auto found = object.find(key);
-  return found != object.end() && found->is_number() ? found->get<double>() : kNone;
-}
-
-double figure(const json& object, const char* part, const char* key) {
-  const auto found = object.find(part);
-  return found != object.end() && found->is_object() ? figure(*found, key) : kNone;
-}
-
-std::string text_of(const json& object, const char* key) {
-  const auto found = object.find(key);
-  return found != object.end() && found->is_string() ? found->get<std::string>() : "";
-}
-
 // The number whose bits the 16 hexadecimal digits are.
 double from_bits(const std::string& digits) {
   uint64_t bits = 0;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <utility>
 
 namespace fsdp::report {
 namespace {
@@ -19,10 +20,8 @@ std::vector<double> finite_values(const std::vector<StepFigures>& rows, double S
 
 // The first steps find their memory, and are left out where there are others.
 double median(std::vector<double> values) {
-  if (values.empty()) return kNothing;
   if (values.size() > 3) values.erase(values.begin());
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
+  return middle_of(std::move(values));
 }
 
 double mean(std::vector<double> values) {
@@ -65,6 +64,12 @@ void add_events(const RunRecord& run, Summary& summary) {
 }
 
 }  // namespace
+
+double middle_of(std::vector<double> values) {
+  if (values.empty()) return kNothing;
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
 
 Summary summarize(const RunRecord& run) {
   Summary summary;

@@ -24,6 +24,9 @@ struct Summary {
   int64_t resumes = 0, skips = 0, rollbacks = 0;
 };
 
+// The median, of an even number of values the upper one; NaN of none.
+double middle_of(std::vector<double> values);
+
 Summary summarize(const RunRecord& run);
 
 // "running", and what colour it deserves: good, bad, odd or calm.

@@ -10,6 +10,7 @@
 #include "app/child/child_run.h"
 #include "fsdp/base/error.h"
 #include "report/run_files.h"
+#include "report/summary.h"
 #include "train/config/config_file.h"
 
 namespace fsdp::app {
@@ -39,26 +40,20 @@ Arguments training_words(const StrategyQuestion& question, const std::string& st
   return words;
 }
 
-double middle(std::vector<double> values) {
-  if (values.empty()) return kNoFigure;
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
-
 // Of the steps after the first ones.
-double middle_of(const std::vector<report::StepFigures>& steps, double report::StepFigures::*member) {
+double median_of(const std::vector<report::StepFigures>& steps, double report::StepFigures::*member) {
   std::vector<double> values;
   for (size_t i = steps.size() > 2 * kFirstSteps ? kFirstSteps : 0; i < steps.size(); ++i)
     if (std::isfinite(steps[i].*member)) values.push_back(steps[i].*member);
-  return middle(std::move(values));
+  return report::middle_of(std::move(values));
 }
 
 void take_figures(const report::RunRecord& record, StrategyRun& run) {
   using report::StepFigures;
-  run.step_ms = middle_of(record.steps, &StepFigures::step_ms);
-  run.tokens_per_s = middle_of(record.steps, &StepFigures::tokens_per_s);
-  run.mfu = middle_of(record.steps, &StepFigures::mfu);
-  run.received = middle_of(record.steps, &StepFigures::received);
+  run.step_ms = median_of(record.steps, &StepFigures::step_ms);
+  run.tokens_per_s = median_of(record.steps, &StepFigures::tokens_per_s);
+  run.mfu = median_of(record.steps, &StepFigures::mfu);
+  run.received = median_of(record.steps, &StepFigures::received);
   run.peak_bytes = record.steps.back().peak;
   run.held_bytes = 0;
   for (const StepFigures& step : record.steps)

@@ -108,8 +108,8 @@ std::string joined_choices(const train::Option& option) {
 // In single quotes, for any of the three shells; our words have no quotes in them.
 std::string shell_word(const std::string& text) { return "'" + text + "'"; }
 
-std::string values_table() {
-  std::string text = "typeset -gA _fsdp_values=(";
+std::string bash_values() {
+  std::string text = "declare -gA _fsdp_values=(";
   for (const train::Option& option : train::option_table())
     if (has_choices(option)) text += "\n  [--" + option.name + "]=" + shell_word(joined_choices(option));
   return text + "\n)\n";
@@ -118,9 +118,7 @@ std::string values_table() {
 std::string bash_script() {
   std::string names;
   for (const Verb& verb : verbs()) names += (names.empty() ? "" : " ") + std::string(verb.name);
-  std::string values = values_table();
-  values.replace(0, std::string("typeset -gA").size(), "declare -gA");
-  return "_fsdp_verbs=" + shell_word(names) + "\n" + values + kBashBody;
+  return "_fsdp_verbs=" + shell_word(names) + "\n" + bash_values() + kBashBody;
 }
 
 std::string zsh_script() {

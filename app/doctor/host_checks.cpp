@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "fsdp/base/units.h"
+#include "fsdp/memory/meminfo.h"
 #include "kernels/base/cpu_isa.h"
 #include "train/base/format.h"
 #include "train/base/threads.h"
@@ -30,14 +31,6 @@ std::optional<std::string> first_line(const fs::path& path) {
   std::string line;
   if (!std::getline(file, line)) return std::nullopt;
   return line;
-}
-
-// "MemAvailable" of /proc/meminfo, in bytes.
-int64_t meminfo_bytes(const std::string& key) {
-  std::ifstream file("/proc/meminfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.rfind(key + ":", 0) == 0) return std::stoll(line.substr(key.size() + 1)) * kKiB;
-  return 0;
 }
 
 // The file of a limit of this process's control group, or of the nearest group above that has one (version 2, else 1).

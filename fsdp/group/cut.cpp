@@ -1,9 +1,8 @@
 #include "fsdp/group/cut.h"
 
-#include <atomic>
-#include <mutex>
-#include <unordered_map>
 #include <utility>
+
+#include "kernels/base/tensor_table.h"
 
 namespace fsdp {
 
@@ -22,45 +21,27 @@ bool Cut::is_one_run() const {
 namespace registry {
 namespace {
 
-// A tensor that is gone has left its address to another.
+// Without keeping the ranks alive.
 struct CutEntry {
-  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor;
   int64_t dim;
   std::vector<int64_t> sizes;
   std::weak_ptr<comm::Comm> ranks;
 };
 
-struct CutTable {
-  std::mutex mutex;
-  std::unordered_map<const c10::TensorImpl*, CutEntry> entries;
-  std::atomic<bool> has_any{false};
-};
-
-CutTable& cuts() {
-  static CutTable table;
+kernels::TensorTable<CutEntry>& cuts() {
+  static kernels::TensorTable<CutEntry> table;
   return table;
 }
 
 }  // namespace
 
-void add_cut(const at::Tensor& tensor, const Cut& cut) {
-  CutTable& table = cuts();
-  const std::lock_guard lock(table.mutex);
-  std::erase_if(table.entries, [](const auto& item) { return item.second.tensor.expired(); });
-  CutEntry entry{decltype(CutEntry::tensor)(tensor.getIntrusivePtr()), cut.dim, cut.sizes, cut.ranks};
-  table.entries.insert_or_assign(tensor.unsafeGetTensorImpl(), std::move(entry));
-  table.has_any = true;
-}
+void add_cut(const at::Tensor& tensor, const Cut& cut) { cuts().set(tensor, {cut.dim, cut.sizes, cut.ranks}); }
 
 std::optional<Cut> find_cut(const at::Tensor& tensor) {
-  CutTable& table = cuts();
-  if (!table.has_any) return std::nullopt;
-  const std::lock_guard lock(table.mutex);
-  const auto found = table.entries.find(tensor.unsafeGetTensorImpl());
-  if (found == table.entries.end() || found->second.tensor.expired()) return std::nullopt;
-  auto ranks = found->second.ranks.lock();
+  auto found = cuts().find(tensor);
+  auto ranks = found ? found->ranks.lock() : nullptr;
   if (!ranks) return std::nullopt;
-  return Cut{found->second.dim, found->second.sizes, std::move(ranks)};
+  return Cut{found->dim, std::move(found->sizes), std::move(ranks)};
 }
 
 }  // namespace registry

@@ -4,6 +4,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "kernels/base/tensor_table.h"
+
 namespace fsdp::registry {
 namespace {
 
@@ -28,19 +30,8 @@ Table& parameters() {
   return table;
 }
 
-// A tensor that is gone has left its address to another.
-struct BufferEntry {
-  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor;
-  at::ScalarType saved_as;
-};
-
-struct BufferTable {
-  std::mutex mutex;
-  std::unordered_map<const c10::TensorImpl*, BufferEntry> entries;
-};
-
-BufferTable& buffers() {
-  static BufferTable table;
+kernels::TensorTable<at::ScalarType>& buffers() {
+  static kernels::TensorTable<at::ScalarType> table;
   return table;
 }
 
@@ -82,20 +73,8 @@ void forget(const ParameterGroup& group) {
   forget(parameters(), group);
 }
 
-void add_buffer(const at::Tensor& buffer, at::ScalarType saved_as) {
-  BufferTable& table = buffers();
-  const std::lock_guard lock(table.mutex);
-  std::erase_if(table.entries, [](const auto& item) { return item.second.tensor.expired(); });
-  BufferEntry entry{decltype(BufferEntry::tensor)(buffer.getIntrusivePtr()), saved_as};
-  table.entries.try_emplace(buffer.unsafeGetTensorImpl(), std::move(entry));
-}
+void add_buffer(const at::Tensor& buffer, at::ScalarType saved_as) { buffers().add(buffer, saved_as); }
 
-std::optional<at::ScalarType> find_buffer(const at::Tensor& buffer) {
-  BufferTable& table = buffers();
-  const std::lock_guard lock(table.mutex);
-  const auto found = table.entries.find(buffer.unsafeGetTensorImpl());
-  if (found == table.entries.end() || found->second.tensor.expired()) return std::nullopt;
-  return found->second.saved_as;
-}
+std::optional<at::ScalarType> find_buffer(const at::Tensor& buffer) { return buffers().find(buffer); }
 
 }  // namespace fsdp::registry

@@ -49,13 +49,9 @@ class AdamWRule : public RuleOf<AdamWOptions> {
   }
 
   const char* name() const override { return "AdamW"; }
-  std::vector<LeafGroup> leaf_groups() const override { return leaves_; }
   void update(const FlatRun& run, const GradientFactor& factor) override {
     adamw_update(run, options[run.options], factor);
   }
-
- private:
-  std::vector<LeafGroup> leaves_;
 };
 
 }  // namespace

@@ -30,21 +30,16 @@ bool has_one_dtype(const FlatRun& run) {
 void update_in_dtype(const FlatRun& run, const FlatParameters::Update& update) {
   if (has_one_dtype(run)) return update(run);
   const at::ScalarType dtype = run.weight.scalar_type();
-  const int64_t piece_numel = run.weight.is_cpu() ? int64_t{1} << 14 : int64_t{1} << 24;
-  const int64_t longest = run.sizes.empty() ? piece_numel : run.weight.numel();
-  for (int64_t begin = 0; begin < run.weight.numel(); begin += longest) {
-    const int64_t numel = std::min(longest, run.weight.numel() - begin);
-    FlatRun piece = run;
-    piece.weight = run.weight.narrow(0, begin, numel);
-    piece.gradient = run.gradient.narrow(0, begin, numel).to(dtype);
-    if (run.copy.defined()) piece.copy = run.copy.narrow(0, begin, numel);
-    for (at::Tensor& state : piece.states) state = state.narrow(0, begin, numel).to(dtype);
+  const int64_t piece_numel = run.weight.is_cpu() ? kHostPiece : int64_t{1} << 24;
+  for_each_piece(run, run.sizes.empty() ? piece_numel : run.weight.numel(), [&](const FlatRun& kept) {
+    FlatRun piece = kept;
+    piece.gradient = kept.gradient.to(dtype);
+    for (at::Tensor& state : piece.states) state = state.to(dtype);
     update(piece);
-    for (size_t i = 0; i < run.states.size(); ++i) {
-      const at::Tensor kept = run.states[i].narrow(0, begin, numel);
-      if (kept.scalar_type() != dtype) kept.copy_(piece.states[i]);
+    for (size_t i = 0; i < kept.states.size(); ++i) {
+      if (kept.states[i].scalar_type() != dtype) kept.states[i].copy_(piece.states[i]);
     }
-  }
+  });
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -24,6 +25,22 @@ struct FlatRun {
   size_t options = 0;              // index of the optimizer's group
   std::vector<int64_t> sizes;      // of the parameter, where a run is one: RunOf::kTensor
 };
+
+// Calls update(piece) for parts of at most `longest` elements that follow each other.
+template <class Update>
+void for_each_piece(const FlatRun& run, int64_t longest, const Update& update) {
+  for (int64_t begin = 0; begin < run.weight.numel(); begin += longest) {
+    const int64_t numel = std::min(longest, run.weight.numel() - begin);
+    FlatRun piece = run;
+    piece.weight = run.weight.narrow(0, begin, numel);
+    piece.gradient = run.gradient.narrow(0, begin, numel);
+    if (run.copy.defined()) piece.copy = run.copy.narrow(0, begin, numel);
+    for (at::Tensor& state : piece.states) state = state.narrow(0, begin, numel);
+    update(piece);
+  }
+}
+// That stay in the caches of a host.
+inline constexpr int64_t kHostPiece = int64_t{1} << 14;
 
 // A tensor that an optimizer keeps of each of its leaves, zero at first, like the leaf.
 struct StateSpec {

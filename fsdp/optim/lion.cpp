@@ -18,8 +18,9 @@ void check_lion_options(const LionOptions& options) {
              options.beta1, " and ", options.beta2, ", expected numbers from 0 to below 1.");
 }
 
+// The same operators for all devices and dtypes.
 void lion_update(const FlatRun& run, const LionOptions& options, const GradientFactor& factor) {
-  for_each_piece(run, [&](const FlatRun& piece) {
+  for_each_piece(run, run.weight.is_cpu() ? kHostPiece : run.weight.numel(), [&](const FlatRun& piece) {
     const at::Tensor gradient = factor.times(piece.gradient);
     const at::Tensor& momentum = piece.states[0];
     const at::Tensor direction = momentum.lerp(gradient, 1 - options.beta1).sign_();
@@ -40,13 +41,9 @@ class LionRule : public RuleOf<LionOptions> {
   }
 
   const char* name() const override { return "Lion"; }
-  std::vector<LeafGroup> leaf_groups() const override { return leaves_; }
   void update(const FlatRun& run, const GradientFactor& factor) override {
     lion_update(run, options[run.options], factor);
   }
-
- private:
-  std::vector<LeafGroup> leaves_;
 };
 
 }  // namespace

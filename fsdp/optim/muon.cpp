@@ -58,7 +58,6 @@ class MuonRule : public UpdateRule {
   }
 
   const char* name() const override { return "Muon"; }
-  std::vector<LeafGroup> leaf_groups() const override { return leaves_; }
   size_t num_groups() const override { return 1 + others.size(); }
   double& lr(size_t group) override { return group == 0 ? muon.lr : others.at(group - 1).lr; }
   void update(const FlatRun& run, const GradientFactor& factor) override {
@@ -68,9 +67,6 @@ class MuonRule : public UpdateRule {
 
   MuonOptions muon;
   std::vector<AdamWOptions> others;
-
- private:
-  std::vector<LeafGroup> leaves_;
 };
 
 }  // namespace

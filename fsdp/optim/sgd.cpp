@@ -33,7 +33,6 @@ class SGDRule : public RuleOf<SGDOptions> {
   }
 
   const char* name() const override { return "SGD"; }
-  std::vector<LeafGroup> leaf_groups() const override { return leaves_; }
 
   void update(const FlatRun& run, const GradientFactor& factor) override {
     const SGDOptions& group = options[run.options];
@@ -46,9 +45,6 @@ class SGDRule : public RuleOf<SGDOptions> {
                       {group.lr, group.momentum, group.dampening, group.weight_decay, group.nesterov, momentum,
                        factor.number, factor.on_device_of(run.weight)});
   }
-
- private:
-  std::vector<LeafGroup> leaves_;
 };
 
 }  // namespace

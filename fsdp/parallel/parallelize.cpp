@@ -1,11 +1,11 @@
 #include "fsdp/parallel/parallelize.h"
 
 #include <ATen/ATen.h>
+#include <fnmatch.h>
 #include <torch/nn/module.h>
 
 #include <map>
 #include <memory>
-#include <string_view>
 
 #include "fsdp/base/check.h"
 #include "fsdp/deferred/deferred_init.h"
@@ -15,15 +15,8 @@
 namespace fsdp::parallel {
 namespace {
 
-bool fits(std::string_view name, std::string_view pattern) {
-  if (pattern.empty()) return name.empty();
-  if (pattern.front() != '*') {
-    return !name.empty() && name.front() == pattern.front() && fits(name.substr(1), pattern.substr(1));
-  }
-  for (size_t skipped = 0; skipped <= name.size(); ++skipped) {
-    if (fits(name.substr(skipped), pattern.substr(1))) return true;
-  }
-  return false;
+bool fits(const std::string& name, const std::string& pattern) {
+  return fnmatch(pattern.c_str(), name.c_str(), /*flags=*/0) == 0;
 }
 
 struct Chosen {

@@ -20,7 +20,8 @@ enum class Style {
             // "tp"
 };
 
-// Names of modules, where '*' stands for any text, and what becomes of them; the first that fits counts.
+// Names of modules, where '*' stands for any text, '?' for one character and [0-3] for one of several, and what becomes
+// of them; the first that fits counts.
 using Plan = std::vector<std::pair<std::string, Style>>;
 
 // Cuts layers of type parallel::Linear (a torch::nn::Linear by another name) over the mesh axis "tp", in place. Between

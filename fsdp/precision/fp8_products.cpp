@@ -8,7 +8,6 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/library.h>
 
-#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -112,11 +111,7 @@ std::vector<torch::Library>* watch() {
     torch::Library library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
     library.impl("linear", linear);
     library.impl("matmul", matmul);
-    library.impl("addmm", [addmm = WatchedAddmm(key)](c10::DispatchKeySet keys, const at::Tensor& self,
-                                                      const at::Tensor& x, const at::Tensor& factor,
-                                                      const at::Scalar& beta, const at::Scalar& alpha) {
-      return addmm(keys, self, x, factor, beta, alpha);
-    });
+    library.impl("addmm", WatchedAddmm(key));
     libraries->push_back(std::move(library));
   }
   return libraries;

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "fsdp/base/units.h"
+#include "fsdp/memory/meminfo.h"
 #include "fsdp/unit/context.h"
 
 namespace fsdp {
@@ -37,18 +38,6 @@ int64_t number_in(const char* path) {
   int64_t number = 0;
   file >> number;
   return file ? number : 0;
-}
-
-// "MemTotal:  16384 kB" -> bytes.
-int64_t meminfo(const std::string& key) {
-  std::ifstream file("/proc/meminfo");
-  std::string word;
-  int64_t kib = 0;
-  while (file >> word) {
-    if (word == key + ":" && file >> kib) return kib << 10;
-    file.ignore(256, '\n');
-  }
-  return 0;
 }
 
 std::vector<UnitFigures> figures_of(const Context& context) {
@@ -90,7 +79,7 @@ std::vector<MemoryKnob> knobs_of(const Context& context) {
 }  // namespace
 
 MemoryFigures measure_memory() {
-  MemoryFigures memory{meminfo("MemTotal") - meminfo("MemAvailable"), meminfo("MemTotal")};
+  MemoryFigures memory{meminfo_bytes("MemTotal") - meminfo_bytes("MemAvailable"), meminfo_bytes("MemTotal")};
   const int64_t limit = number_in("/sys/fs/cgroup/memory.max");
   if (limit > 0 && limit < memory.limit) memory = {number_in("/sys/fs/cgroup/memory.current"), limit};
   return memory;

@@ -66,6 +66,10 @@ void for_each_half_piece(const at::Tensor& logits_NV, const Body& body) {
     body(begin, std::min(rows, logits_NV.size(0) - begin));
 }
 
+double divisor_of(const at::Tensor& targets_N, bool mean) {
+  return mean ? static_cast<double>(std::max<int64_t>(1, count_valid_targets(targets_N))) : 1;
+}
+
 std::tuple<at::Tensor, at::Tensor> half_forward(const at::Tensor& logits_NV, const at::Tensor& targets_N, bool mean,
                                                 const LossTerms& terms) {
   const at::TensorOptions wide = logits_NV.options().dtype(at::kFloat);
@@ -78,15 +82,13 @@ std::tuple<at::Tensor, at::Tensor> half_forward(const at::Tensor& logits_NV, con
     total += loss.item<float>();
     normaliser.narrow(0, begin, count).copy_(piece);
   });
-  const double divisor = mean ? static_cast<double>(std::max<int64_t>(1, count_valid_targets(targets_N))) : 1;
-  return {at::scalar_tensor(total / divisor, wide), normaliser};
+  return {at::scalar_tensor(total / divisor_of(targets_N, mean), wide), normaliser};
 }
 
 at::Tensor half_backward(const at::Tensor& grad_loss, const at::Tensor& logits_NV, const at::Tensor& targets_N,
                          const at::Tensor& normaliser, bool mean, const LossTerms& terms) {
   at::Tensor grad = at::empty(logits_NV.sizes(), logits_NV.options());
-  const double divisor = mean ? static_cast<double>(std::max<int64_t>(1, count_valid_targets(targets_N))) : 1;
-  const at::Tensor of_sum = grad_loss / divisor;
+  const at::Tensor of_sum = grad_loss / divisor_of(targets_N, mean);
   for_each_half_piece(logits_NV, [&](int64_t begin, int64_t count) {
     grad.narrow(0, begin, count)
         .copy_(cross_entropy_backward_cpu(of_sum, widened(logits_NV.narrow(0, begin, count)),

@@ -1,11 +1,10 @@
 #include "report/trace/step_picture.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 
 #include "plan/picture/axis.h"
 #include "plan/picture/xml_text.h"
+#include "report/printed.h"
 #include "report/svg.h"
 
 namespace fsdp::report {
@@ -60,13 +59,6 @@ std::string short_unit(const std::string& unit) {
   return before == std::string::npos ? unit : unit.substr(before + 1);
 }
 
-template <class... Values>
-std::string with_numbers(const char* format, Values... values) {
-  std::array<char, 200> text{};
-  std::snprintf(text.data(), text.size(), format, values...);
-  return text.data();
-}
-
 class StepDrawing {
  public:
   StepDrawing(const std::vector<TracedStep>& ranks, const std::string& title) : ranks_(ranks), title_(title) {
@@ -107,7 +99,7 @@ class StepDrawing {
       const std::string place = pixel(x(begin_ + i * step));
       svg += "<path class=\"grid\" d=\"M" + place + " " + pixel(kRowsTop) + "V" + pixel(bottom) +
              "\"/><text class=\"soft\" " + "text-anchor=\"middle\" x=\"" + place + "\" y=\"" + pixel(bottom + 14) +
-             "\">" + with_numbers("%g", i * step) + "</text>";
+             "\">" + printed("%g", i * step) + "</text>";
     }
     return svg + words(16, bottom + 14, "soft", "ms");
   }
@@ -123,7 +115,7 @@ class StepDrawing {
     body_ += "<rect " + (waits ? std::string("fill=\"url(#wait)\"") : "class=\"" + std::string(style) + "\"") +
              " x=\"" + pixel(from) + "\" y=\"" + pixel(top) + "\" width=\"" + pixel(width) + "\" height=\"" +
              pixel(kBarHeight) + "\"><title>" + xml_text(what + (unit.empty() ? "" : " " + unit)) +
-             with_numbers(": %.3f ms, from %.3f to %.3f", end_ms - begin_ms, begin_ms - begin_, end_ms - begin_) +
+             printed(": %.3f ms, from %.3f to %.3f", end_ms - begin_ms, begin_ms - begin_, end_ms - begin_) +
              "</title></rect>\n";
     const std::string label = unit.empty() ? what : short_unit(unit);
     if (6.3 * static_cast<double>(label.size()) + 4 < width && std::string_view(style) != "rest")
@@ -150,8 +142,8 @@ class StepDrawing {
     for (const SpentTime& piece : rank.split.pieces)
       (is_wait(piece.spent) ? waits : computed) += piece.end_ms - piece.begin_ms;
     body_ += words(16, y + 14, "head",
-                   with_numbers("rank %d: %.2f ms, of which %.2f waited for others (%.1f%%)", rank.trace->rank,
-                                rank.split.length(), waits, 100 * waits / std::max(rank.split.length(), 1e-9)));
+                   printed("rank %d: %.2f ms, of which %.2f waited for others (%.1f%%)", rank.trace->rank,
+                           rank.split.length(), waits, 100 * waits / std::max(rank.split.length(), 1e-9)));
     y += kHeadHeight;
     double drawn_to = 0;
     body_ += words(16, y + 15, "soft", "program");
@@ -168,7 +160,7 @@ class StepDrawing {
       const auto spent = static_cast<Spent>(i);
       double ms = 0;
       for (const TracedStep& rank : ranks_) ms += rank.split[spent] / static_cast<double>(ranks_.size());
-      const std::string label = std::string(name(spent)) + with_numbers(" %.2f ms", ms);
+      const std::string label = std::string(name(spent)) + printed(" %.2f ms", ms);
       const double width = 34 + 6.8 * static_cast<double>(label.size());
       if (left + width > kPictureWidth) {
         left = 16;
@@ -189,7 +181,7 @@ class StepDrawing {
     for (size_t i = 0; i < std::min<size_t>(5, rank.split.causes.size()); ++i) {
       const Cause& cause = rank.split.causes[i];
       body_ += words(16, y += 17, "plain",
-                     with_numbers("%zu.  %.2f ms  ", i + 1, cause.ms) + cause.what +
+                     printed("%zu.  %.2f ms  ", i + 1, cause.ms) + cause.what +
                          (cause.times > 1 ? ", " + std::to_string(cause.times) + " times" : "") +
                          (cause.detail.empty() ? "" : "; " + cause.detail));
     }

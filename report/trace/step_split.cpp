@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <set>
 
 #include "fsdp/base/error.h"
+#include "report/printed.h"
 
 namespace fsdp::report {
 namespace {
@@ -66,12 +66,6 @@ std::vector<SpentTime> cut(const std::vector<const TraceSpan*>& spans, double be
     }
   }
   return pieces;
-}
-
-std::string printed(const char* format, double a, double b) {
-  std::array<char, 120> text{};
-  std::snprintf(text.data(), text.size(), format, a, b);
-  return text.data();
 }
 
 // The transfer that a wait was for: the last of its unit that ended in it or after, on a thread of its own.
@@ -174,8 +168,8 @@ StepSplit split_step(const RankTrace& trace, int64_t step) {
 }
 
 std::string to_text(const StepSplit& split, int rank) {
-  std::string text = "rank " + std::to_string(rank) + ", step " + std::to_string(split.step) +
-                     printed(": %.2f ms\n", split.length(), 0);
+  std::string text =
+      "rank " + std::to_string(rank) + ", step " + std::to_string(split.step) + printed(": %.2f ms\n", split.length());
   for (int i = 0; i < kNumSpent; ++i) {
     std::string label = name(static_cast<Spent>(i));
     label.resize(24, ' ');

@@ -7,21 +7,12 @@
 #include "fsdp/base/error.h"
 #include "io/base/error.h"
 #include "io/base/json.h"
+#include "report/json_lines.h"
 
 namespace fsdp::report {
 namespace {
 
 using nlohmann::json;
-
-std::string word(const json& object, const char* key) {
-  const auto found = object.find(key);
-  return found != object.end() && found->is_string() ? found->get<std::string>() : "";
-}
-
-double number(const json& object, const char* key) {
-  const auto found = object.find(key);
-  return found != object.end() && found->is_number() ? found->get<double>() : NAN;
-}
 
 const json& part(const json& object, const char* key) {
   static const json kNothing = json::object();
@@ -32,16 +23,16 @@ const json& part(const json& object, const char* key) {
 class TraceReader {
  public:
   void add(const json& event) {
-    const double rank = number(event, "pid"), thread = number(event, "tid");
+    const double rank = figure(event, "pid"), thread = figure(event, "tid");
     if (!(rank >= 0 && rank < 1e6)) return;
     const auto place = std::pair(static_cast<int>(rank), std::isfinite(thread) ? thread : 0.0);
-    if (word(event, "ph") == "M" && word(event, "name") == "thread_name")
-      threads_[place] = word(part(event, "args"), "name");
-    if (word(event, "ph") != "X") return;
-    const double begin = number(event, "ts"), length = number(event, "dur");
+    if (text_of(event, "ph") == "M" && text_of(event, "name") == "thread_name")
+      threads_[place] = text_of(part(event, "args"), "name");
+    if (text_of(event, "ph") != "X") return;
+    const double begin = figure(event, "ts"), length = figure(event, "dur");
     if (!(std::isfinite(begin) && length >= 0)) return;
-    ranks_[place.first].push_back({1e-3 * begin, 1e-3 * (begin + length), word(event, "cat"),
-                                   word(part(event, "args"), "unit"), threads_[place]});
+    ranks_[place.first].push_back({1e-3 * begin, 1e-3 * (begin + length), text_of(event, "cat"),
+                                   text_of(part(event, "args"), "unit"), threads_[place]});
   }
 
   std::vector<RankTrace> take() {

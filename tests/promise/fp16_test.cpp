@@ -284,6 +284,15 @@ TEST(Fp16, WholeModelsOfFp16TrainAsUnsharded) {
 
 enum class Ask { kNorm, kFactor, kNothing };
 
+// What a program asks of the gradients before a step.
+void ask_for(Ask ask, GradScaler& scaler, BlockModel& module) {
+  if (ask == Ask::kNorm) {
+    scaler.unscale_(module);
+    clip_grad_norm_(module, 1.0);
+  }
+  if (ask == Ask::kFactor) scaler.grad_norm(parameters(module), 1.0);
+}
+
 // Rank 1 alone has gradients that are not finite.
 TEST(Fp16, AnOverflowOnOneRankSkipsTheStepOnAll) {
   for (const Strategy strategy : kFlatStrategies) {
@@ -297,11 +306,7 @@ TEST(Fp16, AnOverflowOnOneRankSkipsTheStepOnAll) {
           const auto before = make_block_model();
           const double factor = world.rank == 1 ? bad : 1;
           scaler.scale(wide_loss(*sharded.module, share_of(world, half_batch(1))) * factor).backward();
-          if (ask == Ask::kNorm) {
-            scaler.unscale_(*sharded.module);
-            clip_grad_norm_(*sharded.module, 1.0);
-          }
-          if (ask == Ask::kFactor) scaler.grad_norm(parameters(*sharded.module), 1.0);
+          ask_for(ask, scaler, *sharded.module);
           EXPECT_EQ(scaler.step(optimizer), ScaledStep::kSkipped);
           scaler.update();
           EXPECT_EQ(scaler.state(), (GradScalerState{512, 0}));
@@ -329,11 +334,7 @@ TEST(Fp16, AnOverflowInOneSliceSkipsTheStepOnAll) {
       for (torch::Tensor& leaf : parameters(*sharded.module)) {
         if (world.rank == 2 && leaf.numel() > 0) leaf.mutable_grad().fill_(INFINITY);
       }
-      if (ask == Ask::kNorm) {
-        scaler.unscale_(*sharded.module);
-        clip_grad_norm_(*sharded.module, 1.0);
-      }
-      if (ask == Ask::kFactor) scaler.grad_norm(parameters(*sharded.module), 1.0);
+      ask_for(ask, scaler, *sharded.module);
       EXPECT_EQ(scaler.step(optimizer), ScaledStep::kSkipped);
       scaler.update();
       optimizer.zero_grad();

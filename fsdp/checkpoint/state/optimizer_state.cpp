@@ -9,20 +9,16 @@
 #include <unordered_map>
 
 #include "fsdp/base/check.h"
+#include "fsdp/checkpoint/state/exact_number.h"
 #include "fsdp/checkpoint/state/optimizer_adapter.h"
 #include "fsdp/checkpoint/state/whole_range.h"
 
 namespace fsdp::checkpoint {
 namespace {
 
-// Text that reads back as the same bits.
-std::string exact_text(const std::vector<double>& numbers) {
+std::string rates_text(const std::vector<double>& numbers) {
   std::string text;
-  for (const double number : numbers) {
-    char digits[64];
-    const auto end = std::to_chars(digits, digits + sizeof(digits), number).ptr;
-    text += (text.empty() ? "" : " ") + std::string(digits, end);
-  }
+  for (const double number : numbers) text += (text.empty() ? "" : " ") + exact_text(number);
   return text;
 }
 
@@ -60,7 +56,7 @@ class OptimizerState : public Stateful {
   }
 
   void save(StateSink& sink) override {
-    sink.value("learning_rates", exact_text(adapter_->learning_rates()));
+    sink.value("learning_rates", rates_text(adapter_->learning_rates()));
     for (const at::Tensor& leaf : sorted_leaves()) {
       const Place& place = place_of(leaf);
       const LeafState state = adapter_->get(leaf);

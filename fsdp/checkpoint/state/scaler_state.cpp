@@ -4,17 +4,11 @@
 #include <cmath>
 #include <string>
 
+#include "fsdp/checkpoint/state/exact_number.h"
 #include "fsdp/optim/grad_scaler.h"
 
 namespace fsdp::checkpoint {
 namespace {
-
-// Text that reads back as the same number.
-template <class Number>
-std::string text_of_number(Number number) {
-  char digits[64];
-  return {digits, std::to_chars(digits, digits + sizeof(digits), number).ptr};
-}
 
 template <class Number>
 bool read_number(const std::string& text, Number& number) {
@@ -28,8 +22,8 @@ class ScalerState : public Stateful {
   explicit ScalerState(GradScaler& scaler) : scaler_(scaler) {}
 
   void save(StateSink& sink) override {
-    sink.value("scale", text_of_number(scaler_.state().scale));
-    sink.value("steps_without_overflow", text_of_number(scaler_.state().steps_without_overflow));
+    sink.value("scale", exact_text(scaler_.state().scale));
+    sink.value("steps_without_overflow", exact_text(scaler_.state().steps_without_overflow));
   }
 
   void load(StateSource& source) override {
