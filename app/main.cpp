@@ -12,6 +12,7 @@
 #include "fsdp/base/error.h"
 #include "kernels/base/cpu_isa.h"
 #include "train/base/failure.h"
+#include "train/base/leave.h"
 #include "train/base/terminal_text.h"
 
 namespace {
@@ -58,12 +59,12 @@ void print_failure(const std::string& message) {
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // past a limit on the size of files, writes then fail with a message
   try {
-    return run({argv + 1, argv + argc});
+    fsdp::train::leave(run({argv + 1, argv + argc}));
   } catch (...) {
     const fsdp::train::Failure failure = fsdp::train::describe_failure(std::current_exception());
     if (!failure.told_elsewhere) {
       print_failure(failure.message);
     }
-    return failure.exit_code;
+    fsdp::train::leave(failure.exit_code);
   }
 }
