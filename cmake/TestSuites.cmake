@@ -2,12 +2,12 @@
 # few milliseconds. The suites are read from the sources, so nothing is run at build time.
 #
 #   fsdp_add_test_suites(target LABEL label [FAST_SUITES suite...] [TIMEOUT seconds] [TRANSPORT name] [SUITES suite...]
-#                       [SKIPPED_WHERE regex...])
+#                       [LONG_SUITES suite...] [SKIPPED_WHERE regex...])
 #
 # FAST_SUITES get the label `fast` instead. TRANSPORT: what ranks of these entries talk over, see tests/support/ranks.h.
-# SUITES: only these. SKIPPED_WHERE: output that tells that the tests cannot run here; ctest says "Skipped" then.
+# SUITES: only these. LONG_SUITES take a minute and start first, so that none of them ends alone. SKIPPED_WHERE: output that tells that the tests cannot run here; ctest says "Skipped" then.
 function(fsdp_add_test_suites target)
-  cmake_parse_arguments(arg "" "LABEL;TIMEOUT;TRANSPORT" "FAST_SUITES;SUITES;SKIPPED_WHERE" ${ARGN})
+  cmake_parse_arguments(arg "" "LABEL;TIMEOUT;TRANSPORT" "FAST_SUITES;LONG_SUITES;SUITES;SKIPPED_WHERE" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 300)
   endif()
@@ -45,6 +45,9 @@ function(fsdp_add_test_suites target)
     # One thread each: ranks are threads or processes already, and ctest runs several tests at once.
     set_tests_properties(${target}.${suite}${suffix} PROPERTIES LABELS ${label} TIMEOUT ${arg_TIMEOUT}
                          ENVIRONMENT "${environment}" FAIL_REGULAR_EXPRESSION "0 tests from 0 test suites ran")
+    if(suite IN_LIST arg_LONG_SUITES)
+      set_tests_properties(${target}.${suite}${suffix} PROPERTIES COST 100)
+    endif()
     if(arg_SKIPPED_WHERE)
       set_tests_properties(${target}.${suite}${suffix} PROPERTIES SKIP_REGULAR_EXPRESSION "${arg_SKIPPED_WHERE}")
     endif()
