@@ -161,6 +161,8 @@ void apply(const PlanOptions& options, plan::Setup& setup) {
   if (options.strategy) setup.strategy = strategy_named(*options.strategy);
   if (options.precision) setup.precision = plan::parse_planned_precision(*options.precision);
   if (options.optimizer) setup.optimizer = plan::parse_optimizer(*options.optimizer);
+  if (setup.optimizer == plan::Optimizer::kAdamW8Bit)
+    setup.granularity = layout::Granularity::kBlock, setup.block = 256;
   if (options.recompute) setup.work.recompute = plan::parse_recompute(*options.recompute);
   if (options.reshard_after_forward) setup.reshard_after_forward = parse_reshard(*options.reshard_after_forward);
   if (options.granularity) setup.granularity = parse_granularity(*options.granularity, setup.block);
@@ -188,7 +190,7 @@ void add_plan_options(CLI::App& parser, PlanOptions& options) {
   parser.add_option("--strategy", options.strategy, "optim_grads_params (ZeRO-3), hybrid (HSDP), ...");
   parser.add_option("--precision", options.precision,
                     "fp32, bf16, fp16, or bf16_reduce, fp16_reduce: gradients travel so, too");
-  parser.add_option("--optimizer", options.optimizer, "adamw, sgd, sgd_momentum, muon or lion");
+  parser.add_option("--optimizer", options.optimizer, "adamw, sgd, sgd_momentum, muon, lion or adamw_8bit");
   parser.add_option("--sequence", options.sequence_length, "tokens of a sequence");
   parser.add_option("--microbatch", options.microbatch, "sequences of a microbatch, of each rank");
   parser.add_option("--microbatches", options.microbatches, "microbatches of a step, of each rank");

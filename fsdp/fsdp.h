@@ -18,6 +18,7 @@
 #include "fsdp/optim/clip_grad_norm.h"        // clip_grad_norm_
 #include "fsdp/optim/grad_scaler.h"           // GradScaler
 #include "fsdp/optim/lion.h"                  // Lion
+#include "fsdp/optim/low_bit_adamw.h"         // LowBitAdamW
 #include "fsdp/optim/muon.h"                  // Muon, muon_groups
 #include "fsdp/optim/sgd.h"                   // SGD
 #include "fsdp/parallel/cross_entropy.h"      // parallel::vocab_cross_entropy

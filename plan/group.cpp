@@ -107,7 +107,7 @@ void plan_weights(GroupPlan& group, const Setup& setup, const RankGroups& groups
 // As GradientBuffers.
 void plan_gradients(GroupPlan& group, const Setup& setup, const RankGroups& groups, const Types& types) {
   group.main_grad = group.main_weight;
-  group.optimizer = num_states(setup.optimizer) * group.main_weight;
+  group.optimizer = state_bytes(setup.optimizer, group.main_weight / size_of(types.main), size_of(types.main));
   const int64_t written_copy =
       types.param == types.main ? 0 : group.main_weight / size_of(types.main) * size_of(types.param);
   group.optimizer_traffic = 2 * group.main_weight + group.main_grad + 2 * group.optimizer + written_copy;
@@ -179,8 +179,7 @@ void plan_owned_states(const PlannedModel& model, const Setup& setup, std::vecto
       Group group{&units[i][k], std::vector<int64_t>(total.size())};
       for (size_t m = 0; m < members.size(); ++m) {
         const auto rank = static_cast<size_t>(is_whole ? 0 : owners[m] / owners_per_rank);
-        const int64_t bytes =
-            members[m].numel() * size_of(members[m].dtype) * num_states(setup.optimizer, members[m], UnitRole::kBlock);
+        const int64_t bytes = state_bytes(setup.optimizer, members[m], UnitRole::kBlock);
         group.bytes[rank] += bytes;
         total[rank] += bytes;
       }
@@ -230,9 +229,10 @@ GroupPlan plan_group(std::span<const PlannedParameter> members, const Setup& set
   return group;
 }
 
-int64_t num_states(Optimizer optimizer, const PlannedParameter& parameter, UnitRole role) {
+int64_t state_bytes(Optimizer optimizer, const PlannedParameter& parameter, UnitRole role) {
   const bool by_muon = optimizer == Optimizer::kMuon && role == UnitRole::kBlock && parameter.shape.size() == 2;
-  return by_muon ? 1 : num_states(optimizer);
+  const int64_t size = size_of(parameter.dtype);
+  return by_muon ? parameter.numel() * size : state_bytes(optimizer, parameter.numel(), size);
 }
 
 std::vector<GroupPlan> plan_unit(const PlannedUnit& unit, const Setup& setup) {

@@ -81,8 +81,8 @@ GroupPlan plan_group(std::span<const PlannedParameter> members, const Setup& set
 
 enum class UnitRole { kBlock, kRoot };
 
-// Tensors of the main weight's size and dtype that the optimizer keeps of a parameter that trains.
-int64_t num_states(Optimizer optimizer, const PlannedParameter& parameter, UnitRole role);
+// Bytes that the optimizer keeps of a parameter that trains.
+int64_t state_bytes(Optimizer optimizer, const PlannedParameter& parameter, UnitRole role);
 
 // Splits a unit's parameters as the runtime does, in the module's order, and plans each group.
 std::vector<GroupPlan> plan_unit(const PlannedUnit& unit, const Setup& setup);

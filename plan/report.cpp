@@ -8,7 +8,7 @@ int64_t checkpoint_bytes_of(const PlannedModel& model, Optimizer optimizer) {
   const auto add = [&](const PlannedUnit& unit, UnitRole role) {
     for (const PlannedParameter& parameter : unit.parameters) {
       const auto size = static_cast<int64_t>(io::item_size(parameter.dtype));
-      bytes += parameter.numel() * size * (1 + (parameter.trains ? num_states(optimizer, parameter, role) : 0));
+      bytes += parameter.numel() * size + (parameter.trains ? state_bytes(optimizer, parameter, role) : 0);
     }
   };
   for (const PlannedUnit& block : model.blocks) add(block, UnitRole::kBlock);

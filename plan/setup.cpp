@@ -70,11 +70,12 @@ constexpr Names<PlannedPrecision, 5> kPrecisions = {{
     {"fp16", {io::DType::F16, io::DType::F32, io::DType::F32}},
     {"fp16_reduce", {io::DType::F16, io::DType::F16, io::DType::F32}},
 }};
-constexpr Names<Optimizer, 5> kOptimizers = {{{"adamw", Optimizer::kAdamW},
+constexpr Names<Optimizer, 6> kOptimizers = {{{"adamw", Optimizer::kAdamW},
                                               {"sgd", Optimizer::kSgd},
                                               {"sgd_momentum", Optimizer::kSgdMomentum},
                                               {"muon", Optimizer::kMuon},
-                                              {"lion", Optimizer::kLion}}};
+                                              {"lion", Optimizer::kLion},
+                                              {"adamw_8bit", Optimizer::kAdamW8Bit}}};
 constexpr Names<models::Recompute, 4> kRecomputes = {{{"none", models::Recompute::kNone},
                                                       {"elementwise", models::Recompute::kElementwise},
                                                       {"gate_up", models::Recompute::kGateUp},
@@ -173,16 +174,18 @@ Optimizer parse_optimizer(std::string_view text) { return find_by_name("optimize
 
 std::string_view name(Optimizer optimizer) { return name_of(optimizer, kOptimizers); }
 
-int64_t num_states(Optimizer optimizer) {
+int64_t state_bytes(Optimizer optimizer, int64_t numel, int64_t element_bytes) {
   switch (optimizer) {
     case Optimizer::kAdamW:
     case Optimizer::kMuon:
-      return 2;
+      return 2 * numel * element_bytes;
     case Optimizer::kSgd:
       return 0;
     case Optimizer::kSgdMomentum:
     case Optimizer::kLion:
-      return 1;
+      return numel * element_bytes;
+    case Optimizer::kAdamW8Bit:  // two codes, and two fp32 scales for each 256
+      return 2 * numel + 8 * ((numel + 255) / 256);
   }
   return 0;
 }

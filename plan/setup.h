@@ -17,7 +17,7 @@
 namespace fsdp::plan {
 
 // kMuon: matrices of the blocks by it, whole and dealt out to balanced owners; the rest by AdamW.
-enum class Optimizer { kAdamW, kSgd, kSgdMomentum, kMuon, kLion };
+enum class Optimizer { kAdamW, kSgd, kSgdMomentum, kMuon, kLion, kAdamW8Bit };
 
 // What carries collectives, as far as memory goes: NCCL (weights on GPUs); on CPUs Gloo, memory that all ranks share,
 // or memory within nodes and Gloo between them.
@@ -94,9 +94,12 @@ MeshShape parse_mesh(std::string_view text, int64_t world);
 // "fp16" and "fp16_reduce": likewise.
 PlannedPrecision parse_planned_precision(std::string_view text);
 std::string name(const PlannedPrecision& precision);
-Optimizer parse_optimizer(std::string_view text);  // "adamw", "sgd", "sgd_momentum", "muon", "lion"
+Optimizer parse_optimizer(std::string_view text);  // "adamw", "sgd", "sgd_momentum", "muon", "lion",
+                                                   // "adamw_8bit"
 std::string_view name(Optimizer optimizer);
-int64_t num_states(Optimizer optimizer);  // of the main weight's size and dtype; kMuon: of what it leaves to AdamW
+// Bytes that it keeps of so many elements of a main weight. kMuon: of what it leaves to AdamW. kAdamW8Bit: but for what
+// blocks of a tensor's end that are not full add, 8 bytes for each tensor.
+int64_t state_bytes(Optimizer optimizer, int64_t numel, int64_t element_bytes);
 models::Recompute parse_recompute(std::string_view text);  // "none", "elementwise", "gate_up", "block"
 std::string_view name(models::Recompute recompute);
 

@@ -144,9 +144,15 @@ layout::Range ParameterGroup::main_slice(size_t i) const {
   return main_layout_->slice_of(main_index_, i);
 }
 
-bool ParameterGroup::is_whole_somewhere(size_t i) const {
-  const int64_t begin = main_layout_->offsets[i], numel = main_layout_->numels[i], part = main_layout_->shard_numel;
-  return !traits_.shards_main_weight || numel == 0 || begin / part == (begin + numel - 1) / part;
+bool ParameterGroup::is_cut_only_at(size_t i, int64_t granule) const {
+  if (!traits_.shards_main_weight) return true;
+  const int64_t begin = main_layout_->offsets[i], end = begin + main_layout_->numels[i];
+  const int64_t part = main_layout_->shard_numel;
+  if (begin == end) return true;
+  for (int64_t border = (begin / part + 1) * part; border < end; border += part) {
+    if ((border - begin) % granule != 0) return false;
+  }
+  return true;
 }
 
 std::vector<std::shared_ptr<comm::Comm>> ParameterGroup::main_weight_comms() const {

@@ -49,8 +49,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   const GroupLinks& links() const { return links_; }
   // The part of parameter i that this rank's optimizer owns.
   layout::Range main_slice(size_t i) const;
-  // No border between the parts of the main weight cuts it.
-  bool is_whole_somewhere(size_t i) const;
+  // Borders between the parts of the main weight cut parameter i, if at all, at multiples of `granule` elements.
+  bool is_cut_only_at(size_t i, int64_t granule) const;
   // This rank has all of the main weight, and of its gradient.
   bool whole_main_weight() const;
   // The groups of ranks over which the main weight is sharded, for sums over all of it.

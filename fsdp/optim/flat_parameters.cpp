@@ -8,6 +8,7 @@
 
 #include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
+#include "fsdp/group/cut.h"
 #include "fsdp/group/parameters.h"
 #include "fsdp/group/registry.h"
 
@@ -30,8 +31,12 @@ bool has_one_dtype(const FlatRun& run) {
 void update_in_dtype(const FlatRun& run, const FlatParameters::Update& update) {
   if (has_one_dtype(run)) return update(run);
   const at::ScalarType dtype = run.weight.scalar_type();
-  const int64_t piece_numel = run.weight.is_cpu() ? kHostPiece : int64_t{1} << 24;
-  for_each_piece(run, run.sizes.empty() ? piece_numel : run.weight.numel(), [&](const FlatRun& kept) {
+  if (run.of != RunOf::kNeighbours) {  // whose rules know the dtypes of their states
+    FlatRun whole = run;
+    whole.gradient = run.gradient.to(dtype);
+    return update(whole);
+  }
+  for_each_piece(run, run.weight.is_cpu() ? kHostPiece : int64_t{1} << 24, [&](const FlatRun& kept) {
     FlatRun piece = kept;
     piece.gradient = kept.gradient.to(dtype);
     for (at::Tensor& state : piece.states) state = state.to(dtype);
@@ -80,20 +85,44 @@ void FlatParameters::add_leaf(const at::Tensor& tensor, size_t options) {
     leaf.index = member->index;
     leaf.begin = tensor.storage_offset() - leaf.group->main_weight().local().storage_offset();
   }
+  if (needs_of(leaf).run != RunOf::kNeighbours) check_uncut(leaf);
   if (needs_of(leaf).run == RunOf::kTensor) check_whole(leaf);
+  if (needs_of(leaf).run == RunOf::kBlocks) check_blocks(leaf);
   leaves_.push_back(std::move(leaf));
+}
+
+void FlatParameters::check_uncut(const Leaf& leaf) const {
+  FSDP_CHECK(!registry::find_cut(leaf.tensor), "[", optimizer_, "] ", name_of(leaf),
+             " is cut for tensor parallelism, expected a whole parameter. Give it to AdamW, Lion or SGD.");
+}
+
+std::string FlatParameters::name_of(const Leaf& leaf) const {
+  return leaf.group ? "'" + leaf.group->parameter_name(leaf.index) + "'" : "a parameter";
 }
 
 // From what all ranks know, so that all refuse or none does.
 void FlatParameters::check_whole(const Leaf& leaf) const {
   const std::vector<int64_t> sizes = logical_sizes(leaf.tensor);
-  const std::string name = leaf.group ? "'" + leaf.group->parameter_name(leaf.index) + "'" : "a parameter";
+  const std::string name = name_of(leaf);
   FSDP_CHECK(sizes.size() == 2, "[", optimizer_, "] ", name, ": got ", sizes.size(),
              " dims, expected a matrix. Give the others to AdamW (fsdp::muon_groups).");
-  FSDP_CHECK(!leaf.group || leaf.group->is_whole_somewhere(leaf.index), "[", optimizer_, "] matrix ", name,
-             " of unit '", leaf.group->unit_name(),
+  FSDP_CHECK(!leaf.group || leaf.group->is_cut_only_at(leaf.index, leaf.group->layout().numels[leaf.index]), "[",
+             optimizer_, "] matrix ", name, " of unit '", leaf.group->unit_name(),
              "' is cut between ranks, expected each whole on one. Set ShardOptions::layout = {.granularity = "
              "fsdp::layout::Granularity::kTensor, .owners = fsdp::layout::Owners::kBalanced} for this unit.");
+}
+
+void FlatParameters::check_blocks(const Leaf& leaf) const {
+  int64_t block = 1;
+  for (const StateSpec& spec : needs_of(leaf).states) block = std::max(block, spec.block);
+  const std::string name = name_of(leaf);
+  FSDP_CHECK(leaf.tensor.scalar_type() == at::kFloat, "[", optimizer_, "] ", name, ": got dtype ",
+             leaf.tensor.scalar_type(), ", expected fp32.");
+  FSDP_CHECK(!leaf.group || leaf.group->is_cut_only_at(leaf.index, block), "[", optimizer_, "] ", name, " of unit '",
+             leaf.group->unit_name(), "' is cut between ranks inside a block of ", block,
+             " elements, expected each block whole on one. Set ShardOptions::layout = {.granularity = "
+             "fsdp::layout::Granularity::kBlock, .block = ",
+             block, "} for this unit.");
 }
 
 // [Note: Where states lie] One tensor for the whole main weight costs no bookkeeping, and no more memory where all its
@@ -112,11 +141,14 @@ void FlatParameters::lay_out_states() {
       for (size_t i = first; i < end; ++i) leaves_[i].stretch = stretches_.size();
       stretches_.push_back({0, numel, {}});
     } else {
-      for (size_t i = first; i < end; ++i)
-        add_to_stretch(i, /*is_new=*/i == first || !(needs_of(leaves_[i]) == needs_of(leaves_[i - 1])));
+      for (size_t i = first; i < end; ++i) add_to_stretch(i, /*is_new=*/i == first || starts_stretch(i));
     }
     first = end;
   }
+}
+
+bool FlatParameters::starts_stretch(size_t i) const {
+  return needs_of(leaves_[i]).run == RunOf::kBlocks || !(needs_of(leaves_[i]) == needs_of(leaves_[i - 1]));
 }
 
 void FlatParameters::add_to_stretch(size_t i, bool is_new) {
@@ -141,7 +173,7 @@ bool FlatParameters::has_flat_gradient(const Leaf& leaf) const {
 // One past the last leaf that can be updated together with `first`.
 size_t FlatParameters::end_of_run(size_t first) const {
   if (!has_flat_gradient(leaves_[first]) || leaves_[first].tensor.numel() == 0) return first + 1;
-  if (needs_of(leaves_[first]).run == RunOf::kTensor) return first + 1;
+  if (needs_of(leaves_[first]).run != RunOf::kNeighbours) return first + 1;
   size_t end = first + 1;
   while (end < leaves_.size()) {
     const Leaf& next = leaves_[end];
@@ -160,7 +192,8 @@ const FlatParameters::Stretch& FlatParameters::states_of(const Leaf& leaf) {
   const at::TensorOptions options = leaf.tensor.options().requires_grad(false);
   for (const StateSpec& spec : needs_of(leaf).states) {
     if (stretch.states.size() == needs_of(leaf).states.size()) break;
-    stretch.states.push_back(at::zeros({stretch.numel}, options.dtype(spec.dtype.value_or(leaf.tensor.scalar_type()))));
+    const int64_t numel = (stretch.numel + spec.block - 1) / spec.block;
+    stretch.states.push_back(at::zeros({numel}, options.dtype(spec.dtype.value_or(leaf.tensor.scalar_type()))));
   }
   return stretch;
 }
@@ -171,7 +204,8 @@ FlatRun FlatParameters::make_run(size_t first, size_t end, bool write_copy) {
   run.options = head.options;
   run.step = head.step + 1;
   for (size_t i = first; i < end; ++i) leaves_[i].step = run.step;
-  if (needs_of(head).run == RunOf::kTensor) run.sizes = logical_sizes(head.tensor);
+  run.of = needs_of(head).run;
+  if (run.of == RunOf::kTensor) run.sizes = logical_sizes(head.tensor);
   const Stretch& stretch = states_of(head);
   if (!head.group) {
     run.weight = head.tensor.detach().view({-1});
@@ -187,7 +221,9 @@ FlatRun FlatParameters::make_run(size_t first, size_t end, bool write_copy) {
   const at::Tensor copy = write_copy ? head.group->model_weight_copy() : at::Tensor();
   if (copy.defined()) run.copy = copy.narrow(0, head.begin, numel);
   const int64_t begin = numel > 0 ? head.begin - stretch.begin : 0;
-  for (const at::Tensor& state : stretch.states) run.states.push_back(state.narrow(0, begin, numel));
+  for (const at::Tensor& state : stretch.states) {  // blocks' stretches are one leaf's
+    run.states.push_back(run.of == RunOf::kBlocks ? state : state.narrow(0, begin, numel));
+  }
   return run;
 }
 
@@ -284,7 +320,9 @@ std::vector<LeafStateTensor> FlatParameters::states_of(const at::Tensor& tensor)
   const int64_t begin = tensor.numel() > 0 ? leaf.begin - stretch.begin : 0;
   std::vector<LeafStateTensor> parts;
   for (size_t i = 0; i < stretch.states.size(); ++i) {
-    parts.push_back({needs_of(leaf).states[i].name, stretch.states[i].narrow(0, begin, tensor.numel())});
+    const StateSpec& spec = needs_of(leaf).states[i];
+    const at::Tensor& state = stretch.states[i];
+    parts.push_back({spec.name, spec.block == 1 ? state.narrow(0, begin, tensor.numel()) : state, spec.block});
   }
   return parts;
 }

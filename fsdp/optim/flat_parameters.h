@@ -15,6 +15,30 @@
 
 namespace fsdp {
 
+// A tensor that an optimizer keeps of each of its leaves, zero at first.
+struct StateSpec {
+  std::string name;                          // in checkpoints
+  std::optional<at::ScalarType> dtype = {};  // unset: the weight's
+  int64_t block = 1;                         // one number for so many elements of the parameter
+
+  bool operator==(const StateSpec&) const = default;
+};
+
+// What an update is computed from.
+enum class RunOf {
+  kNeighbours,  // each element alone: leaves that lie side by side are updated together
+  kBlocks,      // the elements of a block (the largest of the states'), which no border between ranks cuts; fp32
+  kTensor,      // all of a matrix: it has two dims and lies whole on one rank, which updates it alone
+};
+
+// What an optimizer's rule wants of the leaves with some options.
+struct LeafNeeds {
+  std::vector<StateSpec> states;
+  RunOf run = RunOf::kNeighbours;
+
+  bool operator==(const LeafNeeds&) const = default;
+};
+
 // What one optimizer kernel call works on: 1-D fp32 tensors of equal length, states aside that are cut otherwise.
 struct FlatRun {
   at::Tensor weight;
@@ -23,7 +47,8 @@ struct FlatRun {
   std::vector<at::Tensor> states;  // the optimizer's, zero at first
   int64_t step = 0;                // 1 for the first update of these elements
   size_t options = 0;              // index of the optimizer's group
-  std::vector<int64_t> sizes;      // of the parameter, where a run is one: RunOf::kTensor
+  RunOf of = RunOf::kNeighbours;
+  std::vector<int64_t> sizes;  // of the parameter, where a run is one: RunOf::kTensor
 };
 
 // Calls update(piece) for parts of at most `longest` elements that follow each other.
@@ -42,28 +67,6 @@ void for_each_piece(const FlatRun& run, int64_t longest, const Update& update) {
 // That stay in the caches of a host.
 inline constexpr int64_t kHostPiece = int64_t{1} << 14;
 
-// A tensor that an optimizer keeps of each of its leaves, zero at first, like the leaf.
-struct StateSpec {
-  std::string name;                          // in checkpoints
-  std::optional<at::ScalarType> dtype = {};  // unset: the weight's
-
-  bool operator==(const StateSpec&) const = default;
-};
-
-// What an update is computed from.
-enum class RunOf {
-  kNeighbours,  // each element alone: leaves that lie side by side are updated together
-  kTensor,      // all of a matrix: it has two dims and lies whole on one rank, which updates it alone
-};
-
-// What an optimizer's rule wants of the leaves with some options.
-struct LeafNeeds {
-  std::vector<StateSpec> states;
-  RunOf run = RunOf::kNeighbours;
-
-  bool operator==(const LeafNeeds&) const = default;
-};
-
 // Leaves that share options, and what these need.
 struct LeafGroup {
   std::vector<at::Tensor> leaves;
@@ -74,6 +77,7 @@ struct LeafGroup {
 struct LeafStateTensor {
   std::string name;
   at::Tensor tensor;  // 1-D
+  int64_t block = 1;  // elements of the leaf for each number
 };
 
 // The tensors of one optimizer with their flat state. Leaves that lie side by side in a main weight and have the same
@@ -83,7 +87,7 @@ struct LeafStateTensor {
 class FlatParameters {
  public:
   // groups[k]: the leaves with options k. `optimizer` is its name in errors. Throws Error(kUsage): a tensor is no fp32
-  // leaf, stands in two groups, or is a matrix that RunOf::kTensor asks for and that is none, or is cut.
+  // leaf, stands in two groups, is no matrix where RunOf::kTensor asks for one, or is cut where its needs forbid it.
   FlatParameters(std::string optimizer, const std::vector<LeafGroup>& groups);
   ~FlatParameters();
   FlatParameters(const FlatParameters&) = delete;
@@ -124,8 +128,12 @@ class FlatParameters {
   void enter_library() const;
   void update_run(size_t first, size_t end, const Update& update);
   void add_leaf(const at::Tensor& tensor, size_t options);
+  std::string name_of(const Leaf& leaf) const;
+  void check_uncut(const Leaf& leaf) const;
   void check_whole(const Leaf& leaf) const;
+  void check_blocks(const Leaf& leaf) const;
   void lay_out_states();
+  bool starts_stretch(size_t i) const;
   void add_to_stretch(size_t i, bool is_new);
   const LeafNeeds& needs_of(const Leaf& leaf) const { return needs_[leaf.options]; }
   size_t find(const at::Tensor& leaf) const;

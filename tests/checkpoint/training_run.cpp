@@ -42,6 +42,9 @@ Unit shard(OddModel& model, const World& world, const TrainingPlan& plan) {
   if (plan.optimizer == OptimizerKind::kMuon) {
     options.layout = {.granularity = layout::Granularity::kTensor, .owners = layout::Owners::kBalanced};
   }
+  if (plan.optimizer == OptimizerKind::kAdamW8Bit) {
+    options.layout = {.granularity = layout::Granularity::kBlock, .block = kCodeBlock};
+  }
   options.ignored_parameters = {model.plain};
   for (const auto& layer : *model.layers) fully_shard(*layer, mesh, options);
   fully_shard(*model.late, mesh, options);
@@ -72,6 +75,8 @@ std::string name(OptimizerKind kind) {
       return "Muon";
     case OptimizerKind::kLion:
       return "Lion";
+    case OptimizerKind::kAdamW8Bit:
+      return "AdamW8Bit";
     case OptimizerKind::kTorchAdamW:
       return "TorchAdamW";
     case OptimizerKind::kTorchAmsgrad:
@@ -109,6 +114,7 @@ std::unique_ptr<optim::Optimizer> make_torch_optimizer(OptimizerKind kind,
       return std::make_unique<optim::Adagrad>(parameters, optim::AdagradOptions(kRate).lr_decay(0.01));
     case OptimizerKind::kMuon:
     case OptimizerKind::kLion:
+    case OptimizerKind::kAdamW8Bit:
       break;  // LibTorch has none
   }
   throw std::logic_error("optimizer");
@@ -120,6 +126,9 @@ AnyOptimizer::AnyOptimizer(OptimizerKind kind, const std::vector<torch::Tensor>&
     flat_ = std::make_unique<AdamW>(leaves, options);
   } else if (kind == OptimizerKind::kSGD) {
     flat_ = std::make_unique<SGD>(leaves, SGDOptions{.lr = kRate, .momentum = kMomentum});
+  } else if (kind == OptimizerKind::kAdamW8Bit) {
+    const AdamWOptions options{.lr = kFastRate, .eps = kEps, .weight_decay = kDecay};
+    flat_ = std::make_unique<LowBitAdamW>(leaves, options);
   } else if (kind == OptimizerKind::kLion) {
     flat_ = std::make_unique<Lion>(leaves, LionOptions{.lr = kRate / 10, .weight_decay = kDecay});
   } else if (kind == OptimizerKind::kMuon) {

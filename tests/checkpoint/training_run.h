@@ -10,12 +10,14 @@
 
 namespace fsdp::testing {
 
-// The optimizers that a checkpoint knows. kMuon wants whole tensors: a layout with Granularity::kTensor.
+// The optimizers that a checkpoint knows. kMuon has its units cut between tensors, kAdamW8Bit
+// between blocks, whatever a plan says.
 enum class OptimizerKind {
   kAdamW,
   kSGD,
   kMuon,
   kLion,
+  kAdamW8Bit,
   kTorchAdamW,
   kTorchAmsgrad,
   kTorchAdam,
@@ -24,9 +26,9 @@ enum class OptimizerKind {
   kTorchAdagrad
 };
 inline constexpr OptimizerKind kOptimizerKinds[] = {
-    OptimizerKind::kAdamW,        OptimizerKind::kSGD,          OptimizerKind::kMuon,      OptimizerKind::kLion,
-    OptimizerKind::kTorchAdamW,   OptimizerKind::kTorchAmsgrad, OptimizerKind::kTorchAdam, OptimizerKind::kTorchSGD,
-    OptimizerKind::kTorchRMSprop, OptimizerKind::kTorchAdagrad};
+    OptimizerKind::kAdamW,     OptimizerKind::kSGD,          OptimizerKind::kMuon,         OptimizerKind::kLion,
+    OptimizerKind::kAdamW8Bit, OptimizerKind::kTorchAdamW,   OptimizerKind::kTorchAmsgrad, OptimizerKind::kTorchAdam,
+    OptimizerKind::kTorchSGD,  OptimizerKind::kTorchRMSprop, OptimizerKind::kTorchAdagrad};
 std::string name(OptimizerKind kind);
 
 // LibTorch's own, or its twin of one of ours.

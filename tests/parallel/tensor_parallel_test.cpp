@@ -134,6 +134,25 @@ TEST(TensorParallel, WeightsStartAsThoseOfTheWholeModel) {
   });
 }
 
+// Whole matrices and blocks of elements are not what a rank of a cut has.
+TEST(TensorParallel, OptimizersThatNeedWholeParametersRefuseCutOnes) {
+  run_ranks(2, [](const World& world) {
+    const Mesh mesh(world, {{"tp", 2}});
+    const auto cut = make_cut_model(mesh, Tokens::kAll, at::kFloat);
+    ShardOptions options;
+    options.layout = {.granularity = layout::Granularity::kTensor, .owners = layout::Owners::kBalanced};
+    Unit root = shard_cut_model(*cut, mesh, options);
+    std::vector<at::Tensor> matrices;
+    for (const at::Tensor& leaf : parameters(*cut)) {
+      if (logical_sizes(leaf).size() == 2) matrices.push_back(leaf);
+    }
+    const auto is_refused = ThrowsMessage<Error>(HasSubstr("is cut for tensor parallelism"));
+    EXPECT_THAT([&] { Muon(matrices, MuonOptions{}); }, is_refused);
+    EXPECT_THAT([&] { LowBitAdamW(parameters(*cut), AdamWOptions{}); }, is_refused);
+    AdamW(parameters(*cut), AdamWOptions{});
+  });
+}
+
 // Of a forward and backward, by arithmetic: each half of a block moves its input or output once in each direction, the
 // embedding once forward, the head once backward.
 TEST(TensorParallel, BytesAreThoseOfTheFormulas) {

@@ -78,13 +78,13 @@ TEST(PlanSetup, WhatTheRuntimeRefusesThePlannerRefuses) {
 TEST(PlanSetup, NamesAndSizesAreRead) {
   for (const char* name : {"fp32", "bf16", "bf16_reduce"})
     EXPECT_EQ(fsdp::plan::name(parse_planned_precision(name)), name);
-  for (const char* name : {"adamw", "sgd", "sgd_momentum", "muon", "lion"})
+  for (const char* name : {"adamw", "sgd", "sgd_momentum", "muon", "lion", "adamw_8bit"})
     EXPECT_EQ(fsdp::plan::name(parse_optimizer(name)), name);
   for (const char* name : {"none", "elementwise", "gate_up", "block"})
     EXPECT_EQ(fsdp::plan::name(parse_recompute(name)), name);
   EXPECT_THAT(complaint([] { parse_planned_precision("fp8"); }), HasSubstr("expected one of fp32, bf16, bf16_reduce"));
   EXPECT_THAT(complaint([] { parse_optimizer("tiger"); }),
-              HasSubstr("expected one of adamw, sgd, sgd_momentum, muon, lion"));
+              HasSubstr("expected one of adamw, sgd, sgd_momentum, muon, lion, adamw_8bit"));
   EXPECT_EQ(parse_bytes("80GiB"), int64_t{80} << 30);
   EXPECT_EQ(parse_bytes("80 GB"), 80'000'000'000);
   EXPECT_EQ(parse_bytes("1.5KiB"), 1536);

@@ -83,6 +83,7 @@ struct OptimizerConfig {
   std::string muon_by = "newton_schulz";
   int64_t muon_iterations = 5;
   std::string muon_dtype = "bf16";
+  std::string moment_code = "dynamic";
 };
 
 struct ShardConfig {

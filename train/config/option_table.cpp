@@ -188,7 +188,7 @@ std::vector<Option> train_options() {
 
 std::vector<Option> optimizer_options() {
   return {
-      {"optimizer.name", FSDP_SLOT(optimizer.name), one_of({"adamw", "sgd", "muon", "lion"}),
+      {"optimizer.name", FSDP_SLOT(optimizer.name), one_of({"adamw", "sgd", "muon", "lion", "adamw_8bit"}),
        "docs/optimizers.md compares them. muon: matrices of the blocks by it, each whole on one rank; embeddings, head "
        "and "
        "vectors by AdamW. Learning rate and weight decay are train.lr and train.weight_decay for all"},
@@ -204,6 +204,8 @@ std::vector<Option> optimizer_options() {
       {"optimizer.muon_iterations", FSDP_SLOT(optimizer.muon_iterations), between(1, 99), "of that"},
       {"optimizer.muon_dtype", FSDP_SLOT(optimizer.muon_dtype), one_of({"bf16", "fp32"}),
        "in which matrices are multiplied for it; fp32 is faster on CPUs without bf16 products"},
+      {"optimizer.moment_code", FSDP_SLOT(optimizer.moment_code), one_of({"dynamic", "linear"}),
+       "adamw_8bit: the 256 fractions of a block's largest moment: spread over 7 decades, or evenly"},
   };
 }
 

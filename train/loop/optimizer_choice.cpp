@@ -35,6 +35,10 @@ std::unique_ptr<FlatOptimizer> make_optimizer(const OptimizerConfig& config, con
   if (config.name == "sgd") {
     return std::make_unique<SGD>(decay_groups(model, train.weight_decay), sgd_options(config, train));
   }
+  if (config.name == "adamw_8bit") {
+    const auto code = config.moment_code == "linear" ? BlockCode::kLinear : BlockCode::kDynamic;
+    return std::make_unique<LowBitAdamW>(decay_groups(model, train.weight_decay), adamw_options(train), code);
+  }
   if (config.name == "lion") {
     return std::make_unique<Lion>(decay_groups(model, train.weight_decay),
                                   LionOptions{.lr = train.lr, .beta1 = train.beta1, .beta2 = train.beta2});

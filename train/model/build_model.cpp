@@ -25,6 +25,7 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
   use_fp8(decoder, config.shard);
   set_recomputation(decoder, parse_recomputation(config.train.recompute, config.train.recompute_every));
   ShardOptions options = shard_options(config.shard, device);
+  options.layout = root_layout(config.optimizer);
   if (config.train.cuda_graphs) keep_addresses(options);
   ShardedModel model =
       parallelize(std::move(decoder), make_mesh(world, config.shard.replicas), options, block_layout(config.optimizer));

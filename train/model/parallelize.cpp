@@ -47,9 +47,14 @@ models::Decoder deferred_zeros(const models::DecoderConfig& config) {
   });
 }
 
-std::optional<LayoutOptions> block_layout(const OptimizerConfig& config) {
-  if (config.name != "muon") return {};
-  return LayoutOptions{.granularity = layout::Granularity::kTensor, .owners = layout::Owners::kBalanced};
+LayoutOptions root_layout(const OptimizerConfig& config) {
+  if (config.name != "adamw_8bit") return {};
+  return {.granularity = layout::Granularity::kBlock, .block = kCodeBlock};
+}
+
+LayoutOptions block_layout(const OptimizerConfig& config) {
+  if (config.name != "muon") return root_layout(config);
+  return {.granularity = layout::Granularity::kTensor, .owners = layout::Owners::kBalanced};
 }
 
 ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardOptions& options,

@@ -24,8 +24,10 @@ Precision stored_precision(const ShardConfig& config);
 
 ShardOptions shard_options(const ShardConfig& config, c10::Device device = c10::kCPU);
 
-// How the optimizer wants blocks to be cut, if it minds: Muon wants whole matrices.
-std::optional<LayoutOptions> block_layout(const OptimizerConfig& config);
+// How the optimizer wants the blocks, and the root, to be cut: Muon wants whole matrices in blocks, 8-bit moments whole
+// blocks of numbers everywhere.
+LayoutOptions block_layout(const OptimizerConfig& config);
+LayoutOptions root_layout(const OptimizerConfig& config);
 
 // All ranks, as `replicas` groups of neighbours that share the shards. Throws Error(kUsage) if that does not come out
 // even.

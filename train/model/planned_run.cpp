@@ -79,6 +79,8 @@ plan::Setup planned_setup(const Config& config, const RankCounts& ranks) {
     if (whole == nullptr) setup.reshard_after_forward = int64_t{std::get<int>(*options.reshard_after_forward)};
   }
   setup.precision = plan::parse_planned_precision(config.shard.precision == "fp8" ? "bf16" : config.shard.precision);
+  setup.granularity = root_layout(config.optimizer).granularity;
+  setup.block = root_layout(config.optimizer).block;
   const bool sgd_keeps_momentum = config.optimizer.name == "sgd" && config.optimizer.momentum > 0;
   setup.optimizer = plan::parse_optimizer(sgd_keeps_momentum ? "sgd_momentum" : config.optimizer.name);
   setup.schedule = options.schedule;

@@ -11,6 +11,7 @@
 #include <set>
 #include <type_traits>
 #include <unordered_map>
+#include <utility>
 
 #include "fsdp/base/check.h"
 #include "fsdp/optim/flat_optimizer.h"
@@ -41,7 +42,7 @@ class FlatAdapter : public OptimizerAdapter {
 
   void forget(const at::Tensor& leaf) override {
     if (flat_.steps_of(leaf) == 0) return;
-    for (const auto& [name, state] : states_of(leaf)) state.zero_();
+    for (const LeafTensor& state : states_of(leaf)) state.tensor.zero_();
     flat_.set_steps_of(leaf, 0);
   }
 
@@ -56,9 +57,11 @@ class FlatAdapter : public OptimizerAdapter {
   }
 
  private:
-  std::vector<std::pair<std::string, at::Tensor>> states_of(const at::Tensor& leaf) const {
-    std::vector<std::pair<std::string, at::Tensor>> result;
-    for (LeafStateTensor& state : flat_.states_of(leaf)) result.emplace_back(state.name, state.tensor);
+  std::vector<LeafTensor> states_of(const at::Tensor& leaf) const {
+    std::vector<LeafTensor> result;
+    for (const LeafStateTensor& state : flat_.states_of(leaf)) {
+      result.push_back({state.name, state.tensor, state.block});
+    }
     return result;
   }
 
@@ -174,7 +177,7 @@ class TorchAdapter : public OptimizerAdapter {
     LeafState result;
     if constexpr (requires { state.step(); }) result.steps = state.step();
     for (const auto& [name, tensor] : fields(state)) {
-      if (tensor->defined()) result.tensors.emplace_back(name, *tensor);
+      if (tensor->defined()) result.tensors.push_back({name, *tensor});
     }
     return result;
   }

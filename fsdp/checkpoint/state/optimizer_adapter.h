@@ -5,17 +5,23 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "fsdp/checkpoint/state/state.h"
 
 namespace fsdp::checkpoint {
 
+// Something that an optimizer remembers of one leaf, by reference.
+struct LeafTensor {
+  std::string name;
+  at::Tensor tensor;  // like the leaf, but one number for each `block` of its elements
+  int64_t block = 1;
+};
+
 // What an optimizer remembers of one leaf.
 struct LeafState {
-  int64_t steps = 0;                                        // updates so far; 0 where the optimizer does not count
-  std::vector<std::pair<std::string, at::Tensor>> tensors;  // like the leaf; by reference
+  int64_t steps = 0;  // updates so far; 0 where the optimizer does not count
+  std::vector<LeafTensor> tensors;
 };
 
 // Any elementwise optimizer, as a checkpoint sees it. Local.

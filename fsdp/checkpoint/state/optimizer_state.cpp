@@ -61,8 +61,8 @@ class OptimizerState : public Stateful {
       const Place& place = place_of(leaf);
       const LeafState state = adapter_->get(leaf);
       if (state.steps == 0 && state.tensors.empty()) continue;
-      hand_over(sink, place, "step", at::full({1}, state.steps, at::kLong));
-      for (const auto& [name, tensor] : state.tensors) hand_over(sink, place, name, tensor);
+      hand_over(sink, place, {"step", at::full({1}, state.steps, at::kLong)});
+      for (const LeafTensor& each : state.tensors) hand_over(sink, place, each);
     }
   }
 
@@ -82,8 +82,8 @@ class OptimizerState : public Stateful {
       const bool was_updated = source.has("step/" + place.name) || (rates && adapter_->has_state_from_start());
       steps_.push_back({leaf, was_updated ? at::zeros({1}, at::kLong) : at::Tensor()});
       if (!was_updated) continue;
-      hand_over(source, place, "step", steps_.back().count);
-      for (const auto& [name, tensor] : adapter_->make(leaf).tensors) hand_over(source, place, name, tensor);
+      hand_over(source, place, {"step", steps_.back().count});
+      for (const LeafTensor& each : adapter_->make(leaf).tensors) hand_over(source, place, each);
     }
   }
 
@@ -138,13 +138,16 @@ class OptimizerState : public Stateful {
 
   // To a sink, or to a source that fills it.
   template <class SinkOrSource>
-  void hand_over(SinkOrSource& other, const Place& place, const std::string& name, const at::Tensor& tensor) {
-    const std::string full = name + "/" + place.name;
+  void hand_over(SinkOrSource& other, const Place& place, const LeafTensor& each) {
+    const at::Tensor& tensor = each.tensor;
+    const std::string full = each.name + "/" + place.name;
     const bool is_count = tensor.scalar_type() == at::kLong;
     if (!place.range) {
       other.replica(full, tensor);
     } else if (is_count) {
       other.slice({full, {1}, 0, 1, tensor});
+    } else if (each.block > 1) {
+      other.slice(place.range->blocks(full, tensor, each.block));
     } else {
       other.slice(slice_for(other, place, full, tensor.view(-1), read_));
     }

@@ -22,6 +22,12 @@ TensorSlice WholeRange::place(const std::string& name) const {
   return {name, sizes_, begin, begin + count, {}};
 }
 
+TensorSlice WholeRange::blocks(const std::string& name, const at::Tensor& local, int64_t block) const {
+  FSDP_ASSERT(!cut_, "'", name, "' is cut, and its blocks with it");
+  const auto count = [&](int64_t elements) { return (elements + block - 1) / block; };
+  return {name, {count(c10::multiply_integers(sizes_))}, count(local_.begin), count(local_.end), local};
+}
+
 TensorSlice WholeRange::to_save(const std::string& name, const at::Tensor& local) const {
   TensorSlice slice = place(name);
   slice.data = local;

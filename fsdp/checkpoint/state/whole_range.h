@@ -28,6 +28,9 @@ class WholeRange {
   // COLLECTIVE likewise.
   TensorSlice to_load(const std::string& name, const at::Tensor& local) const;
   void take(const TensorSlice& read, const at::Tensor& local) const;
+  // Of a state that has one number for `block` elements, which no border between ranks cuts: what this rank saves or
+  // asks for. Not for a parameter that was cut before it was sharded.
+  TensorSlice blocks(const std::string& name, const at::Tensor& local, int64_t block) const;
   // Whether take() is needed.
   bool is_exchanged() const { return cut_ && !cut_->is_one_run(); }
 
