@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "fsdp/group/parameter_group.h"
+#include "fsdp/optim/flat_run.h"
 
 namespace fsdp {
 
@@ -24,13 +24,6 @@ struct StateSpec {
   bool operator==(const StateSpec&) const = default;
 };
 
-// What an update is computed from.
-enum class RunOf {
-  kNeighbours,  // each element alone: leaves that lie side by side are updated together
-  kBlocks,      // the elements of a block (the largest of the states'), which no border between ranks cuts; fp32
-  kTensor,      // all of a matrix: it has two dims and lies whole on one rank, which updates it alone
-};
-
 // What an optimizer's rule wants of the leaves with some options.
 struct LeafNeeds {
   std::vector<StateSpec> states;
@@ -38,34 +31,6 @@ struct LeafNeeds {
 
   bool operator==(const LeafNeeds&) const = default;
 };
-
-// What one optimizer kernel call works on: 1-D fp32 tensors of equal length, states aside that are cut otherwise.
-struct FlatRun {
-  at::Tensor weight;
-  at::Tensor gradient;
-  at::Tensor copy;                 // low-precision model weight to write along, or undefined
-  std::vector<at::Tensor> states;  // the optimizer's, zero at first
-  int64_t step = 0;                // 1 for the first update of these elements
-  size_t options = 0;              // index of the optimizer's group
-  RunOf of = RunOf::kNeighbours;
-  std::vector<int64_t> sizes;  // of the parameter, where a run is one: RunOf::kTensor
-};
-
-// Calls update(piece) for parts of at most `longest` elements that follow each other.
-template <class Update>
-void for_each_piece(const FlatRun& run, int64_t longest, const Update& update) {
-  for (int64_t begin = 0; begin < run.weight.numel(); begin += longest) {
-    const int64_t numel = std::min(longest, run.weight.numel() - begin);
-    FlatRun piece = run;
-    piece.weight = run.weight.narrow(0, begin, numel);
-    piece.gradient = run.gradient.narrow(0, begin, numel);
-    if (run.copy.defined()) piece.copy = run.copy.narrow(0, begin, numel);
-    for (at::Tensor& state : piece.states) state = state.narrow(0, begin, numel);
-    update(piece);
-  }
-}
-// That stay in the caches of a host.
-inline constexpr int64_t kHostPiece = int64_t{1} << 14;
 
 // Leaves that share options, and what these need.
 struct LeafGroup {
