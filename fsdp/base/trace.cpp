@@ -1,5 +1,6 @@
 #include "fsdp/base/trace.h"
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
@@ -14,9 +15,16 @@ void TraceSink::add(TraceEvent event) {
   events_.push_back(std::move(event));
 }
 
+// Threads that ended something at about the same time may have added it in another order.
 std::vector<TraceEvent> TraceSink::events() const {
-  const std::lock_guard lock(mutex_);
-  return events_;
+  std::vector<TraceEvent> events;
+  {
+    const std::lock_guard lock(mutex_);
+    events = events_;
+  }
+  std::stable_sort(events.begin(), events.end(),
+                   [](const TraceEvent& a, const TraceEvent& b) { return a.end < b.end; });
+  return events;
 }
 
 void TraceSink::clear() {

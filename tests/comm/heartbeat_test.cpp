@@ -126,15 +126,17 @@ TEST_P(Heartbeats, AStoppedRankIsNamedByAllOthers) {
   }
 }
 
-TEST_P(Heartbeats, AKilledRankIsNamedAtOnce) {
+// Rank 1 is killed; the others call it after a while.
+void expect_killed_rank_is_named(const std::string& transport, milliseconds pause) {
   RankProcesses processes;
-  start_all(processes, GetParam(), [](const World& world) {
+  start_all(processes, transport, [pause](const World& world) {
     barrier_and_tell(world, "start");
     if (world.rank == 1) raise(SIGKILL);
+    sleep(pause);
     return gather(world, "layers.3");
   });
   const std::string place = place_of(processes, 1);
-  for (int rank = 0; rank < size_for(GetParam()); ++rank) {
+  for (int rank = 0; rank < size_for(transport); ++rank) {
     if (rank == 1) continue;
     const RankResult result = processes.result(rank);
     ASSERT_TRUE(result.ended) << "rank " << rank << ": " << result.text;
@@ -143,8 +145,15 @@ TEST_P(Heartbeats, AKilledRankIsNamedAtOnce) {
         AllOf(HasSubstr("gather of 'layers.3'"), HasSubstr("rank 1 closed its connection " + place),
               HasSubstr("Its last known call was barrier of 'start', call 1"), HasSubstr("It crashed or was killed")));
     EXPECT_LT(result.seconds, kFoundWithin);
-    print_time("killed_" + std::string(GetParam()) + "_rank" + std::to_string(rank), result);
+    print_time("killed_" + transport + "_rank" + std::to_string(rank), result);
   }
+}
+
+TEST_P(Heartbeats, AKilledRankIsNamedAtOnce) { expect_killed_rank_is_named(GetParam(), milliseconds(0)); }
+
+// The transport knows by then, and calls fail as they are made.
+TEST_P(Heartbeats, ARankThatWasKilledBeforeTheCallIsNamed) {
+  expect_killed_rank_is_named(GetParam(), milliseconds(300));
 }
 
 TEST_P(Heartbeats, ARankThatStopsBeforeThereIsAGroupIsNamed) {

@@ -25,7 +25,7 @@ class Sequence : public Transfer {
   Sequence(
       Level first, Level second, std::function<void()> end = [] {})
       : levels_{std::move(first), std::move(second)}, end_(std::move(end)) {
-    current_ = levels_[0].start();
+    begin(levels_[0]);
   }
 
   void wait() override {
@@ -34,7 +34,7 @@ class Sequence : public Transfer {
       const std::lock_guard lock(mutex_);
       if (aborted_) throw TransferFailure(TransferFailure::Kind::kOther, -1, "given up by this rank");
       current_.reset();
-      current_ = levels_[1].start();
+      begin(levels_[1]);
     }
     finish(levels_[1]);
     end_();
@@ -47,9 +47,16 @@ class Sequence : public Transfer {
   }
 
  private:
-  void finish(const Level& level) try { current_->wait(); } catch (const TransferFailure& failure) {
+  // A level counts its own ranks. A call to a peer that is gone may fail as soon as it is made.
+  [[noreturn]] static void rethrow(const TransferFailure& failure, const Level& level) {
     const int peer = failure.peer < 0 ? -1 : level.positions->at(static_cast<size_t>(failure.peer));
     throw TransferFailure(failure.kind, peer, failure.what());
+  }
+  void begin(const Level& level) try { current_ = level.start(); } catch (const TransferFailure& failure) {
+    rethrow(failure, level);
+  }
+  void finish(const Level& level) try { current_->wait(); } catch (const TransferFailure& failure) {
+    rethrow(failure, level);
   }
 
   Level levels_[2];
