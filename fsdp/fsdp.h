@@ -22,9 +22,11 @@
 #include "fsdp/optim/muon.h"                  // Muon, muon_groups
 #include "fsdp/optim/sgd.h"                   // SGD
 #include "fsdp/parallel/cross_entropy.h"      // parallel::vocab_cross_entropy
+#include "fsdp/parallel/experts.h"            // parallel::Mixture, Experts, route
 #include "fsdp/parallel/layers.h"             // parallel::ColumnLinear, RowLinear, VocabEmbedding
 #include "fsdp/parallel/parallelize.h"        // parallel::parallelize
 #include "fsdp/parallel/regions.h"            // parallel::enter_parts, leave_parts, ...
+#include "fsdp/pipeline/pipeline.h"           // pipeline::Pipeline
 #include "fsdp/precision/fp8.h"               // fp8
 #include "fsdp/precision/precision.h"         // Precision
 #include "fsdp/profile/session.h"             // profile::Session

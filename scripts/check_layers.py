@@ -83,6 +83,7 @@ ALLOWED = {
     "fsdp/parallel": GROUP | {"fsdp/group", "fsdp/deferred"},
     "fsdp/deferred": {"fsdp/base"},
     "fsdp/unit": GROUP | {"fsdp/group", "fsdp/schedule", "fsdp/deferred"},
+    "fsdp/pipeline": {"fsdp/base", "fsdp/comm", "fsdp/group", "fsdp/mesh", "fsdp/optim", "fsdp/strategy", "fsdp/unit"},
     "fsdp/plan": PURE | {"fsdp/base", "fsdp/group", "fsdp/mesh", "fsdp/unit", "io/base", "plan"},
     "fsdp/recompute": {"fsdp/base"},
     "fsdp/graph": {"fsdp/base"},

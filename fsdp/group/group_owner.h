@@ -23,6 +23,8 @@ class GroupOwner {
   virtual bool ignores(const at::Tensor& parameter) const = 0;
   // All ranks that share the model.
   virtual const World& world() const = 0;
+  // Whether they are the whole world; else the model is a stage of a pipeline.
+  virtual bool spans_world() const = 0;
 };
 
 }  // namespace fsdp

@@ -25,6 +25,22 @@ at::Tensor sum_of_powers(const at::Tensor& gradient, double p) {
   return sizes.numel() == 0 ? at::zeros({}, sizes.options()) : sizes.amax();
 }
 
+// Of values [n], [1]: what of powers is to be added up, or the largest.
+at::Tensor total_of(const at::Tensor& values, double p) {
+  return std::isinf(p) ? values.amax(0, /*keepdim=*/true) : values.sum(0, /*keepdim=*/true);
+}
+
+// Over ranks that have a part each. COLLECTIVE. value [1], fp64; so is the result.
+at::Tensor total_over(const std::shared_ptr<comm::Comm>& comm, at::Tensor value, double p) {
+  if (!std::isinf(p)) {
+    comm->all_reduce_small(value, {"gradient norm", "", ""});
+    return value;
+  }
+  const at::Tensor all = at::empty({comm->size()}, value.options());
+  comm->all_gather(all, value, {"gradient norm", "", ""}).wait();
+  return total_of(all, p);
+}
+
 // A sum of powers of gradients on one device, and the groups of ranks that hold the rest of it; none: this rank has all
 // of it.
 struct PartialSum {
@@ -44,23 +60,11 @@ struct PartialSum {
     }
   }
 
-  at::Tensor total(const at::Tensor& values) const {
-    return std::isinf(p) ? values.amax(0, /*keepdim=*/true) : values.sum(0, /*keepdim=*/true);
-  }
-
   // COLLECTIVE over the groups. [1], fp64.
   at::Tensor over_ranks() const {
     at::Tensor value =
-        powers.empty() ? at::full({1}, on_host, at::device(device).dtype(at::kDouble)) : total(at::stack(powers));
-    for (const auto& comm : comms) {
-      if (std::isinf(p)) {
-        const at::Tensor all = at::empty({comm->size()}, value.options());
-        comm->all_gather(all, value, {"gradient norm", "", ""}).wait();
-        value = total(all);
-      } else {
-        comm->all_reduce_small(value, {"gradient norm", "", ""});
-      }
-    }
+        powers.empty() ? at::full({1}, on_host, at::device(device).dtype(at::kDouble)) : total_of(at::stack(powers), p);
+    for (const auto& comm : comms) value = total_over(comm, value, p);
     return value;
   }
 };
@@ -109,7 +113,8 @@ at::Tensor clip_grad_norm_(const torch::nn::Module& module, double max_norm, dou
   return clip_grad_norm_(leaves_of(module), max_norm, norm_type);
 }
 
-GradNorm grad_norm(const std::vector<at::Tensor>& leaves, double max_norm, double norm_type) {
+GradNorm grad_norm(const std::vector<at::Tensor>& leaves, double max_norm, double norm_type,
+                   const std::shared_ptr<comm::Comm>& others) {
   FSDP_CHECK(max_norm > 0, "[clip_grad_norm_] max_norm: got ", max_norm, ", expected a number above 0.");
   FSDP_CHECK(norm_type > 0, "[clip_grad_norm_] norm_type: got ", norm_type,
              ", expected 2, another number above 0, or "
@@ -119,9 +124,10 @@ GradNorm grad_norm(const std::vector<at::Tensor>& leaves, double max_norm, doubl
   at::Tensor total;
   for (const PartialSum& sum : local_sums(leaves, norm_type)) {
     const at::Tensor shared = sum.over_ranks();
-    total = total.defined() ? sum.total(at::stack({total, shared.to(total.device())})) : shared;
+    total = total.defined() ? total_of(at::cat({total, shared.to(total.device())}), norm_type) : shared;
   }
   if (!total.defined()) total = at::zeros({1}, at::kDouble);
+  if (others) total = total_over(others, total, norm_type);
   const bool in_fp64 = std::any_of(leaves.begin(), leaves.end(),
                                    [](const at::Tensor& leaf) { return leaf.scalar_type() == at::kDouble; });
   const GradNorm found =
@@ -130,8 +136,9 @@ GradNorm grad_norm(const std::vector<at::Tensor>& leaves, double max_norm, doubl
   return found;
 }
 
-at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& leaves, double max_norm, double norm_type) {
-  const GradNorm found = grad_norm(leaves, max_norm, norm_type);
+at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& leaves, double max_norm, double norm_type,
+                           const std::shared_ptr<comm::Comm>& others) {
+  const GradNorm found = grad_norm(leaves, max_norm, norm_type, others);
   const Backstage backstage;
   const bool on_host = found.factor.is_cpu();  // else whether it clips is not known here, and it multiplies in any case
   const double factor = on_host ? found.factor.item<double>() : 0;

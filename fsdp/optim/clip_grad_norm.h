@@ -2,8 +2,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <vector>
 
+namespace fsdp::comm {
+class Comm;
+}  // namespace fsdp::comm
 namespace torch::nn {
 class Module;
 }  // namespace torch::nn
@@ -17,8 +21,10 @@ namespace fsdp {
 // every rank; the host waits for no device. A tied weight counts once. After: torch.nn.utils.clip_grad_norm_.
 at::Tensor clip_grad_norm_(const torch::nn::Module& module, double max_norm, double norm_type = 2);
 
-// The same for an explicit list of leaves (as fsdp::parameters() returns them).
-at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& leaves, double max_norm, double norm_type = 2);
+// The same for an explicit list of leaves (as fsdp::parameters() returns them). `others`: ranks that have other
+// parameters, whose gradients count too; none: there are no others.
+at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& leaves, double max_norm, double norm_type = 2,
+                           const std::shared_ptr<comm::Comm>& others = nullptr);
 
 // 0-dim tensors, fp32 (fp64 with fp64 gradients), on the device of the gradients, so that what they clip never waits
 // for the host.
@@ -31,6 +37,7 @@ struct GradNorm {
 };
 
 // The same numbers, and gradients as they are: AdamW::step(factor) saves the pass over them. COLLECTIVE likewise.
-GradNorm grad_norm(const std::vector<at::Tensor>& leaves, double max_norm, double norm_type = 2);
+GradNorm grad_norm(const std::vector<at::Tensor>& leaves, double max_norm, double norm_type = 2,
+                   const std::shared_ptr<comm::Comm>& others = nullptr);
 
 }  // namespace fsdp

@@ -95,6 +95,26 @@ at::Tensor Ranks::scatter_sum(const at::Tensor& x, int64_t dim, const std::strin
   return part.view(sizes);
 }
 
+at::Tensor Ranks::exchange(const at::Tensor& x, const std::vector<std::vector<int64_t>>& counts,
+                           const std::string& layer) {
+  const Backstage backstage;
+  const auto self = static_cast<size_t>(rank());
+  std::vector<int64_t> sizes = x.sizes().vec();
+  const int64_t width = c10::multiply_integers(sizes.begin() + 1, sizes.end());
+  comm::ExchangeCounts numbers = counts;
+  sizes[0] = 0;
+  for (size_t from = 0; from < counts.size(); ++from) {
+    sizes[0] += counts[from][self];
+    for (int64_t& number : numbers[from]) number *= width;
+  }
+  const at::Tensor result = at::empty(sizes, x.options().requires_grad(false));
+  comm_->all_to_all(result.view(-1), x.detach().contiguous().view(-1), numbers, {"exchange over " + axis_, layer, ""})
+      .wait();
+  ++calls_;
+  bytes_ += (result.numel() - numbers[self][self]) * static_cast<int64_t>(result.element_size());
+  return result;
+}
+
 at::Tensor Ranks::own_part(const at::Tensor& x, int64_t dim, const std::string& layer) const {
   check_divides(x.size(dim), size(), c10::str("along dimension ", dim), layer);
   const int64_t count = x.size(dim) / size();

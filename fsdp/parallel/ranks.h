@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "fsdp/mesh/mesh.h"
 
@@ -44,6 +45,9 @@ class Ranks {
   // This rank's part of the sum, along `dim`, which N must divide: Error(kUsage) with the nearest legal sizes.
   // (N-1)/N B.
   at::Tensor scatter_sum(const at::Tensor& x, int64_t dim, const std::string& layer);
+  // Rows of `x` for other ranks, those for rank 0 first; counts[from][to], as every rank knows them. Returns the rows
+  // for this one, those from rank 0 first. The rows from other ranks.
+  at::Tensor exchange(const at::Tensor& x, const std::vector<std::vector<int64_t>>& counts, const std::string& layer);
   // Local. This rank's part of `x` along `dim`, likewise. A view.
   at::Tensor own_part(const at::Tensor& x, int64_t dim, const std::string& layer) const;
 

@@ -73,6 +73,15 @@ Context::~Context() {
   if (reduce_lane_) reduce_lane_->give_up();
 }
 
+void Context::set_ranks_of_step(const std::vector<int>& ranks) {
+  if (comm_->ranks() == ranks) return;
+  const bool is_unused =
+      std::all_of(units_.begin(), units_.end(), [](const UnitState* unit) { return unit == nullptr; });
+  FSDP_CHECK(is_unused, "[fully_shard] mesh: got an axis 'pp' of other sizes than the units before had, expected one ",
+             "mesh for all units of a world. Make the mesh once, or another world for other models.");
+  comm_ = world_.connection->group(ranks);
+}
+
 void Context::add_unit(UnitState& unit) {
   unit.id = turns_.add_unit();
   units_.push_back(&unit);

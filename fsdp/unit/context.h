@@ -69,8 +69,13 @@ class Context : public GroupOwner, private schedule::UnitWeights, public std::en
   void rethrow_deferred() { error_.rethrow(); }
   // For places that may not throw: the next library entry does.
   void defer(std::exception_ptr error) override { error_.set(std::move(error)); }
-  // COLLECTIVE over the world.
+  // COLLECTIVE over the ranks of a step.
   int64_t sum_over_ranks(int64_t value, const std::string& what);
+  // Those that run the same operators on parameters with the same names: the world, or a stage's part of it.
+  const std::shared_ptr<comm::Comm>& ranks_of_step() const { return comm_; }
+  bool spans_world() const override { return comm_->size() == world_.size; }
+  // COLLECTIVE over them. Throws Error(kUsage) if there are units of other ranks.
+  void set_ranks_of_step(const std::vector<int>& ranks);
 
   Counters& counters() { return counters_; }
   const std::shared_ptr<BufferAllocator>& allocator() const { return allocator_; }
@@ -163,7 +168,7 @@ class Context : public GroupOwner, private schedule::UnitWeights, public std::en
   World world_;
   ContextOptions options_;
   c10::Device device_;
-  std::shared_ptr<comm::Comm> comm_;  // of the world
+  std::shared_ptr<comm::Comm> comm_;  // of a step
   std::shared_ptr<BufferAllocator> allocator_;
   std::shared_ptr<comm::Lane> gather_lane_;  // null in a world of one on the CPU; both the same where unified
   std::shared_ptr<comm::Lane> reduce_lane_;

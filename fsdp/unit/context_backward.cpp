@@ -236,8 +236,8 @@ void Context::agree_on_step() {
     const int64_t* digests = all.const_data_ptr<int64_t>();
     bool same_arrivals = true;
     for (int rank = 0; rank < comm_->size(); ++rank) {
-      FSDP_CHECK(digests[2 * rank] == digests[0], "[backward] rank ", rank,
-                 " gathered or reduced other units than rank 0 ",
+      FSDP_CHECK(digests[2 * rank] == digests[0], "[backward] rank ", comm_->ranks()[static_cast<size_t>(rank)],
+                 " gathered or reduced other units than rank ", comm_->ranks()[0], " ",
                  "in this step. Every rank must run the same operators on sharded parameters.");
       same_arrivals = same_arrivals && digests[2 * rank + 1] == digests[1];
     }

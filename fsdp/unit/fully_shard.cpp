@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <set>
+#include <string>
 #include <unordered_set>
 #include <utility>
 
@@ -187,11 +189,12 @@ layout::FlatLayout plan_group(SubjectParameters& members, const ShardOptions& op
 
 void check_mesh(const Mesh& mesh, Strategy strategy) {
   for (const MeshAxis& axis : mesh.axes()) {
-    const bool is_known = axis.name == "shard" || axis.name == "replicate" || axis.name == "tp";
-    FSDP_CHECK(is_known || axis.size == 1, "[fully_shard] mesh ", mesh.describe(), ": axis '", axis.name, "' has ",
-               axis.size,
-               " ranks, expected the axes 'replicate' and 'shard', and 'tp'. Use Mesh::shard(world), or Mesh(world, "
-               "{{\"replicate\", hosts}, {\"shard\", ranks_per_host}}); Mesh::flattened() makes one axis of several.");
+    static const std::set<std::string> kKnown = {"pp", "replicate", "shard", "tp", "ep"};
+    const bool is_known = kKnown.count(axis.name) > 0;
+    FSDP_CHECK(
+        is_known || axis.size == 1, "[fully_shard] mesh ", mesh.describe(), ": axis '", axis.name, "' has ", axis.size,
+        " ranks, expected the axes 'pp', 'replicate', 'shard', 'tp' and 'ep'. Use Mesh::shard(world), or Mesh(world, "
+        "{{\"replicate\", hosts}, {\"shard\", ranks_per_host}}); Mesh::flattened() makes one axis of several.");
   }
   FSDP_CHECK(traits(strategy).mesh == MeshNeed::kShardAxis || mesh.has("replicate"), "[fully_shard] strategy ",
              name(strategy), " on mesh ", mesh.describe(), ": it needs an axis 'replicate' too. Use Mesh(world, ",
@@ -296,7 +299,7 @@ void check_options(const Mesh& mesh, const ShardOptions& options) {
   }
 }
 
-// Ranks that have data of their own: all but those that differ along "tp" from this one.
+// Ranks that have data of their own for the same weights: all but those that differ along other axes from this one.
 std::vector<int> data_ranks(const Mesh& mesh) {
   std::vector<std::string> axes;
   for (const char* axis : {"replicate", "shard"}) {
@@ -308,12 +311,30 @@ std::vector<int> data_ranks(const Mesh& mesh) {
   return ranks;
 }
 
+// All that have the same layers: those that differ along any axis but "pp".
+std::vector<int> stage_ranks(const Mesh& mesh) {
+  std::vector<std::string> axes;
+  for (const MeshAxis& axis : mesh.axes()) {
+    if (axis.name != "pp") axes.push_back(axis.name);
+  }
+  if (axes.empty()) return {mesh.world().rank};
+  std::vector<int> ranks = mesh.flattened(axes, "stage").ranks("stage");
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
 void check_cuts(const SubjectParameters& parameters, const Mesh& mesh) {
   for (const SubjectParameter& parameter : parameters) {
     const auto cut = registry::find_cut(parameter.tensor);
-    FSDP_CHECK(!cut || cut->ranks->ranks() == mesh.ranks("tp"), "[fully_shard] '", parameter.name,
-               "' was cut over other ranks than those along axis 'tp' of mesh ", mesh.describe(),
-               ". Shard with the mesh that the module was made parallel with; ShardOptions::mesh_of must keep 'tp'.");
+    const bool is_expert = cut && mesh.size("ep") > 1 && cut->ranks->ranks() == mesh.ranks("ep");
+    FSDP_CHECK(
+        !cut || is_expert || cut->ranks->ranks() == mesh.ranks("tp"), "[fully_shard] '", parameter.name,
+        "' was cut over other ranks than those along axis 'tp' or 'ep' of mesh ", mesh.describe(),
+        ". Shard with the mesh that the module was made parallel with; ShardOptions::mesh_of must keep the axis.");
+    FSDP_CHECK(is_expert || mesh.size("ep") == 1, "[fully_shard] '", parameter.name,
+               "' is the same on all ranks along axis 'ep' of mesh ", mesh.describe(),
+               ", expected experts alone, which are cut over it. Shard it over mesh.flattened({\"shard\", \"ep\"}, "
+               "\"shard\").");
   }
 }
 
@@ -367,7 +388,8 @@ std::shared_ptr<UnitState> make_state(const std::shared_ptr<LiveUnit>& unit, con
   state->self = state;
   state->modules = subject.modules;
   state->names_by_position = subject.modules.size() > 1;
-  state->num_ranks = mesh.size("replicate") * mesh.size("shard");
+  // Along "ep" tokens come from other ranks' batches, and their gradients with them.
+  state->num_ranks = mesh.size("replicate") * mesh.size("shard") * mesh.size("ep");
   state->replica_reduce = options.replica_reduce;
   state->precision = options.precision;
   state->context->set_unused(*state, options.unused);
@@ -399,6 +421,7 @@ Unit shard(const Subject& subject, const Mesh& mesh, const ShardOptions& options
   const c10::Device device = device_of(subject, options);
   const auto context = Context::of(mesh.world(), {options.schedule, options.allocator}, device);
   context->on_library_entry();
+  context->set_ranks_of_step(stage_ranks(mesh));
   const bool was_deferred = materialize_subject(subject);
   const SubjectParameters parameters = unowned_parameters(subject.parameters, options, device);
   const WeakTensors averaged = to_average(options, *context);
@@ -423,7 +446,7 @@ Unit shard(const Subject& subject, const Mesh& mesh, const ShardOptions& options
   if (links.replicate) agree_on_unit(description, *links.replicate);
   agree_over_tp(description, mesh);
   if (options.initial_weights == InitialWeights::kBroadcast) {
-    make_equal(*mesh.world().connection->world(), buffers_of(subject), BufferSync::kBroadcast);
+    make_equal(*context->ranks_of_step(), buffers_of(subject), BufferSync::kBroadcast);
   }
   cast_buffers(subject, options.precision);
   name_nested_units(subject.parameters, nested);

@@ -128,7 +128,7 @@ void Unit::set_gradient_scale(const GradScale& scale) {
     FSDP_CHECK(scale.tokens >= 0, "[set_gradient_scale] tokens of this rank: got ", scale.tokens,
                ", expected at least 0.");
     // Ranks along "tp" count the same tokens.
-    const int64_t copies = state_->context->world().size / state_->num_ranks;
+    const int64_t copies = state_->context->ranks_of_step()->size() / state_->num_ranks;
     resolved.tokens = state_->context->sum_over_ranks(scale.tokens, "tokens") / copies;
     FSDP_CHECK(resolved.tokens > 0, "[set_gradient_scale] no rank has a token, so there is no gradient per token. ",
                "Leave such a step out.");

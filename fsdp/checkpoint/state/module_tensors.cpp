@@ -48,6 +48,9 @@ class Collector {
       FSDP_CHECK(module_.owner && group->owner() == module_.owner, "[", operation,
                  "] module: got parameters of several worlds, expected one. Save its parts one by one.");
     }
+    FSDP_CHECK(module_.owner->spans_world(), "[", operation,
+               "] module: got a stage of a pipeline, expected a model that ",
+               "all ranks share. Keep its leaves, fsdp::parameters(module), by their local_range().");
     for (const ModuleTensor& tensor : module_.tensors) check_is_no_view(tensor, module_, operation);
     return std::move(module_);
   }

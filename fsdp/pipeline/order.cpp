@@ -1,0 +1,54 @@
+#include "fsdp/pipeline/order.h"
+
+#include <algorithm>
+
+#include "fsdp/base/check.h"
+
+namespace fsdp::pipeline {
+namespace {
+
+// The k-th forward of a rank, or the k-th backward, which takes its stages from the last: as many microbatches as there
+// are ranks go through one stage before the next one has its turn.
+Turn turn(const Shape& shape, int rank, Pass pass, int k) {
+  const int round = shape.ranks * shape.stages_per_rank;
+  const int place = k % round / shape.ranks;
+  const int own = pass == Pass::kForward ? place : shape.stages_per_rank - 1 - place;
+  return {pass, own * shape.ranks + rank, k / round * shape.ranks + k % shape.ranks};
+}
+
+int forwards_ahead(Order order, const Shape& shape, int rank) {
+  const int all = shape.microbatches * shape.stages_per_rank, later = shape.ranks - 1 - rank;
+  if (order == Order::kGPipe) return all;
+  if (order == Order::k1F1B) return std::min(all, later);
+  return std::min(all, 2 * later + (shape.stages_per_rank - 1) * shape.ranks);
+}
+
+}  // namespace
+
+void check(Order order, const Shape& shape) {
+  FSDP_CHECK(shape.ranks >= 1 && shape.stages_per_rank >= 1 && shape.microbatches >= 1, "[pipeline] got ", shape.ranks,
+             " ranks, ", shape.stages_per_rank, " stages on each and ", shape.microbatches,
+             " microbatches, expected at least 1 of each.");
+  if (order != Order::kInterleaved) {
+    FSDP_CHECK(shape.stages_per_rank == 1, "[pipeline] got ", shape.stages_per_rank,
+               " stages on each rank, expected 1 for this order. Use pipeline::Order::kInterleaved.");
+    return;
+  }
+  const int below = shape.microbatches / shape.ranks * shape.ranks;
+  FSDP_CHECK(shape.microbatches == below, "[pipeline] got ", shape.microbatches, " microbatches for ", shape.ranks,
+             " ranks, expected a multiple of that for interleaved stages: ", below > 0 ? c10::str(below, " or ") : "",
+             below + shape.ranks, ".");
+}
+
+std::vector<Turn> turns_of(Order order, const Shape& shape, int rank) {
+  const int all = shape.microbatches * shape.stages_per_rank, ahead = forwards_ahead(order, shape, rank);
+  std::vector<Turn> turns;
+  for (int k = 0; k < ahead; ++k) turns.push_back(turn(shape, rank, Pass::kForward, k));
+  for (int k = 0; k < all; ++k) {
+    if (ahead + k < all) turns.push_back(turn(shape, rank, Pass::kForward, ahead + k));
+    turns.push_back(turn(shape, rank, Pass::kBackward, k));
+  }
+  return turns;
+}
+
+}  // namespace fsdp::pipeline

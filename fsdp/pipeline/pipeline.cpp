@@ -1,0 +1,226 @@
+#include "fsdp/pipeline/pipeline.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "fsdp/base/backstage.h"
+#include "fsdp/base/check.h"
+#include "fsdp/comm/comm.h"
+#include "fsdp/comm/connection.h"
+#include "fsdp/pipeline/relay.h"
+#include "fsdp/unit/scopes.h"
+#include "fsdp/unit/unit_state.h"
+
+namespace fsdp::pipeline {
+namespace {
+
+// What a stage reads of the one before it: the memory of a leaf, as a tensor into which the program may write.
+class Entry : public torch::autograd::Function<Entry> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& leaf) { return leaf.detach(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
+    return gradients;
+  }
+};
+
+// Between its forward and its backward.
+struct InFlight {
+  at::Tensor input;   // a leaf; undefined for the first stage
+  at::Tensor output;  // of the last stage: the microbatch's part of the loss
+};
+
+// Weights that stay gathered from a forward to its backward stay so until the last backward of the step.
+class HeldWeights {
+ public:
+  explicit HeldWeights(const std::vector<Stage>& stages) {
+    for (const Stage& stage : stages) {
+      if (!stage.unit) continue;
+      for (UnitState* unit : stage.unit->state()->subtree()) {
+        const bool waits = std::any_of(unit->groups.begin(), unit->groups.end(), [](const auto& group) {
+          return group->strategy_traits().gather == GatherTiming::kPerForwardAndBackward;
+        });
+        if (waits || !unit->reshard_after_backward) continue;
+        unit->reshard_after_backward = false;
+        held_.emplace_back(stage.unit->state(), unit);
+      }
+    }
+  }
+  ~HeldWeights() {
+    for (const auto& [root, unit] : held_) unit->reshard_after_backward = true;
+  }
+  HeldWeights(const HeldWeights&) = delete;
+  HeldWeights& operator=(const HeldWeights&) = delete;
+
+  void let_go(const Stage& stage) {
+    for (const auto& [root, unit] : held_) {
+      if (stage.unit && root == stage.unit->state()) unit->reshard_after_backward = true;
+    }
+  }
+
+ private:
+  std::vector<std::pair<std::shared_ptr<UnitState>, UnitState*>> held_;  // its root keeps a unit alive
+};
+
+c10::Device device_of(const std::vector<Stage>& stages) {
+  for (const Stage& stage : stages) {
+    if (!stage.leaves.empty()) return stage.leaves.front().device();
+  }
+  return c10::kCPU;
+}
+
+std::vector<at::Tensor> leaves_of(const std::vector<Stage>& stages) {
+  std::vector<at::Tensor> leaves;
+  for (const Stage& stage : stages) leaves.insert(leaves.end(), stage.leaves.begin(), stage.leaves.end());
+  return leaves;
+}
+
+at::Tensor output_of(const Stage& stage, const Turn& turn, const at::Tensor& x) {
+  at::Tensor y = stage.forward(x, turn.microbatch);
+  FSDP_CHECK(y.defined() && y.is_floating_point(), "[pipeline] stage ", turn.stage, " returned ",
+             y.defined() ? c10::str("a tensor of ", y.scalar_type()) : std::string("an undefined tensor"),
+             ", expected one of a floating-point type.");
+  return y;
+}
+
+}  // namespace
+
+// A forward and a backward of one batch, turn by turn.
+class Pipeline::Step {
+ public:
+  Step(const std::vector<Stage>& stages, const Shape& shape, const std::vector<at::Tensor>& inputs, const Loss& loss)
+      : stages_(stages), shape_(shape), inputs_(inputs), loss_(loss), held_(stages) {}
+
+  at::Tensor compute(const Turn& turn, at::Tensor given) {
+    return turn.pass == Pass::kForward ? forward(turn, std::move(given)) : backward(turn, given);
+  }
+  double loss() const { return total_.defined() ? total_.item<double>() : 0; }
+
+ private:
+  const Stage& stage_of(const Turn& turn) const { return stages_[static_cast<size_t>(turn.stage / shape_.ranks)]; }
+  bool is_at_end(const Turn& turn) const { return turn.stage + 1 == shape_.stages(); }
+
+  at::Tensor forward(const Turn& turn, at::Tensor given) {
+    const bool is_first = turn.stage == 0;
+    if (!is_first) given.requires_grad_();
+    const at::Tensor x = is_first ? inputs_[static_cast<size_t>(turn.microbatch)] : Entry::apply(given);
+    at::Tensor y = output_of(stage_of(turn), turn, x);
+    if (is_at_end(turn)) y = part_of_loss(y, turn.microbatch);
+    in_flight_[{turn.stage, turn.microbatch}] = {is_first ? at::Tensor() : given, y};
+    return y;
+  }
+
+  at::Tensor part_of_loss(const at::Tensor& y, int microbatch) {
+    const at::Tensor loss = loss_(y, microbatch);
+    FSDP_CHECK(loss.defined() && loss.numel() == 1 && loss.requires_grad(), "[pipeline] the loss of microbatch ",
+               microbatch, ": got ", loss.defined() ? c10::str(loss.sizes()) : std::string("an undefined tensor"),
+               loss.defined() && !loss.requires_grad() ? " without gradient" : "",
+               ", expected a scalar that depends on the last stage's output.");
+    const at::Tensor part = loss / shape_.microbatches;
+    const at::Tensor value = part.detach().reshape({1}).to(at::kDouble);
+    total_ = total_.defined() ? total_ + value : value;
+    return part;
+  }
+
+  at::Tensor backward(const Turn& turn, const at::Tensor& gradient) {
+    const Stage& stage = stage_of(turn);
+    const InFlight now = std::move(in_flight_.extract({turn.stage, turn.microbatch}).mapped());
+    const bool is_last = turn.microbatch + 1 == shape_.microbatches;
+    if (is_last) held_.let_go(stage);
+    std::optional<Microbatch> scope;
+    if (stage.unit) scope.emplace(*stage.unit, is_last);
+    if (now.output.requires_grad()) torch::autograd::backward({now.output}, {gradient});
+    if (!now.input.defined()) return {};
+    return now.input.grad().defined() ? now.input.grad() : at::zeros_like(now.input);
+  }
+
+  const std::vector<Stage>& stages_;
+  Shape shape_;
+  const std::vector<at::Tensor>& inputs_;
+  const Loss& loss_;
+  HeldWeights held_;
+  std::map<std::pair<int, int>, InFlight> in_flight_;  // by stage and microbatch
+  at::Tensor total_;                                   // [1], fp64
+};
+
+Pipeline::Pipeline(const Mesh& mesh, std::vector<Stage> stages, Order order)
+    : stages_(std::move(stages)), order_(order) {
+  FSDP_CHECK(mesh.has("pp"), "[pipeline] mesh ", mesh.describe(),
+             ": got no axis 'pp', expected one. Use Mesh::parallel(world, {{\"pp\", ranks}}).");
+  for (const Stage& stage : stages_) {
+    FSDP_CHECK(stage.forward, "[pipeline] got a stage without a forward, expected a function of a tensor.");
+  }
+  comm_ = mesh.world().connection->group(mesh.ranks("pp"));
+  agree(c10::str(stages_.size(), " stages in order ", static_cast<int>(order)));
+}
+
+// COLLECTIVE. What every rank must say alike.
+void Pipeline::agree(const std::string& text) const {
+  const Backstage backstage;
+  constexpr int64_t kWidth = 64;
+  FSDP_ASSERT(static_cast<int64_t>(text.size()) < kWidth, text);
+  const at::Tensor own = at::zeros({kWidth}, at::kByte), all = at::empty({comm_->size() * kWidth}, at::kByte);
+  std::copy(text.begin(), text.end(), own.mutable_data_ptr<uint8_t>());
+  comm_->all_gather(all, own, {"agree", "pipeline", ""}).wait();
+  for (int rank = 0; rank < comm_->size(); ++rank) {
+    const std::string theirs(reinterpret_cast<const char*>(all.const_data_ptr<uint8_t>()) + rank * kWidth);
+    FSDP_CHECK(theirs == text, "[pipeline] rank ", comm_->ranks()[static_cast<size_t>(rank)], " has ", theirs,
+               ", this one ", text, ", expected the same on all ranks along 'pp'.");
+  }
+}
+
+Shape Pipeline::shape_for(const std::vector<at::Tensor>& inputs) const {
+  const Shape shape{comm_->size(), static_cast<int>(stages_.size()), static_cast<int>(inputs.size())};
+  agree(c10::str(inputs.size(), " microbatches"));
+  check(order_, shape);
+  return shape;
+}
+
+bool Pipeline::has_first_stage() const { return comm_->rank() == 0; }
+bool Pipeline::has_last_stage() const { return comm_->rank() == comm_->size() - 1; }
+
+double Pipeline::step(const std::vector<at::Tensor>& inputs, const Loss& loss) {
+  const Shape shape = shape_for(inputs);
+  FSDP_CHECK(loss || !has_last_stage(), "[pipeline] got no loss on the rank of the last stage, expected a function.");
+  const at::AutoGradMode with_gradients(true);
+  Step step(stages_, shape, inputs, loss);
+  Relay relay(comm_, order_, shape, Passes::kBoth, device_of(stages_));
+  relay.run([&step](const Turn& turn, at::Tensor given) { return step.compute(turn, std::move(given)); });
+  const Backstage backstage;
+  const at::Tensor total = at::full({1}, step.loss(), at::kDouble);
+  comm_->broadcast(total, comm_->size() - 1, {"hand out the loss", "pipeline", ""});
+  return total.item<double>();
+}
+
+std::vector<at::Tensor> Pipeline::forward(const std::vector<at::Tensor>& inputs) {
+  const Shape shape = shape_for(inputs);
+  const at::NoGradGuard no_grad;
+  std::vector<std::unique_ptr<ForwardOnly>> scopes;
+  for (const Stage& stage : stages_) {
+    if (stage.unit) scopes.push_back(std::make_unique<ForwardOnly>(*stage.unit));
+  }
+  std::vector<at::Tensor> outputs;
+  Relay relay(comm_, order_, shape, Passes::kForward, device_of(stages_));
+  relay.run([&](const Turn& turn, const at::Tensor& given) {
+    const at::Tensor x = turn.stage == 0 ? inputs[static_cast<size_t>(turn.microbatch)] : given;
+    at::Tensor y = output_of(stages_[static_cast<size_t>(turn.stage / shape.ranks)], turn, x);
+    if (turn.stage + 1 == shape.stages()) outputs.push_back(y);
+    return y;
+  });
+  return outputs;
+}
+
+GradNorm Pipeline::grad_norm(double max_norm, double norm_type) const {
+  return fsdp::grad_norm(leaves_of(stages_), max_norm, norm_type, comm_);
+}
+
+at::Tensor Pipeline::clip_grad_norm_(double max_norm, double norm_type) const {
+  return fsdp::clip_grad_norm_(leaves_of(stages_), max_norm, norm_type, comm_);
+}
+
+}  // namespace fsdp::pipeline

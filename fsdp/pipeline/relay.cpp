@@ -1,0 +1,81 @@
+#include "fsdp/pipeline/relay.h"
+
+#include <algorithm>
+#include <string>
+
+namespace fsdp::pipeline {
+
+Relay::Relay(std::shared_ptr<comm::Comm> comm, Order order, const Shape& shape, Passes passes, c10::Device device)
+    : comm_(std::move(comm)), shape_(shape), device_(device) {
+  for (int rank = 0; rank < shape.ranks; ++rank) {
+    std::vector<Turn> turns = turns_of(order, shape, rank);
+    if (passes == Passes::kForward) std::erase_if(turns, [](const Turn& turn) { return turn.pass == Pass::kBackward; });
+    turns_.push_back(std::move(turns));
+  }
+}
+
+void Relay::run(const Compute& compute) {
+  const std::vector<Turn>& turns = turns_[static_cast<size_t>(comm_->rank())];
+  for (size_t i = 0; i < turns.size(); ++i) {
+    at::Tensor given = take(turns[i]);
+    if (i + 1 < turns.size() && shape_.ranks > 1) {
+      if (const auto giver = giver_of(turns[i + 1])) border(*giver).expect();
+    }
+    hand_on(turns[i], compute(turns[i], std::move(given)));
+  }
+  for (auto& [key, border] : borders_) border.release_all();
+}
+
+std::optional<Turn> Relay::giver_of(const Turn& turn) const {
+  const int stage = turn.stage + (turn.pass == Pass::kForward ? -1 : 1);
+  if (stage < 0 || stage == shape_.stages()) return std::nullopt;
+  return Turn{turn.pass, stage, turn.microbatch};
+}
+
+std::optional<Turn> Relay::reader_of(const Turn& turn) const {
+  const int stage = turn.stage + (turn.pass == Pass::kForward ? 1 : -1);
+  if (stage < 0 || stage == shape_.stages()) return std::nullopt;
+  return Turn{turn.pass, stage, turn.microbatch};
+}
+
+// Among the turns of the rank that takes it.
+int Relay::index_of(const Turn& turn) const {
+  const std::vector<Turn>& turns = turns_[static_cast<size_t>(shape_.rank_of(turn.stage))];
+  return static_cast<int>(std::find(turns.begin(), turns.end(), turn) - turns.begin());
+}
+
+Border& Relay::border(const Turn& giver) {
+  const auto key = std::pair(giver.pass, giver.stage);
+  const auto found = borders_.find(key);
+  if (found != borders_.end()) return found->second;
+  const int from = shape_.rank_of(giver.stage), to = shape_.rank_of(reader_of(giver)->stage);
+  const bool is_forward = giver.pass == Pass::kForward;
+  // A gradient is one of what the stage before returned.
+  const std::string what = is_forward ? "output of stage " + std::to_string(giver.stage)
+                                      : "gradient of stage " + std::to_string(giver.stage - 1);
+  return borders_.try_emplace(key, comm_, from == comm_->rank() ? to : from, what, device_).first->second;
+}
+
+at::Tensor Relay::take(const Turn& turn) {
+  const auto giver = giver_of(turn);
+  if (!giver) return {};
+  if (shape_.ranks == 1) return std::exchange(at_home_[{giver->pass, giver->stage}], {});
+  at::Tensor given = border(*giver).receive();
+  const int peer = shape_.rank_of(giver->stage), index = index_of(*giver);
+  for (auto& [key, border] : borders_) {
+    if (border.peer() == peer) border.release(index);
+  }
+  return given;
+}
+
+void Relay::hand_on(const Turn& turn, const at::Tensor& result) {
+  const auto reader = reader_of(turn);
+  if (!reader) return;
+  if (shape_.ranks > 1) {
+    border(turn).send(result, index_of(*reader));
+  } else {
+    at_home_[{turn.pass, turn.stage}] = result.detach();
+  }
+}
+
+}  // namespace fsdp::pipeline

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "fsdp/pipeline/border.h"
+#include "fsdp/pipeline/order.h"
+
+namespace fsdp::pipeline {
+
+enum class Passes { kForward, kBoth };
+
+// Takes a rank's turns for one batch, and moves what one turn's result is for the next, on whichever rank. A result is
+// received while the turn before is computed, and kept by its sender until the reader's own messages show that it came.
+class Relay {
+ public:
+  Relay(std::shared_ptr<comm::Comm> comm, Order order, const Shape& shape, Passes passes, c10::Device device);
+
+  // `given`: what the turn starts from, new; undefined for the first stage's forward and the last stage's backward.
+  // Returns the result; nobody wants that of the last stage's forward and of the first stage's backward.
+  using Compute = std::function<at::Tensor(const Turn& turn, at::Tensor given)>;
+  // COLLECTIVE.
+  void run(const Compute& compute);
+
+ private:
+  // Whose result `turn` starts from, and who starts from its own.
+  std::optional<Turn> giver_of(const Turn& turn) const;
+  std::optional<Turn> reader_of(const Turn& turn) const;
+  int index_of(const Turn& turn) const;
+  Border& border(const Turn& giver);
+  at::Tensor take(const Turn& turn);
+  void hand_on(const Turn& turn, const at::Tensor& result);
+
+  std::shared_ptr<comm::Comm> comm_;
+  Shape shape_;
+  c10::Device device_;
+  std::vector<std::vector<Turn>> turns_;                // of each rank
+  std::map<std::pair<Pass, int>, Border> borders_;      // by who gives
+  std::map<std::pair<Pass, int>, at::Tensor> at_home_;  // of stages on one rank, which takes their turns one by one
+};
+
+}  // namespace fsdp::pipeline

@@ -1,0 +1,135 @@
+// The orders of a pipeline by what can be counted: every rank waits for nobody who waits for it, is idle for as long as
+// the formulas of the papers say, and keeps as few microbatches as they promise.
+#include "fsdp/pipeline/order.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "fsdp/base/error.h"
+
+namespace fsdp::pipeline {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+using Key = std::tuple<Pass, int, int>;  // stage, microbatch
+
+Key key_of(const Turn& turn) { return {turn.pass, turn.stage, turn.microbatch}; }
+
+// When the last turn ends if ranks take their turns as soon as what they start from is there; forward and backward of
+// all stages of a rank cost 1 and 2. -1: somebody waits for ever.
+double time_of(Order order, const Shape& shape) {
+  std::vector<std::vector<Turn>> turns;
+  for (int rank = 0; rank < shape.ranks; ++rank) turns.push_back(turns_of(order, shape, rank));
+  std::map<Key, double> ends;
+  std::vector<size_t> next(turns.size());
+  std::vector<double> clocks(turns.size());
+  for (bool moves = true; moves;) {
+    moves = false;
+    for (size_t rank = 0; rank < turns.size(); ++rank) {
+      while (next[rank] < turns[rank].size()) {
+        const Turn& turn = turns[rank][next[rank]];
+        const bool is_forward = turn.pass == Pass::kForward, is_at_end = turn.stage + 1 == shape.stages();
+        double begin = clocks[rank];
+        std::vector<Key> needs;
+        if (is_forward && turn.stage > 0) needs.push_back({Pass::kForward, turn.stage - 1, turn.microbatch});
+        if (!is_forward) needs.push_back({Pass::kForward, turn.stage, turn.microbatch});
+        if (!is_forward && !is_at_end) needs.push_back({Pass::kBackward, turn.stage + 1, turn.microbatch});
+        if (std::any_of(needs.begin(), needs.end(), [&](const Key& need) { return ends.count(need) == 0; })) break;
+        for (const Key& need : needs) begin = std::max(begin, ends.at(need));
+        clocks[rank] = begin + (is_forward ? 1.0 : 2.0) / shape.stages_per_rank;
+        ends[key_of(turn)] = clocks[rank];
+        ++next[rank];
+        moves = true;
+      }
+    }
+  }
+  for (size_t rank = 0; rank < turns.size(); ++rank) {
+    if (next[rank] < turns[rank].size()) return -1;
+  }
+  return *std::max_element(clocks.begin(), clocks.end());
+}
+
+std::vector<std::pair<Order, Shape>> shapes() {
+  std::vector<std::pair<Order, Shape>> all;
+  for (int ranks = 1; ranks <= 6; ++ranks) {
+    for (int microbatches = 1; microbatches <= 4 * ranks; ++microbatches) {
+      all.push_back({Order::kGPipe, {ranks, 1, microbatches}});
+      all.push_back({Order::k1F1B, {ranks, 1, microbatches}});
+      if (microbatches % ranks != 0) continue;
+      for (int own = 1; own <= 4; ++own) all.push_back({Order::kInterleaved, {ranks, own, microbatches}});
+    }
+  }
+  return all;
+}
+
+std::string text_of(Order order, const Shape& shape) {
+  return "order " + std::to_string(static_cast<int>(order)) + ", " + std::to_string(shape.ranks) + " ranks x " +
+         std::to_string(shape.stages_per_rank) + ", " + std::to_string(shape.microbatches) + " microbatches";
+}
+
+TEST(PipelineOrder, EachRankTakesAllTurnsOfItsStagesOnce) {
+  for (const auto& [order, shape] : shapes()) {
+    SCOPED_TRACE(text_of(order, shape));
+    std::set<Key> taken;
+    for (int rank = 0; rank < shape.ranks; ++rank) {
+      std::map<std::pair<Pass, int>, int> next;
+      for (const Turn& turn : turns_of(order, shape, rank)) {
+        ASSERT_EQ(turn.stage % shape.ranks, rank);
+        ASSERT_TRUE(taken.insert(key_of(turn)).second);
+        ASSERT_EQ(turn.microbatch, (next[{turn.pass, turn.stage}]++));
+        if (turn.pass == Pass::kBackward) {
+          ASSERT_EQ(taken.count({Pass::kForward, turn.stage, turn.microbatch}), 1U);
+        }
+      }
+    }
+    ASSERT_EQ(taken.size(), static_cast<size_t>(2 * shape.stages() * shape.microbatches));
+  }
+}
+
+// The bubble of both orders with one stage on each rank is (p - 1) (f + b), of an interleaved one a v-th of that:
+// Narayanan et al. 2021, section 2.2.
+TEST(PipelineOrder, TheBubbleIsThatOfThePapers) {
+  for (const auto& [order, shape] : shapes()) {
+    SCOPED_TRACE(text_of(order, shape));
+    const double work = 3.0 * shape.microbatches, bubble = 3.0 * (shape.ranks - 1) / shape.stages_per_rank;
+    EXPECT_NEAR(time_of(order, shape), work + bubble, 1e-9);
+  }
+}
+
+TEST(PipelineOrder, FewMicrobatchesAreInFlight) {
+  for (const auto& [order, shape] : shapes()) {
+    SCOPED_TRACE(text_of(order, shape));
+    for (int rank = 0; rank < shape.ranks; ++rank) {
+      int now = 0, most = 0;
+      for (const Turn& turn : turns_of(order, shape, rank)) {
+        now += turn.pass == Pass::kForward ? 1 : -1;
+        most = std::max(most, now);
+      }
+      const int all = shape.microbatches * shape.stages_per_rank, later = shape.ranks - 1 - rank;
+      const int ahead = order == Order::k1F1B ? later : 2 * later + (shape.stages_per_rank - 1) * shape.ranks;
+      EXPECT_EQ(most, order == Order::kGPipe ? all : std::min(all, ahead + 1));
+    }
+  }
+}
+
+TEST(PipelineOrder, ShapesThatDoNotFitAreRefused) {
+  EXPECT_THAT(
+      [] {
+        check(Order::k1F1B, {2, 2, 4});
+      },
+      ThrowsMessage<Error>(HasSubstr("2 stages on each rank, expected 1")));
+  EXPECT_THAT([] { check(Order::kInterleaved, {4, 2, 6}); }, ThrowsMessage<Error>(HasSubstr("4 or 8")));
+  EXPECT_THAT([] { check(Order::kInterleaved, {4, 2, 3}); }, ThrowsMessage<Error>(HasSubstr("stages: 4.")));
+  EXPECT_THAT([] { check(Order::kGPipe, {4, 1, 0}); }, ThrowsMessage<Error>(HasSubstr("0 microbatches")));
+  EXPECT_NO_THROW(check(Order::kInterleaved, {4, 2, 8}));
+}
+
+}  // namespace
+}  // namespace fsdp::pipeline
