@@ -12,9 +12,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-TORCH_VERSION=2.11.0
+source scripts/versions.sh
 PEER=.deps/peer
-TRANSFORMERS_VERSION=5.23.0
 TARGETS="step_time collectives kernels hook_cost functional checkpoint documents generation import_model fsdp_app"
 
 # The LibTorch of scripts/setup.sh is a whole PyTorch for Python 3.11; what it lacks is added. Other Pythons get their own.
@@ -24,12 +23,12 @@ install_peer() {
   rm -rf "$PEER"
   if [ -d .deps/site-packages/torch ] && python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
     echo "== installing what PyTorch $TORCH_VERSION needs to be imported, into $PEER (about 150 MB to download)"
-    "${pip[@]}" filelock typing-extensions sympy networkx jinja2 fsspec numpy \
-      "cuda-toolkit[cufile]==13.0.2" nvidia-cusparselt-cu13==0.8.0 nvidia-nvshmem-cu13==3.4.5
+    # shellcheck disable=SC2086
+    "${pip[@]}" filelock typing-extensions sympy networkx jinja2 fsspec numpy $CUDA_LIBRARIES_TO_IMPORT
     import_peer 2>/dev/null && return
     echo "== installing the CUDA libraries that PyTorch is linked to (about 1.5 GB to download)"
-    "${pip[@]}" --upgrade "cuda-toolkit[cublas,cudart,cufft,cufile,cupti,curand,cusolver,cusparse,nvjitlink,nvrtc,nvtx]==13.0.2" \
-      nvidia-cudnn-cu13==9.19.0.56 nvidia-nccl-cu13==2.28.9 nvidia-cusparselt-cu13==0.8.0 nvidia-nvshmem-cu13==3.4.5
+    # shellcheck disable=SC2086
+    "${pip[@]}" --upgrade $CUDA_LIBRARIES
   else
     echo "== installing PyTorch $TORCH_VERSION into $PEER (about 2.5 GB to download)"
     "${pip[@]}" "torch==$TORCH_VERSION" numpy

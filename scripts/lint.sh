@@ -21,7 +21,7 @@ failed=0
 run() { "$@" || failed=1; }
 
 folders=()
-for folder in fsdp io text kernels models plan train app tests benchmarks examples; do
+for folder in fsdp io text kernels models plan report train app tests benchmarks examples; do
   [[ -d $folder ]] && folders+=("$folder")
 done
 mapfile -d '' sources < <(find "${folders[@]}" -type f \

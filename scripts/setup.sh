@@ -12,17 +12,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-TORCH_VERSION=2.11.0
-CUDA_RUNTIME_VERSION=13.0.96 # libtorch_cpu.so of the wheel is linked to these two; no driver is needed
-CUPTI_VERSION=13.0.85
-PYARROW_VERSION=26.0.1
-NVCC_VERSION=13.0.88
-CCCL_VERSION=13.0.85
-# As torch's own metadata has them: what its CUDA headers include, and all that libtorch_cuda.so is linked to.
-CUDA_HEADERS="nvidia-cublas==13.1.0.3 nvidia-cusolver==12.0.4.66 nvidia-cusparse==12.6.3.3 nvidia-nccl-cu13==2.28.9
-  nvidia-nvtx==13.0.85"
-CUDA_LIBRARIES="cuda-toolkit[cublas,cudart,cufft,cufile,cupti,curand,cusolver,cusparse,nvjitlink,nvrtc,nvtx]==13.0.2
-  nvidia-cudnn-cu13==9.19.0.56 nvidia-cusparselt-cu13==0.8.0 nvidia-nccl-cu13==2.28.9 nvidia-nvshmem-cu13==3.4.5"
+source scripts/versions.sh
 PACKAGES="cmake ninja-build g++ ccache mold python3 python3-pip nlohmann-json3-dev libcli11-dev libtomlplusplus-dev
   libfmt-dev libhwy-dev libxxhash-dev zlib1g-dev libzstd-dev libsimdjson-dev libpcre2-dev libutf8proc-dev libgtest-dev libgmock-dev
   nettle-dev librapidcheck-dev libbenchmark-dev"
@@ -70,8 +60,8 @@ install_libtorch() {
   local site=.deps/site-packages
   [ -f "$site/torch/lib/libtorch_cpu.so" ] && [ -f "$site/.complete-$TORCH_VERSION" ] && return
   say "installing LibTorch $TORCH_VERSION into .deps (about 530 MB to download, 1.2 GB on disk)"
-  install_wheels .deps/incoming --no-deps "torch==$TORCH_VERSION" "nvidia-cuda-runtime==$CUDA_RUNTIME_VERSION" \
-    "nvidia-cuda-cupti==$CUPTI_VERSION"
+  install_wheels .deps/incoming --no-deps "torch==$TORCH_VERSION" "nvidia-cuda-runtime==$CUDA_COMPONENT_VERSION" \
+    "nvidia-cuda-cupti==$CUDA_COMPONENT_VERSION"
   rm -rf "$site"
   mv .deps/incoming "$site"
   touch "$site/.complete-$TORCH_VERSION"
@@ -90,12 +80,12 @@ install_pyarrow() {
 
 install_nvcc() {
   local folder=.deps/cuda toolkit=.deps/incoming-cuda/nvidia/cu13
-  [ -f "$folder/.complete-$NVCC_VERSION" ] && return
-  say "installing nvcc $NVCC_VERSION and CUDA headers into .deps (about 1.1 GB to download, 280 MB on disk)"
+  [ -f "$folder/.complete-$CUDA_COMPONENT_VERSION" ] && return
+  say "installing nvcc $CUDA_COMPONENT_VERSION and CUDA headers into .deps (about 1.1 GB to download, 280 MB on disk)"
   # shellcheck disable=SC2086
-  install_wheels .deps/incoming-cuda --no-deps "nvidia-cuda-nvcc==$NVCC_VERSION" "nvidia-cuda-crt==$NVCC_VERSION" \
-    "nvidia-nvvm==$NVCC_VERSION" "nvidia-cuda-runtime==$CUDA_RUNTIME_VERSION" "nvidia-cuda-cccl==$CCCL_VERSION" \
-    $CUDA_HEADERS
+  local components=(nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl)
+  # shellcheck disable=SC2086
+  install_wheels .deps/incoming-cuda --no-deps "${components[@]/%/==$CUDA_COMPONENT_VERSION}" $CUDA_HEADERS
   mv .deps/incoming-cuda/nvidia/nccl/include/* "$toolkit/include/"
   rm -rf .deps/incoming-cuda/nvidia/nccl "$toolkit"/lib/lib{cublas,cusolver,cusparse,nvblas}*
   # Names by which nvcc and CMake look for libraries, and which wheels leave out.
@@ -103,7 +93,7 @@ install_nvcc() {
   ln -sfn libcudart.so.13 "$toolkit/lib/libcudart.so"
   rm -rf "$folder"
   mv .deps/incoming-cuda "$folder"
-  touch "$folder/.complete-$NVCC_VERSION"
+  touch "$folder/.complete-$CUDA_COMPONENT_VERSION"
 }
 
 # Beside torch/, where libtorch_cuda.so looks for them.

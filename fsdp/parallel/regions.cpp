@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/base/libtorch_version.h"
+
 namespace fsdp::parallel {
 namespace {
 
@@ -71,7 +73,7 @@ struct LastEntry {
   c10::weak_intrusive_ptr<c10::StorageImpl> memory{c10::intrusive_ptr<c10::StorageImpl>()};
   int64_t offset = 0;
   std::vector<int64_t> sizes, strides;
-  std::weak_ptr<torch::autograd::Node> node;
+  libtorch::WeakNodePtr node{libtorch::NodePtr()};
   std::weak_ptr<Ranks> ranks;
   std::optional<int64_t> tokens_dim;
 };
@@ -108,7 +110,7 @@ at::Tensor enter_parts_together(const at::Tensor& x, std::optional<int64_t> toke
                 entered.storage_offset(),
                 entered.sizes().vec(),
                 entered.strides().vec(),
-                entered.grad_fn(),
+                libtorch::WeakNodePtr(entered.grad_fn()),
                 ranks,
                 tokens_dim};
   return entered;

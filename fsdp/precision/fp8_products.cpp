@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/base/libtorch_version.h"
 #include "kernels/products/fp8_linear.h"
 #include "kernels/products/fp8_weights.h"
 
@@ -35,7 +36,7 @@ bool transposes(const at::Tensor& view, const at::Tensor& base) {
 // A leaf that `tensor` was made of by casts alone, and by one transposition if `sides` says so: autocast's copies.
 std::optional<MarkedWeight> find_origin(const at::Tensor& tensor, Sides sides) {
   int transpositions = 0;
-  std::shared_ptr<torch::autograd::Node> node = tensor.grad_fn();
+  libtorch::NodePtr node = tensor.grad_fn();
   while (node != nullptr) {
     if (const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node.get())) {
       const auto recipe = kernels::fp8_recipe_of(leaf->variable);

@@ -82,9 +82,9 @@ at::Tensor attend_documents(const at::Tensor& q_BTHD, const at::Tensor& k_BTKD, 
                             at::IntArrayRef lengths, int64_t window) {
   const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
   const at::Tensor starts = document_starts(lengths, q_BTHD);
-  const std::optional<c10::SymInt> left = window > 0 ? std::optional<c10::SymInt>(window - 1) : std::nullopt;
-  const std::optional<c10::SymInt> right = window > 0 ? std::optional<c10::SymInt>(0) : std::nullopt;
-  const at::Tensor y = std::get<0>(at::_flash_attention_forward_symint(
+  const std::optional<int64_t> left = window > 0 ? std::optional(window - 1) : std::nullopt;
+  const std::optional<int64_t> right = window > 0 ? std::optional<int64_t>(0) : std::nullopt;
+  const at::Tensor y = std::get<0>(at::_flash_attention_forward(
       q_BTHD.flatten(0, 1), k_BTKD.flatten(0, 1), v_BTKD.flatten(0, 1), starts, starts, longest, longest,
       /*dropout_p=*/0.0, /*is_causal=*/true, /*return_debug_mask=*/false, /*scale=*/std::nullopt, left, right));
   return y.view(q_BTHD.sizes());
