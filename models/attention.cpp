@@ -2,8 +2,11 @@
 
 #include <ATen/ATen.h>
 
+#include <utility>
+
 #include "kernels/operators/causal_attention.h"
 #include "kernels/operators/rope.h"
+#include "kernels/products/linear.h"
 
 namespace fsdp::models {
 
@@ -36,7 +39,13 @@ at::Tensor AttentionImpl::attend(const std::vector<at::Tensor>& projections, con
   const at::Tensor y_BTHD = inputs.cache != nullptr
                                 ? inputs.cache->attend(layer_, q_BTHD, k_BTKD, v_BTKD, window_)
                                 : kernels::causal_attention(q_BTHD, k_BTKD, v_BTKD, inputs.document_lengths, window_);
-  return o_proj_(y_BTHD.flatten(2));
+  const at::Tensor y = y_BTHD.flatten(2);
+  return across_ ? across_->leave_layer(kernels::linear(y, o_proj_->weight), o_proj_->bias, name_) : o_proj_(y);
+}
+
+void AttentionImpl::set_across(std::shared_ptr<AcrossRanks> across, const std::string& name) {
+  across_ = std::move(across);
+  name_ = name;
 }
 
 }  // namespace fsdp::models

@@ -5,8 +5,11 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <memory>
+#include <string>
 #include <vector>
 
+#include "models/across_ranks.h"
 #include "models/config/decoder_config.h"
 #include "models/key_value_cache.h"
 #include "models/linear.h"
@@ -30,15 +33,20 @@ class AttentionImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x_BTE, const AttentionInputs& inputs) { return attend(project(x_BTE), inputs); }
   // q [B, T, H * D], k and v [B, T, K * D].
   std::vector<at::Tensor> project(const at::Tensor& x_BTE) {
-    return models::project(x_BTE, projections_, {q_proj_, k_proj_, v_proj_});
+    const at::Tensor& all_BTE = across_ ? across_->enter_layer(x_BTE, name_) : x_BTE;
+    return models::project(all_BTE, projections_, {q_proj_, k_proj_, v_proj_});
   }
   // Turns the projections in place.
   at::Tensor attend(const std::vector<at::Tensor>& projections, const AttentionInputs& inputs);
 
   void set_projections(Projections projections) { projections_ = projections; }
   bool can_fuse_projections() const { return lie_side_by_side({q_proj_, k_proj_, v_proj_}); }
+  // The maps are cut over ranks: this rank has some of the heads. `name` is told in errors.
+  void set_across(std::shared_ptr<AcrossRanks> across, const std::string& name);
 
  private:
+  std::shared_ptr<AcrossRanks> across_;
+  std::string name_;
   Projections projections_ = Projections::kSeparate;
   int64_t layer_, head_dim_, window_;
   bool has_rope_;

@@ -61,7 +61,9 @@ DecoderBodyImpl::DecoderBodyImpl(const DecoderConfig& config, const at::TensorOp
 
 at::Tensor DecoderBodyImpl::forward(const at::Tensor& input_ids_BT, const AttentionInputs& inputs,
                                     const BlockRunner& run_block) {
-  at::Tensor x_BTE = kernels::embedding(embed_tokens_->weight, input_ids_BT).to(norm_->weight.scalar_type());
+  const at::Tensor embedded_BTE = across_ ? across_->embed(embed_tokens_->weight, input_ids_BT)
+                                          : kernels::embedding(embed_tokens_->weight, input_ids_BT);
+  at::Tensor x_BTE = embedded_BTE.to(norm_->weight.scalar_type());
   int64_t number = 0;
   for (const auto& layer : *layers_) {
     auto* block = layer->as<DecoderLayer>();
@@ -73,6 +75,13 @@ at::Tensor DecoderBodyImpl::forward(const at::Tensor& input_ids_BT, const Attent
     }
   }
   return norm_(x_BTE);
+}
+
+void DecoderBodyImpl::set_across(const std::shared_ptr<AcrossRanks>& across) {
+  across_ = across;
+  int64_t number = 0;
+  for (const auto& layer : *layers_)
+    layer->as<DecoderLayer>()->set_across(across, "model.layers." + std::to_string(number++));
 }
 
 DecoderImpl::DecoderImpl(DecoderConfig config, const at::TensorOptions& options)
@@ -105,18 +114,25 @@ void DecoderImpl::set_projections(Projections projections) {
   for (const auto& layer : *layers()) layer->as<DecoderLayer>()->set_projections(projections);
 }
 
+void DecoderImpl::set_across(std::shared_ptr<AcrossRanks> across) {
+  body_->set_across(across);
+  across_ = std::move(across);
+}
+
 const at::Tensor& DecoderImpl::head_VE() const { return lm_head_.is_empty() ? body_->embedding() : lm_head_->weight; }
 
 at::Tensor DecoderImpl::compute_logits(const at::Tensor& hidden_BTE) { return kernels::linear(hidden_BTE, head_VE()); }
 
 at::Tensor DecoderImpl::forward(const at::Tensor& input_ids_BT, const Sequence& sequence) {
-  return compute_logits(body_->forward(input_ids_BT, make_inputs(input_ids_BT, sequence), run_block_));
+  const at::Tensor hidden_BTE = body_->forward(input_ids_BT, make_inputs(input_ids_BT, sequence), run_block_);
+  return across_ ? across_->logits(hidden_BTE, head_VE()) : compute_logits(hidden_BTE);
 }
 
 at::Tensor DecoderImpl::loss(const at::Tensor& input_ids_BT, const at::Tensor& targets_N, const Sequence& sequence,
                              kernels::Reduction reduction, const kernels::LossTerms& terms) {
-  const at::Tensor hidden_NE =
-      body_->forward(input_ids_BT, make_inputs(input_ids_BT, sequence), run_block_).flatten(0, 1);
+  const at::Tensor hidden_BTE = body_->forward(input_ids_BT, make_inputs(input_ids_BT, sequence), run_block_);
+  if (across_) return across_->loss(hidden_BTE, head_VE(), targets_N, reduction, terms);
+  const at::Tensor hidden_NE = hidden_BTE.flatten(0, 1);
   const int64_t bytes = hidden_NE.size(0) * config_.vocab_size * static_cast<int64_t>(hidden_NE.element_size());
   // On the CPU linear_cross_entropy() keeps small logits itself.
   if (!hidden_NE.is_cpu() && bytes <= kMostLogitBytes)
@@ -126,6 +142,7 @@ at::Tensor DecoderImpl::loss(const at::Tensor& input_ids_BT, const at::Tensor& t
 
 at::Tensor DecoderImpl::token_losses(const at::Tensor& input_ids_BT, const at::Tensor& targets_N,
                                      const Sequence& sequence) {
+  TORCH_CHECK(!across_, "[decoder] token_losses(): got a decoder that is cut over ranks, expected a whole one");
   const at::NoGradGuard no_grad;
   const at::Tensor hidden_NE =
       body_->forward(input_ids_BT, make_inputs(input_ids_BT, sequence), /*run_block=*/{}).flatten(0, 1);
@@ -144,6 +161,7 @@ at::Tensor DecoderImpl::token_losses(const at::Tensor& input_ids_BT, const at::T
 
 at::Tensor DecoderImpl::hidden_cached(const at::Tensor& input_ids_BT, KeyValueCache& cache,
                                       const std::pair<at::Tensor, at::Tensor>& cos_and_sin) {
+  TORCH_CHECK(!across_, "[decoder] generation: got a decoder that is cut over ranks, expected a whole one");
   AttentionInputs inputs;
   inputs.cache = &cache;
   std::tie(inputs.cos, inputs.sin) = cos_and_sin;
@@ -202,13 +220,15 @@ std::pair<at::Tensor, at::Tensor> DecoderImpl::rotary_rows(const std::vector<int
 }
 
 void DecoderImpl::reset_parameters(uint64_t seed) {
-  at::NoGradGuard no_grad;
-  for (auto& entry : named_parameters()) {
-    if (entry.value().dim() == 1)
-      entry.value().fill_(entry.key().ends_with(".bias") ? 0 : 1);
-    else
-      fill_normal(entry.value(), config_.initializer_range, seed, entry.key());
-  }
+  for (const auto& entry : named_parameters()) reset_parameter(entry.key(), entry.value(), seed);
+}
+
+void DecoderImpl::reset_parameter(const std::string& name, const at::Tensor& parameter, uint64_t seed) const {
+  const at::NoGradGuard no_grad;
+  if (parameter.dim() == 1)
+    parameter.fill_(name.ends_with(".bias") ? 0 : 1);
+  else
+    fill_normal(parameter, config_.initializer_range, seed, name);
 }
 
 at::Tensor shift_labels(const at::Tensor& labels_BT) {

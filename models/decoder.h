@@ -8,9 +8,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/operators/cross_entropy.h"
+#include "models/across_ranks.h"
 #include "models/config/activations.h"
 #include "models/config/decoder_config.h"
 #include "models/decoder_layer.h"
@@ -46,9 +50,11 @@ class DecoderBodyImpl : public torch::nn::Module {
   // they are read as they are, and the sums stay fp32.
   at::TensorOptions activation_options() const { return norm_->weight.options().requires_grad(false); }
   const torch::nn::ModuleList& layers() const { return layers_; }
+  void set_across(const std::shared_ptr<AcrossRanks>& across);
   at::Tensor forward(const at::Tensor& input_ids_BT, const AttentionInputs& inputs, const BlockRunner& run_block);
 
  private:
+  std::shared_ptr<AcrossRanks> across_;
   Linear embed_tokens_{nullptr};  // only its weight is used
   torch::nn::ModuleList layers_;
   RmsNorm norm_{nullptr};
@@ -92,6 +98,8 @@ class DecoderImpl : public torch::nn::Module {
   // only: not on the number of ranks, the dtype (but for rounding) or the global generators. Writes the parameters in
   // place.
   void reset_parameters(uint64_t seed);
+  // One of them, by its name.
+  void reset_parameter(const std::string& name, const at::Tensor& parameter, uint64_t seed) const;
 
   const DecoderConfig& config() const { return config_; }
   // Where the parameters are, and the ids have to be.
@@ -102,6 +110,9 @@ class DecoderImpl : public torch::nn::Module {
   void set_projections(Projections projections);
   // Calls every block through `run_block`; an empty function calls them directly.
   void set_block_runner(BlockRunner run_block) { run_block_ = std::move(run_block); }
+  // The parameters are parts, cut as AcrossRanks says: forward() and loss() then are COLLECTIVE over its ranks, which
+  // call them alike. Tokens have to divide by their number. Not for the other calls.
+  void set_across(std::shared_ptr<AcrossRanks> across);
 
  private:
   const at::Tensor& head_VE() const;
@@ -118,6 +129,7 @@ class DecoderImpl : public torch::nn::Module {
   Linear lm_head_{nullptr};  // null with tied embeddings
   RotaryTable rotary_;
   BlockRunner run_block_;
+  std::shared_ptr<AcrossRanks> across_;  // null: whole
 };
 TORCH_MODULE(Decoder);
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/operators/swiglu.h"
+#include "kernels/products/linear.h"
 
 namespace fsdp::models {
 namespace {
@@ -35,6 +36,16 @@ at::Tensor GatedMlpImpl::activate(const std::vector<at::Tensor>& gate_and_up) {
   return kernels::swiglu(gate_and_up[0], gate_and_up[1]);
 }
 
+at::Tensor GatedMlpImpl::project_down(const at::Tensor& product_BTI) {
+  return across_ ? across_->leave_layer(kernels::linear(product_BTI, down_proj_->weight), down_proj_->bias, name_)
+                 : down_proj_(product_BTI);
+}
+
+void GatedMlpImpl::set_across(std::shared_ptr<AcrossRanks> across, const std::string& name) {
+  across_ = std::move(across);
+  name_ = name;
+}
+
 DecoderLayerImpl::DecoderLayerImpl(const DecoderConfig& config, int64_t layer, const at::TensorOptions& options)
     : self_attn_(config, layer, options),
       mlp_(config, options),
@@ -50,6 +61,11 @@ DecoderLayerImpl::DecoderLayerImpl(const DecoderConfig& config, int64_t layer, c
 void DecoderLayerImpl::set_projections(Projections projections) {
   self_attn_->set_projections(projections);
   mlp_->set_projections(projections);
+}
+
+void DecoderLayerImpl::set_across(const std::shared_ptr<AcrossRanks>& across, const std::string& name) {
+  self_attn_->set_across(across, name + ".self_attn");
+  mlp_->set_across(across, name + ".mlp");
 }
 
 void DecoderLayerImpl::set_input_runner(NotKept not_kept, InputRunner run_input) {

@@ -6,8 +6,11 @@
 #include <torch/nn/pimpl.h>
 
 #include <functional>
+#include <memory>
+#include <string>
 #include <vector>
 
+#include "models/across_ranks.h"
 #include "models/attention.h"
 #include "models/config/decoder_config.h"
 #include "models/linear.h"
@@ -23,15 +26,20 @@ class GatedMlpImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x_BTE) { return project_down(activate(project(x_BTE))); }
   // gate and up, [B, T, I].
   std::vector<at::Tensor> project(const at::Tensor& x_BTE) {
-    return models::project(x_BTE, projections_, {gate_proj_, up_proj_});
+    const at::Tensor& all_BTE = across_ ? across_->enter_layer(x_BTE, name_) : x_BTE;
+    return models::project(all_BTE, projections_, {gate_proj_, up_proj_});
   }
   static at::Tensor activate(const std::vector<at::Tensor>& gate_and_up);
-  at::Tensor project_down(const at::Tensor& product_BTI) { return down_proj_(product_BTI); }
+  at::Tensor project_down(const at::Tensor& product_BTI);
 
   void set_projections(Projections projections) { projections_ = projections; }
   bool can_fuse_projections() const { return lie_side_by_side({gate_proj_, up_proj_}); }
+  // The maps are cut over ranks: this rank has some of the I. `name` is told in errors.
+  void set_across(std::shared_ptr<AcrossRanks> across, const std::string& name);
 
  private:
+  std::shared_ptr<AcrossRanks> across_;
+  std::string name_;
   Projections projections_ = Projections::kSeparate;
   Linear gate_proj_, up_proj_, down_proj_;
 };
@@ -58,6 +66,8 @@ class DecoderLayerImpl : public torch::nn::Module {
   void set_projections(Projections projections);
   const Attention& attention() const { return self_attn_; }
   const GatedMlp& mlp() const { return mlp_; }
+  // Of both; `name` is the layer's.
+  void set_across(const std::shared_ptr<AcrossRanks>& across, const std::string& name);
 
   // Calls what is not to be kept through `run_input`. With kNothing that is never called.
   void set_input_runner(NotKept not_kept, InputRunner run_input);

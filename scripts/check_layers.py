@@ -28,7 +28,7 @@ LIBRARY = {"fsdp", "fsdp/base", "fsdp/comm", "fsdp/comm/liveness", "fsdp/graph",
 TRAINER = LIBRARY | IO | MODELS | {"text/tokenizer", "text/unicode", "kernels/operators", "kernels/products",
                                    "kernels/base", "kernels/raw/attention", "kernels/raw/products", "train/base"}
 MODEL = TRAINER | {"train/config"}
-DATA = MODEL | {"train/data", "train/model"}
+DATA = MODEL | {"train/axes", "train/data", "train/model"}
 
 # Room -> rooms it may include besides itself; a room is a folder.
 ALLOWED = {
@@ -102,8 +102,9 @@ ALLOWED = {
     "train/config": TRAINER,
     "train/profile": MODEL | {"fsdp/profile"},
     "train/prepare": TRAINER | {"text/chat", "text/documents"},
-    "train/data": MODEL,
-    "train/model": MODEL | {"plan"},
+    "train/axes": MODEL,
+    "train/data": MODEL | {"train/axes"},
+    "train/model": MODEL | {"plan", "train/axes"},
     "train/evaluate": DATA,
     "train/generate": DATA,
     "train/loop": DATA | {"plan", "plan/forecast", "plan/time", "train/evaluate", "train/generate", "train/profile"},

@@ -12,7 +12,8 @@ constexpr const char* kLoss = "cross entropy";
 
 struct CutCrossEntropy : torch::autograd::Function<CutCrossEntropy> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& logits,
-                            const at::Tensor& targets, const std::shared_ptr<Ranks>& ranks, int64_t ignored) {
+                            const at::Tensor& targets, const std::shared_ptr<Ranks>& ranks, int64_t ignored,
+                            double z_loss, double label_smoothing) {
     const auto type = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     const at::Tensor x = logits.to(type);
     const at::Tensor largest = ranks->gather(x.amax(-1).unsqueeze(0), 0, kLoss).amax(0);
@@ -23,34 +24,53 @@ struct CutCrossEntropy : torch::autograd::Function<CutCrossEntropy> {
     const at::Tensor is_here = local.ge(0).logical_and_(local.lt(columns)).logical_and_(is_ignored.logical_not());
     const at::Tensor column = local.masked_fill(is_here.logical_not(), 0).unsqueeze(-1);
     const at::Tensor of_target = shifted.gather(-1, column).squeeze(-1) * is_here;
+    std::vector<at::Tensor> parts = {at::Tensor(), of_target};
+    if (label_smoothing > 0) parts.push_back(shifted.sum(-1));
     at::Tensor probabilities = shifted.exp();
-    const at::Tensor sums = ranks->sum(at::stack({probabilities.sum(-1), of_target}), kLoss);
+    parts[0] = probabilities.sum(-1);
+    const at::Tensor sums = ranks->sum(at::stack(parts), kLoss);
     probabilities.div_(sums[0].unsqueeze(-1));
+    const at::Tensor log_sum = sums[0].log();
+    at::Tensor loss = log_sum - sums[1];
+    const double share = label_smoothing / static_cast<double>(columns * ranks->size());  // of each entry
+    if (label_smoothing > 0) loss = (1 - label_smoothing) * loss + label_smoothing * log_sum - share * sums[2];
+    if (z_loss > 0) {
+      const at::Tensor whole_log_sum = log_sum + largest;
+      loss = loss + z_loss * whole_log_sum.square();
+      probabilities.mul_((1 + 2 * z_loss * whole_log_sum).unsqueeze(-1));
+    }
     context->save_for_backward({probabilities, column, is_here, is_ignored});
     context->saved_data["type"] = static_cast<int64_t>(logits.scalar_type());
-    return (sums[0].log() - sums[1]).masked_fill_(is_ignored, 0);
+    context->saved_data["smoothing"] = label_smoothing;
+    context->saved_data["share"] = share;
+    return loss.masked_fill_(is_ignored, 0);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list grads) {
     const auto saved = context->get_saved_variables();
+    const double smoothing = context->saved_data["smoothing"].toDouble();
     const at::Tensor grad = grads[0].masked_fill(saved[3], 0).unsqueeze(-1);
     at::Tensor result = saved[0] * grad;
-    result.scatter_add_(-1, saved[1], -grad * saved[2].unsqueeze(-1));
+    if (smoothing > 0) result.sub_(grad, context->saved_data["share"].toDouble());
+    result.scatter_add_(-1, saved[1], -(1 - smoothing) * grad * saved[2].unsqueeze(-1));
     const auto type = static_cast<at::ScalarType>(context->saved_data["type"].toInt());
-    return {result.to(type), at::Tensor(), at::Tensor(), at::Tensor()};
+    return {result.to(type), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
 }  // namespace
 
 at::Tensor vocab_cross_entropy(const at::Tensor& logits, const at::Tensor& targets, const std::shared_ptr<Ranks>& ranks,
-                               int64_t ignored) {
+                               int64_t ignored, const VocabLossTerms& terms) {
   FSDP_CHECK(logits.dim() == 2 && targets.dim() == 1 && logits.size(0) == targets.size(0) &&
                  targets.scalar_type() == at::kLong,
              "[parallel] cross entropy: got logits ", logits.sizes(), " and targets ", targets.sizes(), " of ",
              targets.scalar_type(), ", expected [T, V/N] and [T] of Long. Flatten batch and tokens.");
-  return CutCrossEntropy::apply(logits, targets, ranks, ignored);
+  FSDP_CHECK(terms.z_loss >= 0 && terms.label_smoothing >= 0 && terms.label_smoothing < 1,
+             "[parallel] cross entropy: got z_loss ", terms.z_loss, " and label_smoothing ", terms.label_smoothing,
+             ", expected at least 0, and 0 up to 1 without it.");
+  return CutCrossEntropy::apply(logits, targets, ranks, ignored, terms.z_loss, terms.label_smoothing);
 }
 
 }  // namespace fsdp::parallel

@@ -134,6 +134,56 @@ TEST(TensorParallel, WeightsStartAsThoseOfTheWholeModel) {
   });
 }
 
+TEST(TensorParallel, LossTermsAreThoseOfWholeLogits) {
+  constexpr int64_t kRowsOfLogits = 12, kColumns = 40;
+  run_ranks(4, [](const World& world) {
+    const auto ranks = Ranks::along(Mesh(world, {{"tp", 4}}), "tp");
+    const at::Generator numbers = generator(9);
+    const torch::Tensor logits = 3 * torch::randn({kRowsOfLogits, kColumns}, numbers, torch::kDouble);
+    torch::Tensor targets = torch::randint(kColumns, {kRowsOfLogits}, numbers, torch::kLong);
+    targets[3] = -100;
+    const torch::Tensor weights = torch::rand({kRowsOfLogits}, numbers, torch::kDouble);
+    for (const parallel::VocabLossTerms& terms :
+         {parallel::VocabLossTerms{0.1, 0}, parallel::VocabLossTerms{0, 0.2}, parallel::VocabLossTerms{0.3, 0.1}}) {
+      const torch::Tensor whole = logits.clone().requires_grad_();
+      const torch::Tensor squares = whole.logsumexp(-1).square().masked_fill(targets.eq(-100), 0);
+      const torch::Tensor expected =
+          torch::cross_entropy_loss(whole, targets, {}, at::Reduction::None, -100, terms.label_smoothing) +
+          terms.z_loss * squares;
+      (expected * weights).sum().backward();
+      const torch::Tensor own = ranks->own_part(logits, 1, "test").clone().requires_grad_();
+      const torch::Tensor losses = parallel::vocab_cross_entropy(own, targets, ranks, -100, terms);
+      (losses * weights).sum().backward();
+      expect_close(losses.detach(), expected.detach(), 1e-12, "losses");
+      expect_close(own.grad(), ranks->own_part(whole.grad(), 1, "test"), 1e-12, "gradient");
+    }
+    EXPECT_THAT(
+        [&] {
+          parallel::vocab_cross_entropy(logits, targets, ranks, -100, {0, 1});
+        },
+        ThrowsMessage<Error>(HasSubstr("label_smoothing 1, expected at least 0, and 0 up to 1")));
+  });
+}
+
+TEST(TensorParallel, APartKnowsItsPlaceInTheWhole) {
+  run_ranks(2, [](const World& world) {
+    const Mesh mesh(world, {{"tp", 2}});
+    const auto cut = make_cut_model(mesh, Tokens::kAll, at::kFloat);
+    const auto whole = make_whole_model(at::kFloat);
+    shard_cut_model(*cut, mesh);
+    const auto whole_values = whole->named_parameters();
+    for (const auto& [name, leaf] : named_parameters(*cut)) {
+      const auto part = parallel::find_cut_part(leaf);
+      const bool is_alike =
+          name.find("norm") != std::string::npos || name.ends_with("o_proj.bias") || name.ends_with("down.bias");
+      ASSERT_EQ(part.has_value(), !is_alike) << name;
+      if (!part) continue;
+      const torch::Tensor runs = whole_values[name].detach().view({part->num_runs(), part->parts, part->run()});
+      EXPECT_TRUE(torch::equal(leaf.detach(), runs.select(1, part->part).flatten())) << name;
+    }
+  });
+}
+
 // Whole matrices and blocks of elements are not what a rank of a cut has.
 TEST(TensorParallel, OptimizersThatNeedWholeParametersRefuseCutOnes) {
   run_ranks(2, [](const World& world) {

@@ -98,6 +98,10 @@ struct ShardConfig {
   std::string whole_weights = "in_place";
 };
 
+struct MeshConfig {
+  int64_t tp = 1;
+};
+
 struct CheckpointConfig {
   std::string resume = "never";
   int64_t every_steps = 0;
@@ -145,6 +149,7 @@ struct Config {
   TrainConfig train;
   OptimizerConfig optimizer;
   ShardConfig shard;
+  MeshConfig mesh;
   CheckpointConfig checkpoint;
   CheckConfig check;
   OutputConfig output;

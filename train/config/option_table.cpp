@@ -240,6 +240,14 @@ std::vector<Option> shard_options() {
   };
 }
 
+std::vector<Option> mesh_options() {
+  return {
+      {"mesh.tp", FSDP_SLOT(mesh.tp), at_least(1),
+       "tensor parallelism: ranks that have one batch and cut each layer between them, neighbours on a host; divides "
+       "the ranks, and what a layer has; see docs/parallelism.md"},
+  };
+}
+
 std::vector<Option> checkpoint_options() {
   return {
       {"checkpoint.resume", FSDP_SLOT(checkpoint.resume), any(),
@@ -381,8 +389,9 @@ std::string Option::complaint(const Config& config) const {
 const std::vector<Option>& option_table() {
   static const std::vector<Option> table = [] {
     std::vector<Option> all;
-    for (auto section : {model_options(), data_options(), train_options(), optimizer_options(), shard_options(),
-                         checkpoint_options(), check_options(), output_options(), sample_options(), tune_options()}) {
+    for (auto section :
+         {model_options(), data_options(), train_options(), optimizer_options(), shard_options(), mesh_options(),
+          checkpoint_options(), check_options(), output_options(), sample_options(), tune_options()}) {
       std::move(section.begin(), section.end(), std::back_inserter(all));
     }
     return all;

@@ -19,35 +19,38 @@ DataOrder make_order(int64_t seed, const PackedSplit& data) {
   return DataOrder(static_cast<uint64_t>(seed), std::move(num_sequences), weights);
 }
 
+std::string parts_text(const RankPlace& place) {
+  return std::to_string(place.num_data) + (place.num_tensor == 1 ? " ranks" : " groups of ranks with one batch");
+}
+
 }  // namespace
 
-void check_batch(const TrainConfig& config, const World& world, const PackedSplit& data) {
+void check_batch(const TrainConfig& config, const RankPlace& place, const PackedSplit& data) {
   const int64_t batch = config.batch_sequences;
-  const int64_t unit = world.size * std::max<int64_t>(1, config.microbatch_sequences);
+  const int64_t unit = place.num_data * std::max<int64_t>(1, config.microbatch_sequences);
   if (batch % unit != 0) {
-    throw Error(ErrorCode::kUsage, "[train] train.batch_sequences: got " + std::to_string(batch) +
-                                       ", expected a multiple of " + std::to_string(unit) + " (" +
-                                       std::to_string(world.size) + " ranks x microbatch_sequences). Set it to " +
-                                       std::to_string((batch + unit - 1) / unit * unit) +
-                                       ", or change the number of ranks.");
+    throw Error(ErrorCode::kUsage,
+                "[train] train.batch_sequences: got " + std::to_string(batch) + ", expected a multiple of " +
+                    std::to_string(unit) + " (" + parts_text(place) + " x microbatch_sequences). Set it to " +
+                    std::to_string((batch + unit - 1) / unit * unit) + ", or change the number of ranks.");
   }
   if (data.num_sequences() < batch) {
     throw Error(ErrorCode::kData,
                 "[train] the data has " + std::to_string(data.num_sequences()) + " sequences of " +
-                    std::to_string(data.sequence_length()) + " tokens, one batch for " + std::to_string(world.size) +
-                    " rank(s) needs " + std::to_string(batch) +
+                    std::to_string(data.sequence_length()) + " tokens, one batch for " + parts_text(place) + " needs " +
+                    std::to_string(batch) +
                     ". Lower train.batch_sequences, data.sequence_length or the number of ranks, or add data.");
   }
 }
 
-PackedBatches::PackedBatches(const TrainConfig& config, const World& world, const PackedSplit& data)
+PackedBatches::PackedBatches(const TrainConfig& config, const RankPlace& place, const PackedSplit& data)
     : data_(data),
       batch_sequences_(config.batch_sequences),
       order_(make_order(config.seed, data)),
-      rank_(world.rank),
-      rank_sequences_(config.batch_sequences / world.size),
+      rank_(place.data_index),
+      rank_sequences_(config.batch_sequences / place.num_data),
       micro_sequences_(config.microbatch_sequences > 0 ? config.microbatch_sequences : rank_sequences_) {
-  check_batch(config, world, data);
+  check_batch(config, place, data);
 }
 
 int64_t PackedBatches::consumed(int64_t step) const {

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "fsdp/mesh/mesh.h"
+#include "train/axes/rank_place.h"
 #include "train/config/config.h"
 #include "train/data/batch.h"
 #include "train/data/data_order.h"
@@ -43,14 +43,14 @@ class StepSource : public BatchSource {
 };
 
 // Can every rank have an equal part of each batch, and is there one? Throws Error(kUsage | kData) that names the fix.
-void check_batch(const TrainConfig& config, const World& world, const PackedSplit& data);
+void check_batch(const TrainConfig& config, const RankPlace& place, const PackedSplit& data);
 
-// The shuffled sequences of a split, mixed by the weights of its sources: rank r has the r-th contiguous part of each
-// global batch.
+// The shuffled sequences of a split, mixed by the weights of its sources: a rank has the contiguous part of each global
+// batch that its place says.
 class PackedBatches : public StepSource {
  public:
   // `data` must outlive this. Throws as check_batch().
-  PackedBatches(const TrainConfig& config, const World& world, const PackedSplit& data);
+  PackedBatches(const TrainConfig& config, const RankPlace& place, const PackedSplit& data);
 
   int64_t num_microbatches() const override { return rank_sequences_ / micro_sequences_; }
   int64_t num_targets(int64_t step) const override;

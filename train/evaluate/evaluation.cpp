@@ -30,11 +30,13 @@ std::optional<HeldoutLoss> evaluate(ShardedModel& model, const World& world, con
   for (int64_t first = 0; first < num_sequences; first += batch_sequences) {
     if (any_rank(world, stop_asked())) return std::nullopt;
     const int64_t count = std::min(batch_sequences, num_sequences - first);
-    const Part part = part_of(count, world.rank, world.size);
+    const Part part = part_of(count, model.place.data_index, model.place.num_data);
     std::vector<int64_t> sequences(static_cast<size_t>(part.end - part.begin));
     std::iota(sequences.begin(), sequences.end(), first + part.begin);
     const Batch batch = make_batch(split, sequences);
-    sum[0] += summed_loss(model.decoder, on_device(batch, device)).item<double>();
+    const auto loss = summed_loss(model.decoder, on_device(batch, device)).item<double>();
+    if (!model.place.counts_losses) continue;
+    sum[0] += loss;
     const at::Tensor& targets = batch.targets_N;
     sum[1] += targets.ne(kNoTarget).sum().item<double>();
     if (tokenizer != nullptr) {

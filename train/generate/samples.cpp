@@ -18,6 +18,14 @@ std::vector<int32_t> encode(const tokenizer::Tokenizer& tokenizer, const std::st
   return ids;
 }
 
+// Logits [V] of the token after the last. Behind it come as many as the ranks that cut a layer need, seen by none.
+at::Tensor last_logits(ShardedModel& model, const std::vector<int32_t>& ids) {
+  const auto length = static_cast<int64_t>(ids.size()), unit = int64_t{model.place.num_tensor};
+  at::Tensor ids_1T = at::zeros({1, (length + unit - 1) / unit * unit}, at::kLong);
+  ids_1T.narrow(1, 0, length).copy_(at::tensor(ids, at::kLong));
+  return model.decoder->forward(ids_1T.to(model.decoder->device()))[0][length - 1];
+}
+
 }  // namespace
 
 std::string to_json(int64_t step, const Sample& sample) {
@@ -80,15 +88,14 @@ std::string SampleWriter::decode(const std::vector<int32_t>& prompt, const std::
 
 // Always max_tokens: ranks on unlike machines might meet an end at different places, and wait for each other. Without
 // a cache, whose memory the training would have to leave room for; samples are short and rare.
-std::vector<int32_t> SampleWriter::continue_ids(models::Decoder& decoder, std::vector<int32_t> ids) const {
+std::vector<int32_t> SampleWriter::continue_ids(ShardedModel& model, std::vector<int32_t> ids) const {
   SamplingOptions options;
   options.temperature = config_.temperature;
   options.seed = static_cast<uint64_t>(seed_);
   Sampler sampler(options);
   std::vector<int32_t> added;
   for (int64_t count = 0; count < config_.max_tokens; ++count) {
-    const at::Tensor logits_BTV = decoder->forward(at::tensor(ids, at::kLong).unsqueeze(0).to(decoder->device()));
-    const at::Tensor last_V = logits_BTV[0][-1].to(at::kCPU).to(at::kFloat).contiguous();
+    const at::Tensor last_V = last_logits(model, ids).to(at::kCPU).to(at::kFloat).contiguous();
     added.push_back(
         static_cast<int32_t>(sampler.draw({last_V.const_data_ptr<float>(), static_cast<size_t>(last_V.numel())})));
     ids.push_back(added.back());
@@ -100,7 +107,7 @@ std::vector<Sample> SampleWriter::write(ShardedModel& model) const {
   const ForwardOnly scope(model.root);
   std::vector<Sample> samples;
   for (const Prompt& prompt : prompts_) {
-    samples.push_back({prompt.text, decode(prompt.ids, continue_ids(model.decoder, prompt.ids))});
+    samples.push_back({prompt.text, decode(prompt.ids, continue_ids(model, prompt.ids))});
   }
   return samples;
 }

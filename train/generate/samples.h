@@ -45,7 +45,7 @@ class SampleWriter {
   };
 
   std::string decode(const std::vector<int32_t>& prompt, const std::vector<int32_t>& ids) const;
-  std::vector<int32_t> continue_ids(models::Decoder& decoder, std::vector<int32_t> ids) const;
+  std::vector<int32_t> continue_ids(ShardedModel& model, std::vector<int32_t> ids) const;
 
   SampleConfig config_;
   int64_t seed_;

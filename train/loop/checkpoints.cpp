@@ -70,7 +70,7 @@ checkpoint::State Checkpoints::state() {
 void Checkpoints::check_room() const {
   if (!saves_regularly(config_.checkpoint)) return;
   const int64_t moments = 2 * trainable_size(model_).parameters;
-  const uint64_t one = static_cast<uint64_t>(model_.root.num_parameters() + moments) * sizeof(float);
+  const uint64_t one = static_cast<uint64_t>(num_parameters(model_) + moments) * sizeof(float);
   const size_t there = io::list_checkpoints(folder_.checkpoints()).size();
   const uint64_t wanted = one * (there >= 1 ? 1 : 2);
   const uint64_t free = io::free_bytes(folder_.root);

@@ -33,6 +33,15 @@ plan::Report plan_run(const Config& config, const ModelChoice& choice, const Wor
   return plan::make_report(planned_model(config, choice), setup);
 }
 
+std::optional<plan::Report> plan_if_known(const Config& config, const ModelChoice& choice, const World& world) {
+  if (config.mesh.tp != 1) return std::nullopt;
+  return plan_run(config, choice, world);
+}
+
+std::string planned_optimizer(const plan::Report& plan) {
+  return ", optimizer " + format_bytes(plan.memory[plan::Part::kOptimizer]);
+}
+
 std::optional<plan::Forecast> forecast_run(const Config& config, const ModelChoice& choice, const plan::Report& plan) {
   const std::string& name = config.output.hardware;
   if (name.empty()) return std::nullopt;

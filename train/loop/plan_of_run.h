@@ -16,12 +16,18 @@ namespace fsdp::train {
 // Of the ranks, the transport and the copies of weights that this world has. Local.
 plan::Report plan_run(const Config& config, const ModelChoice& choice, const World& world);
 
+// The same, or nothing where the planner does not know the axes of the run.
+std::optional<plan::Report> plan_if_known(const Config& config, const ModelChoice& choice, const World& world);
+
 // How long its steps take on output.hardware; nothing where that is empty. Local. Throws Error(kUsage) or
 // io::Error(kUsage) naming it where there is no such hardware, or no prediction for it.
 std::optional<plan::Forecast> forecast_run(const Config& config, const ModelChoice& choice, const plan::Report& plan);
 
 // What a dry run prints: the tables of both.
 std::string dry_run_text(const Config& config, const ModelChoice& choice, const World& world);
+
+// ", optimizer 19.0 MiB".
+std::string planned_optimizer(const plan::Report& plan);
 
 // "plan: a step takes 412.3 ms on this machine: ...".
 std::string describe_forecast(const plan::Forecast& forecast);

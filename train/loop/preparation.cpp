@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "train/axes/axis_checks.h"
 #include "train/base/agreement.h"
 #include "train/base/device.h"
 #include "train/data/batch_source.h"
@@ -19,11 +20,13 @@ Preparation prepare(const Config& config, const World& world, ThreadPlan threads
   Tuning tuning;
   on_all_ranks(world, [&] {
     check_graphs(config);
+    const RankPlace place = rank_place(make_mesh(world, config.shard.replicas, config.mesh));
     device = choose_device(config.shard.device, "[train] shard.device", world);
     splits = open_splits(config.data);
     const io::TokenDataset& data = splits->train.dataset();
-    check_batch(config.train, world, splits->train);
+    check_batch(config.train, place, splits->train);
     choice = choose_model(config.model, data.vocab_size(), data.eos_id());
+    check_axes(config, choice->config);
     tuning = choose_tuning(config.tune, *choice);
     fit_model(choice->config, config, splits->train);
     tokenizer = tokenizer_of(data);

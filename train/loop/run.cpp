@@ -71,10 +71,10 @@ class Run {
         peak_flops_(peak_of_a_rank(world, config.train.peak_tflops,
                                    stored_precision(config.shard).param.value_or(at::kFloat), device_)),
         tuning_(std::move(prepared.tuning)),
-        plan_(plan_run(config, prepared.choice, world)),
+        plan_(plan_if_known(config, prepared.choice, world)),
         model_(build_model(prepared.choice, tuning_, config, world, device_)),
         flops_per_token_(trained_flops_per_token(model_, config.data.sequence_length)),
-        batches_(config.train, world, splits_.train),
+        batches_(config.train, model_.place, splits_.train),
         prefetch_(batches_),
         trainer_(resolve_tokens(config), world, prefetch_, model_, config.check, config.optimizer),
         state_(config_,
@@ -88,7 +88,7 @@ class Run {
         profile_(world_, parse_profiled_steps(config.train.profile_steps)) {
     fault_point("model.built");
     on_rank0(world_, [&] {
-      forecast_ = forecast_run(config_, prepared.choice, plan_);
+      if (plan_) forecast_ = forecast_run(config_, prepared.choice, *plan_);
       make_output(folder_);
       lock_.emplace(folder_.root);
       start_output(folder_, config_, check_output(folder_, config_));
@@ -115,7 +115,7 @@ class Run {
     const int64_t first_step = checkpoints_.resume();
     on_rank0(world_, [&] { records_ = std::make_unique<Records>(folder_, config_.sample, first_step); });
     model_.root.reset_counters();
-    events_.keep_start({first_step, trainer_.schedule().steps, world_.size, model_.root.num_parameters(), subject()});
+    events_.keep_start({first_step, trainer_.schedule().steps, world_.size, num_parameters(model_), subject()});
     pace_.start(first_step);
     if (!rest()) return stop(agreed_reason());
     while (trainer_.steps_done() < trainer_.schedule().steps) {
@@ -147,7 +147,7 @@ class Run {
 
   int end() {
     console_.line("train: " + std::to_string(trainer_.steps_done()) + " steps in " + clock_text(pace_.elapsed()));
-    console_.line("train: " + compare_with_plan(plan_, model_.root, trainer_.optimizer_bytes()));
+    if (plan_) console_.line("train: " + compare_with_plan(*plan_, model_.root, trainer_.optimizer_bytes()));
     if (forecast_) console_.line("train: " + compare_with_forecast(*forecast_, pace_.median_step_seconds()));
     write_samples();
     if (!report_heldout(config_.train.final_eval_batches)) return stop(agreed_reason());
@@ -321,18 +321,11 @@ class Run {
     }
   }
 
-  std::string transport_text() const {
-    const std::string name = transport_name(world_);
-    if (name == "shm + gloo") return "ranks of a host share memory, hosts talk TCP (Gloo)";
-    return name == "shm" ? "ranks share memory" : name == "gloo" ? "ranks talk TCP (Gloo)" : "no other ranks";
-  }
-
   // What is trained, by how many, and how.
   std::string subject() const {
-    return model_.decoder->config().model_type + " with " + format_count(model_.root.num_parameters()) +
-           " parameters in " + std::to_string(model_.root.num_units()) + " units; " + std::to_string(world_.size) +
-           " rank(s) (" + launcher_name() + "); " + config_.shard.strategy + ", " + config_.shard.precision + ", " +
-           transport_text();
+    return model_.decoder->config().model_type + " with " + format_count(num_parameters(model_)) + " parameters in " +
+           std::to_string(model_.root.num_units()) + " units; " + describe_ranks(world_, model_.place) + "; " +
+           config_.shard.strategy + ", " + config_.shard.precision + ", " + describe_transport(world_);
   }
 
   void print_banner() {
@@ -347,9 +340,8 @@ class Run {
     if (const std::string text = describe(tuning_, model_); !text.empty()) console_.line("train: " + text);
     const int64_t trained = trainable_size(model_).local_bytes;
     console_.line("train: at rest each rank holds weights " + format_bytes(rest.main_weight + rest.model_weight) +
-                  ", gradients " + format_bytes(trained) + ", optimizer " +
-                  format_bytes(plan_.memory[plan::Part::kOptimizer]));
-    console_.line("train: " + describe_plan(plan_));
+                  ", gradients " + format_bytes(trained) + (plan_ ? planned_optimizer(*plan_) : ""));
+    if (plan_) console_.line("train: " + describe_plan(*plan_));
     if (forecast_) console_.line("train: " + describe_forecast(*forecast_));
   }
 
@@ -458,7 +450,7 @@ class Run {
   SampleWriter writer_;
   double peak_flops_;  // of one rank; at least what a step has reached
   Tuning tuning_;
-  plan::Report plan_;
+  std::optional<plan::Report> plan_;        // where the planner knows the axes
   std::optional<plan::Forecast> forecast_;  // of rank 0
   ShardedModel model_;
   double flops_per_token_;

@@ -43,6 +43,12 @@ void flip_bit(const at::Tensor& leaf) {
   if (leaf.numel() > 0) leaf.detach().view(-1).narrow(0, 0, 1).view(at::kInt).bitwise_xor_(1 << 12);
 }
 
+// Ranks have the same norm, but where one of those along "tp" has computed wrongly what they all compute: then on some
+// it is finite, which must not act as if all were well.
+double agreed_norm(double own, bool some_are_not_finite) {
+  return std::isfinite(own) && some_are_not_finite ? std::numeric_limits<double>::quiet_NaN() : own;
+}
+
 std::string numbers_text(const StepResult& result) {
   return "loss " + std::to_string(result.loss) + ", gradient norm " + std::to_string(result.grad_norm);
 }
@@ -195,22 +201,24 @@ void Trainer::seed_random_numbers(int64_t position) const {
 // The small all-reduce of the step. Halves of the hash: a double adds 32-bit integers exactly.
 StepResult Trainer::agree(const Computed& computed, const RankNews& news) const {
   const TraceScope scope("agreement", kNoUnit);
-  constexpr int kFirstSignal = 7;  // one value for each
+  constexpr int kFirstSignal = 8;  // one value for each
   at::Tensor values = at::zeros({kFirstSignal + int64_t{kStopSignals.size()}}, at::kDouble);
   double* mine = values.mutable_data_ptr<double>();
-  mine[0] = computed.loss;
+  mine[0] = model_.place.counts_losses ? computed.loss : 0;
   mine[1] = world_.rank == 0 && news.wants_stop ? 1 : 0;
   mine[2] = news.save_written ? 1 : 0;
-  mine[3] = static_cast<double>(computed.batch_hash & 0xffffffff);
-  mine[4] = static_cast<double>(computed.batch_hash >> 32);
+  const uint64_t batch_hash = model_.place.counts_losses ? computed.batch_hash : 0;
+  mine[3] = static_cast<double>(batch_hash & 0xffffffff);
+  mine[4] = static_cast<double>(batch_hash >> 32);
   mine[5] = world_.rank == 0 && news.wants_save ? 1 : 0;
   mine[6] = world_.rank == 0 && news.stop_file ? 1 : 0;
+  mine[7] = std::isfinite(computed.grad_norm) ? 0 : 1;
   for (size_t i = 0; i < kStopSignals.size(); ++i) mine[kFirstSignal + i] = news.signal == kStopSignals[i] ? 1 : 0;
   values = sum_over_ranks(world_, values);
   const double* sums = values.const_data_ptr<double>();
   StepResult result;
   result.loss = sums[0];
-  result.grad_norm = computed.grad_norm;
+  result.grad_norm = agreed_norm(computed.grad_norm, sums[7] > 0);
   if (scaler_) result.loss_scale = scaler_->current_scale();
   result.stop = sums[1] > 0;
   result.save = sums[5] > 0;

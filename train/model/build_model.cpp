@@ -1,7 +1,9 @@
 #include "train/model/build_model.h"
 
+#include <memory>
 #include <utility>
 
+#include "train/axes/axes.h"
 #include "train/base/agreement.h"
 #include "train/model/fp8_layers.h"
 #include "train/model/graphed_blocks.h"
@@ -10,25 +12,43 @@
 #include "train/model/weights.h"
 
 namespace fsdp::train {
+namespace {
+
+// One parameter after the other, so that where they are cut no two are whole at a time.
+void set_parameters(models::Decoder& whole, const ModelChoice& choice, uint64_t seed, const Axes* axes) {
+  const at::NoGradGuard no_grad;
+  for (const auto& item : whole->named_parameters()) {
+    if (choice.weights) {
+      item.value().zero_();
+    } else {
+      whole->reset_parameter(item.key(), item.value(), seed);
+    }
+    if (axes != nullptr) axes->cut(item.key(), item.value());
+  }
+}
+
+}  // namespace
 
 ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const Config& config, const World& world,
                          c10::Device device) {
   const bool load = choice.weights.has_value();
   const auto seed = static_cast<uint64_t>(config.train.seed);
+  const Mesh mesh = make_mesh(world, config.shard.replicas, config.mesh);
+  const std::shared_ptr<Axes> axes = Axes::of(mesh);
   // Deferred: block by block gets its values when it is sharded, and no rank ever holds the whole model.
   models::Decoder decoder = deferred([&] {
     models::Decoder whole(choice.config, at::TensorOptions().dtype(base_type(tuning, config.shard)));
-    load ? zero_parameters(*whole) : whole->reset_parameters(seed);
+    set_parameters(whole, choice, seed, axes.get());
     apply_tuning(tuning, whole, seed);
     return whole;
   });
+  if (axes) axes->connect(decoder);
   use_fp8(decoder, config.shard);
   set_recomputation(decoder, parse_recomputation(config.train.recompute, config.train.recompute_every));
   ShardOptions options = shard_options(config.shard, device);
   options.layout = root_layout(config.optimizer);
   if (config.train.cuda_graphs) keep_addresses(options);
-  ShardedModel model =
-      parallelize(std::move(decoder), make_mesh(world, config.shard.replicas), options, block_layout(config.optimizer));
+  ShardedModel model = parallelize(std::move(decoder), mesh, options, block_layout(config.optimizer));
   set_projections(model, config.train.projections);
   if (config.train.cuda_graphs) graph_blocks(model);
   if (load) {

@@ -22,16 +22,6 @@ ShardOptions shard_options(const ShardConfig& config, c10::Device device) {
   return options;
 }
 
-Mesh make_mesh(const World& world, int64_t replicas) {
-  if (replicas < 1 || world.size % replicas != 0) {
-    throw Error(ErrorCode::kUsage, "[mesh] replicas: got " + std::to_string(replicas) + " for " +
-                                       std::to_string(world.size) +
-                                       " ranks, expected a divisor of the number of ranks.");
-  }
-  const int shards = world.size / static_cast<int>(replicas);
-  return {world, {{"replicate", static_cast<int>(replicas)}, {"shard", shards}}};
-}
-
 void zero_parameters(torch::nn::Module& module) {
   const at::NoGradGuard no_grad;
   for (const at::Tensor& parameter : module.parameters()) {
@@ -71,7 +61,7 @@ ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardO
   root.set_gradient_divide_factor(1);
   units.push_back(root);
   prefixes.emplace_back("");
-  return {std::move(decoder), std::move(units), std::move(prefixes), root};
+  return {std::move(decoder), std::move(units), std::move(prefixes), root, rank_place(mesh)};
 }
 
 void set_projections(ShardedModel& model, const std::string& projections) {

@@ -6,6 +6,7 @@
 
 #include "fsdp/fsdp.h"
 #include "models/decoder.h"
+#include "train/axes/rank_place.h"
 #include "train/config/config.h"
 
 namespace fsdp::train {
@@ -17,6 +18,7 @@ struct ShardedModel {
   std::vector<Unit> units;
   std::vector<std::string> prefixes;
   Unit root;
+  RankPlace place = {};
 };
 
 // What weights and activations are stored as: shard.precision, where fp8, which is for products only, is bf16.
@@ -29,13 +31,10 @@ ShardOptions shard_options(const ShardConfig& config, c10::Device device = c10::
 LayoutOptions block_layout(const OptimizerConfig& config);
 LayoutOptions root_layout(const OptimizerConfig& config);
 
-// All ranks, as `replicas` groups of neighbours that share the shards. Throws Error(kUsage) if that does not come out
-// even.
-Mesh make_mesh(const World& world, int64_t replicas);
-
 // COLLECTIVE. Shards a decoder over the ranks of `mesh`: each block is a unit, the embedding, the last norm and the
 // head are the root's. Gradients are summed over the ranks, not averaged: the trainer divides the loss by the number of
-// targets in the global batch, so that the number of ranks does not matter.
+// targets in the global batch, so that the number of ranks does not matter. Where the mesh has "tp", Axes has cut and
+// connected the decoder.
 // `blocks`: how blocks may be cut, where otherwise than the root.
 ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardOptions& options,
                          const std::optional<LayoutOptions>& blocks = {});

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/base/hash.h"
+#include "train/axes/whole_parameter.h"
 #include "train/base/agreement.h"
 
 namespace fsdp::train {
@@ -18,7 +19,7 @@ std::string hashes_of(const ShardedModel& model) {
     if (range.begin == range.end) continue;
     const at::Tensor bytes = leaf.detach().cpu().contiguous();
     const uint64_t hash = io::hash_bytes({static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes()});
-    list.push_back({name, range.begin, range.end, hash});
+    list.push_back({name + " " + slice_text(leaf), hash});
   }
   return list.dump();
 }
@@ -35,9 +36,9 @@ void compare_replicas(const World& world, const ShardedModel& model, int64_t ste
   std::map<std::string, Holder> first;
   for (size_t rank = 0; rank < tables.size(); ++rank) {
     for (const auto& row : nlohmann::json::parse(tables[rank])) {
-      const std::string place = row[0].get<std::string>() + " [" + row[1].dump() + ", " + row[2].dump() + ")";
-      const auto [holder, is_new] = first.try_emplace(place, Holder{rank, row[3]});
-      if (is_new || holder->second.hash == row[3].get<uint64_t>()) continue;
+      const auto place = row[0].get<std::string>();
+      const auto [holder, is_new] = first.try_emplace(place, Holder{rank, row[1]});
+      if (is_new || holder->second.hash == row[1].get<uint64_t>()) continue;
       throw AgreedError(
           ErrorCode::kInternal,
           "[train] step " + std::to_string(step) + ": " + place + ": got other bits on rank " + std::to_string(rank) +

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "fsdp/fsdp.h"
+#include "train/axes/whole_parameter.h"
 #include "train/base/format.h"
 #include "train/model/frozen.h"
 #include "train/model/parallelize.h"
@@ -78,11 +79,17 @@ void apply_tuning(const Tuning& tuning, models::Decoder& decoder, uint64_t seed)
   }
 }
 
+int64_t num_parameters(const ShardedModel& model) {
+  int64_t count = 0;
+  for (const at::Tensor& leaf : parameters(*model.decoder)) count += c10::multiply_integers(whole_sizes(leaf));
+  return count;
+}
+
 TrainableSize trainable_size(const ShardedModel& model) {
   TrainableSize size;
   for (const at::Tensor& leaf : parameters(*model.decoder)) {
     if (!leaf.requires_grad()) continue;
-    size.parameters += c10::multiply_integers(logical_sizes(leaf));
+    size.parameters += c10::multiply_integers(whole_sizes(leaf));
     size.local_bytes += static_cast<int64_t>(leaf.nbytes());
   }
   return size;
@@ -94,14 +101,14 @@ double trained_flops_per_token(const ShardedModel& model, int64_t sequence_lengt
   for (const auto& parameter : model.decoder->named_parameters()) {
     const bool is_looked_up = parameter.key() == "model.embed_tokens.weight" && !config.tie_word_embeddings;
     if (!parameter->requires_grad() && parameter->dim() == 2 && !is_looked_up)
-      frozen += static_cast<double>(parameter->numel());
+      frozen += static_cast<double>(c10::multiply_integers(whole_sizes(*parameter)));
   }
   return models::flops_per_token(config, sequence_length) - 2 * frozen;
 }
 
 std::string describe(const Tuning& tuning, const ShardedModel& model) {
   if (!tuning.lora && tuning.frozen.empty()) return "";
-  const int64_t trained = trainable_size(model).parameters, all = model.root.num_parameters();
+  const int64_t trained = trainable_size(model).parameters, all = num_parameters(model);
   const std::string how =
       tuning.lora ? format_text("LoRA of rank %lld, alpha %g on %s", static_cast<long long>(tuning.lora->rank),
                                 tuning.lora->alpha, join(tuning.lora->targets).c_str())

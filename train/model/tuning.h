@@ -28,6 +28,9 @@ at::ScalarType base_type(const Tuning& tuning, const ShardConfig& config);
 // Freezes parameters, adds adapters. Before parallelize(); may be deferred.
 void apply_tuning(const Tuning& tuning, models::Decoder& decoder, uint64_t seed);
 
+// Elements of all parameters, adapters included, of all ranks. Local.
+int64_t num_parameters(const ShardedModel& model);
+
 // Elements that train, of all ranks, and bytes of this rank's share of their main weights. Local.
 struct TrainableSize {
   int64_t parameters = 0;

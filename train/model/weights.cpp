@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <tuple>
 
 #include "io/base/aligned_buffer.h"
@@ -18,6 +19,7 @@
 #include "io/weights/adapter.h"
 #include "models/load_weights.h"
 #include "text/tokenizer/byte_tokenizer.h"
+#include "train/axes/whole_parameter.h"
 #include "train/base/agreement.h"
 #include "train/model/stored_tensor.h"
 
@@ -30,10 +32,12 @@ namespace fs = std::filesystem;
 constexpr int64_t kPiece = int64_t{1} << 22;
 // Bytes that are read at once.
 constexpr int64_t kReadBytes = int64_t{1} << 23;
+// Bytes between two pieces, of no use here, that are read along rather than read around: columns of other ranks.
+constexpr size_t kMostGap = size_t{1} << 16;
 
 void check_names_and_shapes(const NamedLeaves& leaves, const io::ModelFolder& folder) {
   std::vector<models::ExpectedTensor> expected;
-  for (const auto& [name, leaf] : leaves) expected.push_back({name, logical_sizes(leaf)});
+  for (const auto& [name, leaf] : leaves) expected.push_back({name, whole_sizes(leaf)});
   models::check_weights(expected, folder);
 }
 
@@ -46,30 +50,30 @@ struct Piece {
   io::SafetensorsFile::Bytes bytes() const { return stored.file->bytes_of(*stored.entry, first, target.numel()); }
 };
 
-// Pieces that lie side by side in one file: one read.
+// Pieces that lie side by side in one file, or nearly: one read.
 struct PieceRun {
   std::vector<Piece> pieces;
 
   const io::SafetensorsFile& file() const { return *pieces.front().stored.file; }
   io::SafetensorsFile::Bytes bytes() const { return {pieces.front().bytes().begin, pieces.back().bytes().end}; }
   bool is_followed_by(const Piece& piece) const {
-    return piece.stored.file == &file() && piece.bytes().begin == bytes().end;
+    return piece.stored.file == &file() && piece.bytes().begin - bytes().end <= kMostGap;
   }
 };
 
 // While some cast, others read.
 constexpr int kReaders = 3;
 
-// What this rank needs, one piece for each leaf, in the order in which they lie on the disk.
+// What this rank needs, in the order in which it lies on the disk.
 std::vector<Piece> pieces_of(const NamedLeaves& leaves, const io::ModelFolder& folder) {
   std::vector<Piece> pieces;
   for (const auto& [name, leaf] : leaves) {
-    const LocalRange range = local_range(leaf);
-    if (range.begin < range.end) pieces.push_back({*folder.find(name), range.begin, leaf.detach().view(-1)});
+    const at::Tensor flat = leaf.detach().view(-1);
+    for (const WholeRun& run : whole_runs(leaf)) {
+      if (run.count > 0) pieces.push_back({*folder.find(name), run.first, flat.narrow(0, run.begin, run.count)});
+    }
   }
-  const auto place = [](const Piece& piece) {
-    return std::tuple(piece.stored.file->path(), piece.stored.entry->begin);
-  };
+  const auto place = [](const Piece& piece) { return std::tuple(piece.stored.file->path(), piece.bytes().begin); };
   std::sort(pieces.begin(), pieces.end(), [&](const Piece& a, const Piece& b) { return place(a) < place(b); });
   return pieces;
 }
@@ -82,7 +86,7 @@ std::vector<PieceRun> runs_of(const NamedLeaves& leaves, const io::ModelFolder& 
     while (rest.target.numel() > 0) {
       int64_t room = runs.empty() || !runs.back().is_followed_by(rest)
                          ? 0
-                         : kReadBytes - static_cast<int64_t>(runs.back().bytes().end - runs.back().bytes().begin);
+                         : kReadBytes - static_cast<int64_t>(rest.bytes().begin - runs.back().bytes().begin);
       if (room < size) {
         runs.emplace_back();
         room = kReadBytes;
@@ -124,7 +128,7 @@ class ModelWriter {
   ModelWriter(const ShardedModel& model, const fs::path& folder) {
     std::vector<io::TensorDeclaration> tensors;
     for (const auto& [name, leaf] : named_parameters(*model.decoder)) {
-      tensors.push_back({name, io::DType::F32, logical_sizes(leaf)});
+      tensors.push_back({name, io::DType::F32, whole_sizes(leaf)});
     }
     writer_ = std::make_unique<io::ModelFolderWriter>(folder, std::move(tensors), io::kDefaultShardBytes);
   }
@@ -172,15 +176,33 @@ void write_gathered_units(const ShardedModel& model, const World& world, ModelWr
   }
 }
 
-// Whether no lower rank holds the same slices. Replicas are the same bits, and one of them is enough.
-bool holds_first_copy(const World& world, const NamedLeaves& leaves) {
-  std::string ranges;
-  for (const auto& [name, leaf] : leaves) {
-    const LocalRange range = local_range(leaf);
-    ranges += std::to_string(range.begin) + "-" + std::to_string(range.end) + " ";
+// Of each leaf, whether no lower rank holds the same slice. Replicas are the same bits, and one of them is enough.
+std::vector<bool> find_first_copies(const World& world, const NamedLeaves& leaves) {
+  std::string slices;
+  for (const auto& [name, leaf] : leaves) slices += slice_text(leaf) + " ";
+  std::vector<bool> is_first(leaves.size(), true);
+  const std::vector<std::string> all = gather_strings(world, slices);
+  for (int rank = 0; rank < world.rank; ++rank) {
+    std::istringstream theirs(all[static_cast<size_t>(rank)]), own(slices);
+    std::string their_slice, own_slice;
+    for (size_t leaf = 0; theirs >> their_slice && own >> own_slice; ++leaf) {
+      if (their_slice == own_slice) is_first[leaf] = false;
+    }
   }
-  const std::vector<std::string> all = gather_strings(world, ranges);
-  return std::find(all.begin(), all.end(), ranges) - all.begin() == world.rank;
+  return is_first;
+}
+
+// What of elements [begin, begin + numel) of the whole parameter this rank has.
+void copy_into(const at::Tensor& piece, int64_t begin, const at::Tensor& leaf, const std::vector<WholeRun>& runs) {
+  const int64_t end = begin + piece.numel();
+  auto run = std::lower_bound(runs.begin(), runs.end(), begin,
+                              [](const WholeRun& each, int64_t place) { return each.first + each.count <= place; });
+  for (; run != runs.end() && run->first < end; ++run) {
+    const int64_t first = std::max(begin, run->first), last = std::min(end, run->first + run->count);
+    if (first >= last) continue;
+    piece.narrow(0, first - begin, last - first)
+        .copy_(leaf.detach().narrow(0, run->begin + first - run->first, last - first));
+  }
 }
 
 NamedLeaves without_adapters(NamedLeaves leaves) {
@@ -208,20 +230,17 @@ void load_weights(const ShardedModel& model, const io::ModelFolder& folder) {
 // A rank that has part of a piece adds it to zeros. The ranges of the ranks that do so do not overlap.
 void collect_main_weights(const World& world, const NamedLeaves& leaves, const TakePiece& take) {
   const at::NoGradGuard no_grad;
-  const bool contributes = holds_first_copy(world, leaves);
-  for (const auto& [name, leaf] : leaves) {
-    const int64_t numel = c10::multiply_integers(logical_sizes(leaf));
-    const LocalRange range = local_range(leaf);
+  const std::vector<bool> contributes = find_first_copies(world, leaves);
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const auto& [name, leaf] = leaves[i];
+    const int64_t numel = c10::multiply_integers(whole_sizes(leaf));
+    const std::vector<WholeRun> runs = whole_runs(leaf);
     for (int64_t begin = 0; begin < numel; begin += kPiece) {
       const int64_t end = std::min(numel, begin + kPiece);
       at::Tensor piece = at::zeros({end - begin}, at::kFloat);
-      const int64_t first = std::max(begin, range.begin);
-      const int64_t last = std::min(end, range.end);
-      if (first < last && contributes) {
-        piece.narrow(0, first - begin, last - first).copy_(leaf.detach().narrow(0, first - range.begin, last - first));
-      }
+      if (contributes[i]) copy_into(piece, begin, leaf, runs);
       piece = sum_over_ranks(world, piece);
-      on_rank0(world, [&] { take(name, begin, piece); });
+      on_rank0(world, [&, name = name] { take(name, begin, piece); });
     }
   }
 }
@@ -238,7 +257,7 @@ void save_model(const ShardedModel& model, const World& world, const fs::path& f
     fs::create_directories(staging);
     writer = std::make_unique<ModelWriter>(model, staging);
   });
-  if (gathers_main_weights(model, leaves)) {
+  if (model.place.num_tensor == 1 && gathers_main_weights(model, leaves)) {
     write_gathered_units(model, world, writer.get(), leaves);
   } else {
     collect_main_weights(world, leaves, [&](const std::string& name, int64_t first, const at::Tensor& values) {

@@ -1,0 +1,150 @@
+// `fsdp train` with axes beside the data's: the run of one rank, whatever the mesh.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/app/training_fixture.h"
+
+namespace fsdp::app {
+namespace {
+
+double number(const nlohmann::json& bits) {
+  return std::bit_cast<double>(std::stoull(bits.get<std::string>(), nullptr, 16));
+}
+
+class MeshAxes : public TrainingFixture {
+ protected:
+  // Sizes that 4 ranks divide.
+  std::string run(const std::string& folder, const std::string& more = "") const {
+    return train(
+        "--model.kv_heads=4 --model.vocab_size=264 --train.steps=10 --train.batch_sequences=12 --resume=auto "
+        "--output.folder=" +
+        path(folder) + " " + more);
+  }
+  Lines ledger(const std::string& folder) const { return read_lines(path(folder) + "/ledger.jsonl"); }
+
+  // Read the same, computed the same but for the order of sums.
+  void expect_same_run(const std::string& folder, const std::string& other, double bound = 1e-5) const {
+    const Lines actual = ledger(folder), expected = ledger(other);
+    ASSERT_EQ(actual.size(), expected.size());
+    for (size_t step = 0; step < expected.size(); ++step) {
+      for (const char* key : {"step", "position", "batch", "lr"})
+        EXPECT_EQ(actual[step][key], expected[step][key]) << step;
+      for (const char* key : {"loss", "grad_norm"}) {
+        const double was = number(expected[step][key]);
+        EXPECT_NEAR(number(actual[step][key]), was, (key[0] == 'l' ? 1 : 10) * bound * was) << key << " " << step;
+      }
+    }
+    EXPECT_NEAR(heldout_loss(folder), heldout_loss(other), 2 * bound * heldout_loss(other));
+  }
+  double heldout_loss(const std::string& folder) const {
+    for (const auto& line : read_lines(path(folder) + "/metrics.jsonl")) {
+      if (line.contains("heldout")) return line["heldout"]["loss"].get<double>();
+    }
+    ADD_FAILURE() << "no loss of held-out text in " << folder;
+    return 0;
+  }
+};
+
+TEST_F(MeshAxes, TrainAsOneRankDoes) {
+  const std::pair<const char*, std::vector<std::pair<int, const char*>>> groups[] = {
+      {"",
+       {{2, "--mesh.tp=2"},
+        {4, "--mesh.tp=2"},
+        {4, "--mesh.tp=4"},
+        {4, "--mesh.tp=2 --shard.strategy=hybrid --shard.replicas=2 --train.microbatch_sequences=3"},
+        {4, "--mesh.tp=2 --shard.strategy=optim --train.recompute=block"},
+        {2, "--mesh.tp=2 --check.compare_replicas_every=3 --check.compute_twice_every=4"}}},
+      {"--model.tie_embeddings=false --train.z_loss=1e-3 --train.label_smoothing=0.1 --tune.frozen=*layers.0*",
+       {{2, "--mesh.tp=2"}, {4, "--mesh.tp=2"}}}};
+  for (const auto& [options, meshes] : groups) {
+    std::filesystem::remove_all(path("one"));
+    ASSERT_EQ(launch_fsdp(1, run("one", options)).exit_code, 0);
+    for (const auto& [ranks, mesh] : meshes) {
+      SCOPED_TRACE(std::to_string(ranks) + " ranks, " + mesh);
+      std::filesystem::remove_all(path("cut"));
+      const CommandResult result = launch_fsdp(ranks, run("cut", std::string(options) + " " + mesh));
+      ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
+      expect_same_run("cut", "one");
+    }
+  }
+}
+
+TEST_F(MeshAxes, HalfPrecisionFollowsOneRank) {
+  for (const char* precision : {"bf16", "fp16"}) {
+    const std::string options = std::string("--shard.precision=") + precision;
+    for (const char* folder : {"one", "cut"}) std::filesystem::remove_all(path(folder));
+    ASSERT_EQ(launch_fsdp(1, run("one", options)).exit_code, 0);
+    const CommandResult result = launch_fsdp(4, run("cut", options + " --mesh.tp=2"));
+    ASSERT_EQ(result.exit_code, 0) << precision << result.err;
+    expect_same_run("cut", "one", 1e-2);
+  }
+}
+
+// Checkpoints hold whole tensors: killed on one mesh, a run goes on on any other.
+TEST_F(MeshAxes, ARunGoesOnOnAnotherMesh) {
+  const std::string longer = "--train.steps=18 --checkpoint.every_steps=1 ";
+  ASSERT_EQ(launch_fsdp(1, run("one", longer)).exit_code, 0);
+  const std::pair<int, std::string> legs[] = {{4, "--mesh.tp=2"}, {4, ""}, {3, ""}, {4, "--mesh.tp=4"},
+                                              {2, "--mesh.tp=2"}, {1, ""}};
+  size_t leg = 0;
+  for (const auto& [ranks, mesh] : legs) {
+    const bool is_last = ++leg == std::size(legs);
+    const std::string fault = is_last        ? "FSDP_FAULT="
+                              : leg % 2 == 1 ? "FSDP_FAULT=kill@step.backward:hit=4"
+                                             : "FSDP_FAULT=term@step.end:hit=3";
+    const CommandResult result = launch_fsdp(ranks, run("elastic", longer + mesh), {fault});
+    ASSERT_EQ(result.exit_code, is_last ? 0 : leg % 2 == 1 ? 137 : 75) << mesh << result.out << result.err;
+    EXPECT_TRUE(leg == 1 || contains(result.out, "checkpoint: resumed from")) << result.out;
+  }
+  expect_same_run("elastic", "one");
+  EXPECT_EQ(run_fsdp("verify " + path("elastic")).exit_code, 0);
+}
+
+TEST_F(MeshAxes, TheSameMeshGoesOnBitForBit) {
+  const std::string options = "--mesh.tp=2 --checkpoint.every_steps=4 ";
+  ASSERT_EQ(launch_fsdp(4, run("whole", options)).exit_code, 0);
+  EXPECT_EQ(launch_fsdp(4, run("parts", options), {"FSDP_FAULT=kill@step.backward:rank=1:hit=7"}).exit_code, 137);
+  ASSERT_EQ(launch_fsdp(4, run("parts", options)).exit_code, 0);
+  EXPECT_EQ(ledger("parts"), ledger("whole"));
+}
+
+TEST_F(MeshAxes, SamplesDoNotDisturbTheTraining) {
+  ASSERT_EQ(launch_fsdp(2, run("plain", "--mesh.tp=2")).exit_code, 0);
+  const CommandResult result =
+      launch_fsdp(2, run("sampled", "--mesh.tp=2 --sample.every_steps=5 --sample.max_tokens=5 --sample.prompts=line|"));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(ledger("sampled"), ledger("plain"));
+  EXPECT_EQ(read_lines(path("sampled") + "/samples.jsonl").size(), 4u);
+  EXPECT_EQ(run_fsdp("generate " + path("sampled") + "/model --prompt line --max-tokens 3").exit_code, 0);
+}
+
+TEST_F(MeshAxes, WhatDoesNotFitIsRefusedByName) {
+  const struct {
+    std::string command;
+    const char* message;
+  } refusals[] = {{run("bad", "--mesh.tp=2 --model.kv_heads=1"), "1 heads of keys and values (model.kv_heads)"},
+                  {run("bad", "--mesh.tp=2 --data.sequence_length=31"), "a multiple of it: 30 or 32"},
+                  {run("bad", "--mesh.tp=2 --model.vocab_size=263"), "a multiple of it: 262 or 264"},
+                  {run("bad", "--mesh.tp=4"), "mesh.tp: got 4 for 2 ranks, expected a divisor of the number of ranks"},
+                  {run("bad", "--mesh.tp=2 --optimizer.name=muon"), "optimizer.name = \"muon\""},
+                  {run("bad", "--mesh.tp=2 --train.batch_sequences=0"), "train.batch_sequences"},
+                  {run("bad", "--mesh.tp=0"), "mesh.tp: got 0"},
+                  {run("bad", "--mesh.tp=2 --dry-run"), "[plan] mesh.tp: got 2, expected 1"}};
+  for (const auto& refusal : refusals) {
+    const CommandResult result = launch_fsdp(2, refusal.command);
+    EXPECT_EQ(result.exit_code, 2) << refusal.command << result.out;
+    EXPECT_TRUE(contains(result.err, refusal.message)) << refusal.command << result.err;
+  }
+  const CommandResult plan = run_fsdp("plan " + path("run.toml") + " --world 4 --mesh.tp=2");
+  EXPECT_EQ(plan.exit_code, 2) << plan.out;
+  EXPECT_TRUE(contains(plan.err, "[plan] mesh.tp: got 2, expected 1")) << plan.err;
+  EXPECT_FALSE(std::filesystem::exists(path("bad") + "/model"));
+}
+
+}  // namespace
+}  // namespace fsdp::app

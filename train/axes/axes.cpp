@@ -1,0 +1,36 @@
+#include "train/axes/axes.h"
+
+#include <torch/nn/module.h>
+
+#include "train/axes/cut_layers.h"
+
+namespace fsdp::train {
+
+std::shared_ptr<Axes> Axes::of(const Mesh& mesh) {
+  return mesh.size("tp") > 1 ? std::make_shared<Axes>(mesh) : nullptr;
+}
+
+Axes::Axes(const Mesh& mesh) : tensor_(parallel::Ranks::along(mesh, "tp")) {}
+
+std::optional<int64_t> cut_dimension(const std::string& name) {
+  for (const char* map : {"q_proj.", "k_proj.", "v_proj.", "gate_proj.", "up_proj.", "embed_tokens.", "lm_head."}) {
+    if (name.find(map) != std::string::npos) return 0;  // a bias likewise
+  }
+  if (name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight")) return 1;
+  return std::nullopt;
+}
+
+void Axes::cut(const std::string& name, const at::Tensor& parameter) const {
+  if (const auto dim = cut_dimension(name)) parallel::cut_parameter(parameter, *dim, *tensor_, name);
+}
+
+void Axes::connect(models::Decoder& decoder) const {
+  decoder->set_across(std::make_shared<CutLayers>(tensor_));
+  for (const auto& item : decoder->named_parameters()) {
+    if (!item.value().requires_grad() || cut_dimension(item.key())) continue;
+    item.value().register_hook(
+        [ranks = tensor_, name = item.key()](const at::Tensor& grad) { return ranks->sum(grad, name); });
+  }
+}
+
+}  // namespace fsdp::train

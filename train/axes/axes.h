@@ -1,0 +1,35 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "fsdp/fsdp.h"
+#include "models/decoder.h"
+
+namespace fsdp::train {
+
+// The ranks over which layers are cut, connected: cuts a decoder and has it compute as one that is cut.
+// After: Shoeybi et al. 2019 (Megatron-LM), Korthikanti et al. 2022 (sequence parallelism).
+class Axes {
+ public:
+  // COLLECTIVE. Nothing where the mesh has no "tp" of more than one rank.
+  static std::shared_ptr<Axes> of(const Mesh& mesh);
+  explicit Axes(const Mesh& mesh);
+
+  // Keeps this rank's part of a parameter, where parameters of that name are cut. The parameter may be deferred: then
+  // it is whole only while it is made. Local.
+  void cut(const std::string& name, const at::Tensor& parameter) const;
+  // Of a decoder that was cut: layers compute across ranks, and gradients of what all ranks have alike, of which each
+  // sees a part, are added up. Before it is sharded. Local.
+  void connect(models::Decoder& decoder) const;
+
+ private:
+  std::shared_ptr<parallel::Ranks> tensor_;
+};
+
+// Along which dimension the parameter of a decoder is cut: maps from the hidden state by outputs, maps to it by inputs,
+// embedding and head by the vocabulary. None: all ranks have it alike.
+std::optional<int64_t> cut_dimension(const std::string& name);
+
+}  // namespace fsdp::train

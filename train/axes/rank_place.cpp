@@ -1,0 +1,54 @@
+#include "train/axes/rank_place.h"
+
+#include <string>
+#include <vector>
+
+namespace fsdp::train {
+namespace {
+
+void check_divides(const World& world, int64_t product, const std::string& what) {
+  if (product >= 1 && world.size % product == 0) return;
+  const int64_t below = product < 1 ? 0 : world.size / product * product;
+  throw Error(ErrorCode::kUsage,
+              "[mesh] " + what + " for " + std::to_string(world.size) +
+                  " ranks, expected a divisor of the number of ranks. Change it" +
+                  (product < 1 ? ""
+                               : ", or start " + (below > 0 ? std::to_string(below) + " or " : std::string()) +
+                                     std::to_string(below + product) + " ranks") +
+                  ".");
+}
+
+}  // namespace
+
+Mesh make_mesh(const World& world, int64_t replicas, const MeshConfig& axes) {
+  check_divides(world, replicas, "shard.replicas: got " + std::to_string(replicas));
+  check_divides(world, axes.tp, "mesh.tp: got " + std::to_string(axes.tp));
+  check_divides(world, replicas * axes.tp,
+                "shard.replicas x mesh.tp: got " + std::to_string(replicas) + " x " + std::to_string(axes.tp));
+  const int64_t shards = world.size / (replicas * axes.tp);
+  std::vector<MeshAxis> list = {{"replicate", static_cast<int>(replicas)}, {"shard", static_cast<int>(shards)}};
+  if (axes.tp > 1) list.push_back({"tp", static_cast<int>(axes.tp)});
+  return {world, list};
+}
+
+RankPlace rank_place(const Mesh& mesh) {
+  RankPlace place;
+  place.data_index = mesh.index("replicate") * mesh.size("shard") + mesh.index("shard");
+  place.num_data = mesh.size("replicate") * mesh.size("shard");
+  place.num_tensor = mesh.size("tp");
+  place.counts_losses = mesh.index("tp") == 0;
+  return place;
+}
+
+std::string describe_ranks(const World& world, const RankPlace& place) {
+  return std::to_string(world.size) + " rank(s) (" + launcher_name() + ")" +
+         (place.num_tensor == 1 ? "" : ", each layer cut over " + std::to_string(place.num_tensor));
+}
+
+std::string describe_transport(const World& world) {
+  const std::string name = transport_name(world);
+  if (name == "shm + gloo") return "ranks of a host share memory, hosts talk TCP (Gloo)";
+  return name == "shm" ? "ranks share memory" : name == "gloo" ? "ranks talk TCP (Gloo)" : "no other ranks";
+}
+
+}  // namespace fsdp::train
