@@ -21,12 +21,14 @@
 #include "fsdp/optim/low_bit_adamw.h"         // LowBitAdamW
 #include "fsdp/optim/muon.h"                  // Muon, muon_groups
 #include "fsdp/optim/sgd.h"                   // SGD
+#include "fsdp/parallel/context_attention.h"  // parallel::context_attention
 #include "fsdp/parallel/cross_entropy.h"      // parallel::vocab_cross_entropy
 #include "fsdp/parallel/cut_part.h"           // parallel::find_cut_part
 #include "fsdp/parallel/experts.h"            // parallel::Mixture, Experts, route
 #include "fsdp/parallel/layers.h"             // parallel::ColumnLinear, RowLinear, VocabEmbedding
 #include "fsdp/parallel/parallelize.h"        // parallel::parallelize
 #include "fsdp/parallel/regions.h"            // parallel::enter_parts, leave_parts, ...
+#include "fsdp/parallel/zigzag.h"             // parallel::zigzag_part, zigzag_positions
 #include "fsdp/pipeline/pipeline.h"           // pipeline::Pipeline
 #include "fsdp/precision/fp8.h"               // fp8
 #include "fsdp/precision/precision.h"         // Precision

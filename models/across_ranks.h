@@ -1,10 +1,12 @@
-// What a decoder asks of other ranks, where its layers are cut over them.
-// Shape suffixes: B rows, T tokens, E hidden, V vocabulary, N tokens of all rows.
+// What a decoder asks of other ranks, where its layers or its sequences are cut over them.
+// Shape suffixes: B rows, T tokens, E hidden, V vocabulary, N tokens of all rows, H heads, K key heads, D head dim.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "kernels/operators/cross_entropy.h"
 
@@ -33,6 +35,16 @@ class AcrossRanks {
   // kernels::cross_entropy() of those logits, which nobody ever has whole; targets [N].
   virtual at::Tensor loss(const at::Tensor& hidden_BTE, const at::Tensor& weight_VE, const at::Tensor& targets_N,
                           kernels::Reduction reduction, const kernels::LossTerms& terms) = 0;
+
+  // Sequences may be cut, too (context parallelism): then T above is what a rank has of them, which the decoder is
+  // given the ids of, together with a Sequence that tells of all tokens. Of how many parts they are; 1: whole.
+  virtual int64_t sequence_parts() const = 0;
+  // This rank's part of x [B, T of whole sequences]. Local.
+  virtual at::Tensor part_of_sequences(const at::Tensor& x_BT) const = 0;
+  // kernels::causal_attention() of the whole sequences, for the queries of this rank's part; `document_lengths` of all
+  // B rows, whole.
+  virtual at::Tensor attend(const at::Tensor& q_BTHD, const at::Tensor& k_BTKD, const at::Tensor& v_BTKD,
+                            const std::vector<int64_t>& document_lengths, int64_t window, const std::string& layer) = 0;
 };
 
 }  // namespace fsdp::models

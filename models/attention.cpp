@@ -36,8 +36,9 @@ at::Tensor AttentionImpl::attend(const std::vector<at::Tensor>& projections, con
 
   const at::Tensor q_BTHD = kernels::split_heads(q, head_dim_), k_BTKD = kernels::split_heads(k, head_dim_),
                    v_BTKD = kernels::split_heads(projections[2], head_dim_);
-  const at::Tensor y_BTHD = inputs.cache != nullptr
-                                ? inputs.cache->attend(layer_, q_BTHD, k_BTKD, v_BTKD, window_)
+  const at::Tensor y_BTHD = inputs.cache != nullptr ? inputs.cache->attend(layer_, q_BTHD, k_BTKD, v_BTKD, window_)
+                            : across_
+                                ? across_->attend(q_BTHD, k_BTKD, v_BTKD, inputs.document_lengths, window_, name_)
                                 : kernels::causal_attention(q_BTHD, k_BTKD, v_BTKD, inputs.document_lengths, window_);
   const at::Tensor y = y_BTHD.flatten(2);
   return across_ ? across_->leave_layer(kernels::linear(y, o_proj_->weight), o_proj_->bias, name_) : o_proj_(y);

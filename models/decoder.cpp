@@ -94,7 +94,8 @@ DecoderImpl::DecoderImpl(DecoderConfig config, const at::TensorOptions& options)
 AttentionInputs DecoderImpl::make_inputs(const at::Tensor& input_ids_BT, const Sequence& sequence) {
   TORCH_CHECK(input_ids_BT.dim() == 2 && input_ids_BT.scalar_type() == at::kLong,
               "[decoder] input_ids [B, T] int64 needed: got ", input_ids_BT.sizes(), " ", input_ids_BT.scalar_type());
-  const int64_t rows = input_ids_BT.size(0), length = input_ids_BT.size(1);
+  const int64_t parts = across_ ? across_->sequence_parts() : 1;
+  const int64_t rows = input_ids_BT.size(0), length = input_ids_BT.size(1) * parts;  // of the whole sequences
   const at::TensorOptions options = body_->activation_options();
   AttentionInputs inputs;
   at::Tensor positions = sequence.position_ids_BT;
@@ -103,8 +104,10 @@ AttentionInputs DecoderImpl::make_inputs(const at::Tensor& input_ids_BT, const S
     if (!positions.defined()) positions = restarting_positions(inputs.document_lengths, rows, length);
     if (static_cast<int64_t>(inputs.document_lengths.size()) == rows) inputs.document_lengths.clear();  // plain rows
   }
-  TORCH_CHECK(!positions.defined() || positions.sizes() == input_ids_BT.sizes(), "[decoder] position_ids: got ",
-              positions.sizes(), ", expected ", input_ids_BT.sizes());
+  TORCH_CHECK(!positions.defined() || positions.sizes() == at::IntArrayRef({rows, length}),
+              "[decoder] position_ids: got ", positions.sizes(), ", expected [", rows, ", ", length, "]");
+  if (parts > 1 && !positions.defined()) positions = at::arange(length, at::kLong).expand({rows, length});
+  if (parts > 1) positions = across_->part_of_sequences(positions);
   std::tie(inputs.cos, inputs.sin) =
       positions.defined() ? rotary_.rows(positions, options) : rotary_.rows(0, length, options);
   return inputs;

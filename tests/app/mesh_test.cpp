@@ -87,10 +87,11 @@ TEST_F(MeshAxes, HalfPrecisionFollowsOneRank) {
 
 // Checkpoints hold whole tensors: killed on one mesh, a run goes on on any other.
 TEST_F(MeshAxes, ARunGoesOnOnAnotherMesh) {
-  const std::string longer = "--train.steps=18 --checkpoint.every_steps=1 ";
+  const std::string longer = "--train.steps=24 --checkpoint.every_steps=1 ";
   ASSERT_EQ(launch_fsdp(1, run("one", longer)).exit_code, 0);
-  const std::pair<int, std::string> legs[] = {{4, "--mesh.tp=2"}, {4, ""}, {3, ""}, {4, "--mesh.tp=4"},
-                                              {2, "--mesh.tp=2"}, {1, ""}};
+  const std::pair<int, std::string> legs[] = {
+      {4, "--mesh.tp=2"}, {4, ""}, {3, ""}, {4, "--mesh.tp=4"}, {4, "--mesh.cp=2 --mesh.tp=2"}, {2, "--mesh.cp=2"},
+      {2, "--mesh.tp=2"}, {1, ""}};
   size_t leg = 0;
   for (const auto& [ranks, mesh] : legs) {
     const bool is_last = ++leg == std::size(legs);
@@ -127,14 +128,18 @@ TEST_F(MeshAxes, WhatDoesNotFitIsRefusedByName) {
   const struct {
     std::string command;
     const char* message;
-  } refusals[] = {{run("bad", "--mesh.tp=2 --model.kv_heads=1"), "1 heads of keys and values (model.kv_heads)"},
-                  {run("bad", "--mesh.tp=2 --data.sequence_length=31"), "a multiple of it: 30 or 32"},
-                  {run("bad", "--mesh.tp=2 --model.vocab_size=263"), "a multiple of it: 262 or 264"},
-                  {run("bad", "--mesh.tp=4"), "mesh.tp: got 4 for 2 ranks, expected a divisor of the number of ranks"},
-                  {run("bad", "--mesh.tp=2 --optimizer.name=muon"), "optimizer.name = \"muon\""},
-                  {run("bad", "--mesh.tp=2 --train.batch_sequences=0"), "train.batch_sequences"},
-                  {run("bad", "--mesh.tp=0"), "mesh.tp: got 0"},
-                  {run("bad", "--mesh.tp=2 --dry-run"), "[plan] mesh.tp: got 2, expected 1"}};
+  } refusals[] = {
+      {run("bad", "--mesh.tp=2 --model.kv_heads=1"), "1 heads of keys and values (model.kv_heads)"},
+      {run("bad", "--mesh.tp=2 --data.sequence_length=31"), "a multiple of it: 30 or 32"},
+      {run("bad", "--mesh.tp=2 --model.vocab_size=263"), "a multiple of it: 262 or 264"},
+      {run("bad", "--mesh.tp=4"), "mesh.tp: got 4 for 2 ranks, expected a divisor of the number of ranks"},
+      {run("bad", "--mesh.tp=2 --optimizer.name=muon"), "optimizer.name = \"muon\""},
+      {run("bad", "--mesh.tp=2 --train.batch_sequences=0"), "train.batch_sequences"},
+      {run("bad", "--mesh.tp=0"), "mesh.tp: got 0"},
+      {run("bad", "--mesh.cp=2 --data.sequence_length=34"), "expected a multiple of 4, two chunks for each rank"},
+      {run("bad", "--mesh.cp=2 --mesh.tp=2"), "shard.replicas x mesh.cp x mesh.tp: got 1 x 2 x 2 for 2 ranks"},
+      {run("bad", "--mesh.cp=2 --dry-run"), "[plan] mesh.cp: got 2, expected 1"},
+      {run("bad", "--mesh.tp=2 --dry-run"), "[plan] mesh.tp: got 2, expected 1"}};
   for (const auto& refusal : refusals) {
     const CommandResult result = launch_fsdp(2, refusal.command);
     EXPECT_EQ(result.exit_code, 2) << refusal.command << result.out;

@@ -7,10 +7,11 @@
 namespace fsdp::train {
 
 std::shared_ptr<Axes> Axes::of(const Mesh& mesh) {
-  return mesh.size("tp") > 1 ? std::make_shared<Axes>(mesh) : nullptr;
+  return mesh.size("tp") * mesh.size("cp") > 1 ? std::make_shared<Axes>(mesh) : nullptr;
 }
 
-Axes::Axes(const Mesh& mesh) : tensor_(parallel::Ranks::along(mesh, "tp")) {}
+Axes::Axes(const Mesh& mesh)
+    : tensor_(parallel::Ranks::along(mesh, "tp")), context_(parallel::Ranks::along(mesh, "cp")) {}
 
 std::optional<int64_t> cut_dimension(const std::string& name) {
   for (const char* map : {"q_proj.", "k_proj.", "v_proj.", "gate_proj.", "up_proj.", "embed_tokens.", "lm_head."}) {
@@ -21,16 +22,23 @@ std::optional<int64_t> cut_dimension(const std::string& name) {
 }
 
 void Axes::cut(const std::string& name, const at::Tensor& parameter) const {
-  if (const auto dim = cut_dimension(name)) parallel::cut_parameter(parameter, *dim, *tensor_, name);
+  const auto dim = cut_dimension(name);
+  if (dim && tensor_->size() > 1) parallel::cut_parameter(parameter, *dim, *tensor_, name);
 }
 
 void Axes::connect(models::Decoder& decoder) const {
-  decoder->set_across(std::make_shared<CutLayers>(tensor_));
+  decoder->set_across(std::make_shared<CutLayers>(tensor_, context_));
+  if (tensor_->size() == 1) return;
   for (const auto& item : decoder->named_parameters()) {
     if (!item.value().requires_grad() || cut_dimension(item.key())) continue;
     item.value().register_hook(
         [ranks = tensor_, name = item.key()](const at::Tensor& grad) { return ranks->sum(grad, name); });
   }
+}
+
+at::Tensor Axes::whole_sequences(const at::Tensor& parts, int64_t dim) const {
+  if (context_->size() == 1) return parts;
+  return parallel::zigzag_in_order(context_->gather(parts, dim, "sequences"), dim, context_->size());
 }
 
 }  // namespace fsdp::train

@@ -9,11 +9,11 @@
 
 namespace fsdp::train {
 
-// The ranks over which layers are cut, connected: cuts a decoder and has it compute as one that is cut.
+// The ranks over which layers and sequences are cut, connected: cuts a decoder and has it compute as one that is cut.
 // After: Shoeybi et al. 2019 (Megatron-LM), Korthikanti et al. 2022 (sequence parallelism).
 class Axes {
  public:
-  // COLLECTIVE. Nothing where the mesh has no "tp" of more than one rank.
+  // COLLECTIVE. Nothing where the mesh has no "tp" or "cp" of more than one rank.
   static std::shared_ptr<Axes> of(const Mesh& mesh);
   explicit Axes(const Mesh& mesh);
 
@@ -24,8 +24,11 @@ class Axes {
   // sees a part, are added up. Before it is sharded. Local.
   void connect(models::Decoder& decoder) const;
 
+  // Of what the ranks along "cp" have of sequences, dimension `dim`: the whole. COLLECTIVE over them.
+  at::Tensor whole_sequences(const at::Tensor& parts, int64_t dim) const;
+
  private:
-  std::shared_ptr<parallel::Ranks> tensor_;
+  std::shared_ptr<parallel::Ranks> tensor_, context_;
 };
 
 // Along which dimension the parameter of a decoder is cut: maps from the hidden state by outputs, maps to it by inputs,

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "fsdp/fsdp.h"
+#include "train/axes/rank_place.h"
 
 namespace fsdp::train {
 namespace {
@@ -44,35 +45,63 @@ void check_counts(const std::string& key, int64_t parts, const Counts& counts) {
   }
 }
 
-// Others of the settings that do not go with axes, and what would.
-void check_settings(const std::string& key, const Config& config) {
-  const struct {
-    bool is_asked;
-    std::string setting, instead;
-  } refused[] = {
-      {config.optimizer.name == "muon", "optimizer.name = \"muon\", which wants whole matrices", "adamw, lion or sgd"},
-      {config.optimizer.name == "adamw_8bit", "optimizer.name = \"adamw_8bit\", which wants whole blocks of numbers",
-       "adamw, lion or sgd"},
-      {config.shard.precision == "fp8", "shard.precision = \"fp8\", whose scales are those of whole weights",
-       "fp32, bf16 or fp16"},
-      {config.shard.device != "cpu", "shard.device = \"" + config.shard.device + "\"", "cpu in this version"},
-      {config.train.recompute == "elementwise" || config.train.recompute == "gate_up",
-       "train.recompute = \"" + config.train.recompute + "\", which computes a part of a layer again", "none or block"},
-      {config.tune.method == "lora", "tune.method = \"lora\"", "full"},
-      {!config.output.hardware.empty(), "output.hardware, whose prediction does not know this axis", "none: \"\""}};
-  for (const auto& each : refused) {
+struct Refused {
+  bool is_asked;
+  std::string setting, instead;
+};
+
+void check_settings(const std::string& key, const std::vector<Refused>& refused) {
+  for (const Refused& each : refused) {
     if (!each.is_asked) continue;
     refuse_axis(key + ": got it with " + each.setting + ", expected " + each.instead + ". Set that, or " + key +
                 " to 1.");
   }
 }
 
+// That do not go with any axis, and what would.
+std::vector<Refused> refused_with_axes(const Config& config) {
+  return {{config.shard.device != "cpu", "shard.device = \"" + config.shard.device + "\"", "cpu in this version"},
+          {!config.output.hardware.empty(), "output.hardware, whose prediction does not know this axis", "none: \"\""}};
+}
+
+// That do not go with layers that are cut.
+std::vector<Refused> refused_with_tp(const Config& config) {
+  return {
+      {config.optimizer.name == "muon", "optimizer.name = \"muon\", which wants whole matrices", "adamw, lion or sgd"},
+      {config.optimizer.name == "adamw_8bit", "optimizer.name = \"adamw_8bit\", which wants whole blocks of numbers",
+       "adamw, lion or sgd"},
+      {config.shard.precision == "fp8", "shard.precision = \"fp8\", whose scales are those of whole weights",
+       "fp32, bf16 or fp16"},
+      {config.train.recompute == "elementwise" || config.train.recompute == "gate_up",
+       "train.recompute = \"" + config.train.recompute + "\", which computes a part of a layer again", "none or block"},
+      {config.tune.method == "lora", "tune.method = \"lora\"", "full"}};
+}
+
+// Each rank along "cp" has two equal chunks of a sequence, which those along "tp" divide.
+void check_tokens(const Config& config) {
+  RankPlace place;
+  place.num_context = static_cast<int>(config.mesh.cp);
+  place.num_tensor = static_cast<int>(config.mesh.tp);
+  const int64_t unit = place.token_unit(), tokens = config.data.sequence_length, below = tokens / unit * unit;
+  if (tokens % unit == 0) return;
+  refuse_axis("mesh.cp: got " + std::to_string(config.mesh.cp) + " with " + std::to_string(tokens) +
+              " tokens of a sequence (data.sequence_length), expected a multiple of " + std::to_string(unit) +
+              ", two chunks for each rank along \"cp\"" + (config.mesh.tp > 1 ? ", divided by mesh.tp" : "") + ": " +
+              (below > 0 ? std::to_string(below) + " or " : "") + std::to_string(below + unit) + ".");
+}
+
 }  // namespace
 
 void check_axes(const Config& config, const models::DecoderConfig& model) {
-  if (config.mesh.tp == 1) return;
-  check_settings("mesh.tp", config);
-  check_counts("mesh.tp", config.mesh.tp, counts_of(config, model));
+  if (config.mesh.tp > 1) {
+    check_settings("mesh.tp", refused_with_axes(config));
+    check_settings("mesh.tp", refused_with_tp(config));
+    check_counts("mesh.tp", config.mesh.tp, counts_of(config, model));
+  }
+  if (config.mesh.cp > 1) {
+    check_settings("mesh.cp", refused_with_axes(config));
+    check_tokens(config);
+  }
 }
 
 }  // namespace fsdp::train

@@ -1,5 +1,6 @@
 #include "train/axes/rank_place.h"
 
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -23,12 +24,21 @@ void check_divides(const World& world, int64_t product, const std::string& what)
 Mesh make_mesh(const World& world, int64_t replicas, const MeshConfig& axes) {
   check_divides(world, replicas, "shard.replicas: got " + std::to_string(replicas));
   check_divides(world, axes.tp, "mesh.tp: got " + std::to_string(axes.tp));
-  check_divides(world, replicas * axes.tp,
-                "shard.replicas x mesh.tp: got " + std::to_string(replicas) + " x " + std::to_string(axes.tp));
-  const int64_t shards = world.size / (replicas * axes.tp);
+  check_divides(world, axes.cp, "mesh.cp: got " + std::to_string(axes.cp));
+  check_divides(world, replicas * axes.cp * axes.tp,
+                "shard.replicas x mesh.cp x mesh.tp: got " + std::to_string(replicas) + " x " +
+                    std::to_string(axes.cp) + " x " + std::to_string(axes.tp));
+  const int64_t shards = world.size / (replicas * axes.cp * axes.tp);
   std::vector<MeshAxis> list = {{"replicate", static_cast<int>(replicas)}, {"shard", static_cast<int>(shards)}};
+  if (axes.cp > 1) list.push_back({"cp", static_cast<int>(axes.cp)});
   if (axes.tp > 1) list.push_back({"tp", static_cast<int>(axes.tp)});
   return {world, list};
+}
+
+Mesh sharding_mesh(const Mesh& mesh) { return mesh.has("cp") ? mesh.flattened({"shard", "cp"}, "shard") : mesh; }
+
+int64_t RankPlace::token_unit() const {
+  return num_context == 1 ? num_tensor : num_context * std::lcm(int64_t{2}, int64_t{num_tensor});
 }
 
 RankPlace rank_place(const Mesh& mesh) {
@@ -36,13 +46,17 @@ RankPlace rank_place(const Mesh& mesh) {
   place.data_index = mesh.index("replicate") * mesh.size("shard") + mesh.index("shard");
   place.num_data = mesh.size("replicate") * mesh.size("shard");
   place.num_tensor = mesh.size("tp");
+  place.context_index = mesh.index("cp");
+  place.num_context = mesh.size("cp");
   place.counts_losses = mesh.index("tp") == 0;
+  place.counts_batches = place.counts_losses && place.context_index == 0;
   return place;
 }
 
 std::string describe_ranks(const World& world, const RankPlace& place) {
   return std::to_string(world.size) + " rank(s) (" + launcher_name() + ")" +
-         (place.num_tensor == 1 ? "" : ", each layer cut over " + std::to_string(place.num_tensor));
+         (place.num_tensor == 1 ? "" : ", each layer cut over " + std::to_string(place.num_tensor)) +
+         (place.num_context == 1 ? "" : ", each sequence cut over " + std::to_string(place.num_context));
 }
 
 std::string describe_transport(const World& world) {

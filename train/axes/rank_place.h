@@ -7,24 +7,35 @@
 
 namespace fsdp::train {
 
-// All ranks as the axes "replicate", "shard" and "tp", of which the last has neighbours. "tp" is left out where it has
-// one rank. Throws Error(kUsage), naming the key and what would do, if shard.replicas and mesh.tp do not divide the
-// ranks.
+// All ranks as the axes "replicate", "shard", "cp" and "tp", of which the last has neighbours. "cp" and "tp" are left
+// out where they have one rank. Throws Error(kUsage), naming the key and what would do, if shard.replicas, mesh.cp and
+// mesh.tp do not divide the ranks.
 Mesh make_mesh(const World& world, int64_t replicas, const MeshConfig& axes = {});
+
+// The same for fully_shard(): weights are cut over "cp" as over "shard", whose gradients are sums over both.
+Mesh sharding_mesh(const Mesh& mesh);
 
 // What a rank has of the work, by its place in that mesh.
 struct RankPlace {
-  // Its part of the sequences of each batch, one of so many; ranks along "tp" have the same.
+  // Its part of the sequences of each batch, one of so many; ranks along "cp" and "tp" have the same.
   int data_index = 0;
   int num_data = 1;
+  // Its part of each of those sequences, as zigzag.h says; ranks along "tp" have the same.
+  int context_index = 0;
+  int num_context = 1;
   // Over how many ranks each layer is cut.
   int num_tensor = 1;
   // Whether its losses count where those of all ranks are added up: along "tp" all have the same.
   bool counts_losses = true;
+  // Whether what it read counts: along "cp" and "tp" all have the same.
+  bool counts_batches = true;
+
+  // Of so many tokens a sequence has to be a multiple.
+  int64_t token_unit() const;
 };
 RankPlace rank_place(const Mesh& mesh);
 
-// "4 rank(s) (fsdp launch), each layer cut over 2".
+// "4 rank(s) (fsdp launch), each layer cut over 2, each sequence over 2".
 std::string describe_ranks(const World& world, const RankPlace& place);
 // "ranks share memory".
 std::string describe_transport(const World& world);

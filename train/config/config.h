@@ -100,6 +100,7 @@ struct ShardConfig {
 
 struct MeshConfig {
   int64_t tp = 1;
+  int64_t cp = 1;
 };
 
 struct CheckpointConfig {

@@ -245,6 +245,9 @@ std::vector<Option> mesh_options() {
       {"mesh.tp", FSDP_SLOT(mesh.tp), at_least(1),
        "tensor parallelism: ranks that have one batch and cut each layer between them, neighbours on a host; divides "
        "the ranks, and what a layer has; see docs/parallelism.md"},
+      {"mesh.cp", FSDP_SLOT(mesh.cp), at_least(1),
+       "context parallelism: ranks that have parts of the same sequences, and shard the weights between them, too; for "
+       "sequences whose activations do not fit on one; divides the ranks, and twice it the sequence length"},
   };
 }
 

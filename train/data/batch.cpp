@@ -45,6 +45,16 @@ Batch on_device(Batch batch, c10::Device device) {
   return batch;
 }
 
+Batch part_of_sequences(Batch batch, const RankPlace& place) {
+  if (place.num_context == 1) return batch;
+  const auto own = [&](const at::Tensor& x_BT) {
+    return parallel::zigzag_part(x_BT, 1, place.context_index, place.num_context);
+  };
+  batch.targets_N = own(batch.targets_N.view(batch.input_ids_BT.sizes())).flatten();
+  batch.input_ids_BT = own(batch.input_ids_BT);
+  return batch;
+}
+
 Part part_of(int64_t count, int rank, int size) { return {count * rank / size, count * (rank + 1) / size}; }
 
 at::Tensor summed_loss(models::Decoder& model, const Batch& batch, const kernels::LossTerms& terms) {

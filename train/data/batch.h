@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "models/decoder.h"
+#include "train/axes/rank_place.h"
 #include "train/data/packed_split.h"
 
 namespace fsdp::train {
@@ -24,6 +25,9 @@ Batch make_batch(const PackedSplit& split, std::span<const int64_t> sequences);
 
 // The batch where the model is: ids and targets; where documents start is read on the CPU. The host does not wait.
 Batch on_device(Batch batch, c10::Device device);
+
+// What a rank has of it where sequences are cut: ids and targets of its tokens; the sequences stay described whole.
+Batch part_of_sequences(Batch batch, const RankPlace& place);
 
 // The contiguous part of `count` things that belongs to `rank` of `size`: sizes differ by one at most.
 struct Part {

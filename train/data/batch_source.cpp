@@ -20,7 +20,8 @@ DataOrder make_order(int64_t seed, const PackedSplit& data) {
 }
 
 std::string parts_text(const RankPlace& place) {
-  return std::to_string(place.num_data) + (place.num_tensor == 1 ? " ranks" : " groups of ranks with one batch");
+  return std::to_string(place.num_data) +
+         (place.num_tensor * place.num_context == 1 ? " ranks" : " groups of ranks with one batch");
 }
 
 }  // namespace

@@ -34,9 +34,10 @@ std::optional<HeldoutLoss> evaluate(ShardedModel& model, const World& world, con
     std::vector<int64_t> sequences(static_cast<size_t>(part.end - part.begin));
     std::iota(sequences.begin(), sequences.end(), first + part.begin);
     const Batch batch = make_batch(split, sequences);
-    const auto loss = summed_loss(model.decoder, on_device(batch, device)).item<double>();
-    if (!model.place.counts_losses) continue;
-    sum[0] += loss;
+    const auto loss =
+        summed_loss(model.decoder, on_device(part_of_sequences(batch, model.place), device)).item<double>();
+    if (model.place.counts_losses) sum[0] += loss;
+    if (!model.place.counts_batches) continue;
     const at::Tensor& targets = batch.targets_N;
     sum[1] += targets.ne(kNoTarget).sum().item<double>();
     if (tokenizer != nullptr) {

@@ -18,12 +18,16 @@ std::vector<int32_t> encode(const tokenizer::Tokenizer& tokenizer, const std::st
   return ids;
 }
 
-// Logits [V] of the token after the last. Behind it come as many as the ranks that cut a layer need, seen by none.
+// Logits [V] of the token after the last. Behind it come as many as the ranks that cut layers and sequences need, seen
+// by none.
 at::Tensor last_logits(ShardedModel& model, const std::vector<int32_t>& ids) {
-  const auto length = static_cast<int64_t>(ids.size()), unit = int64_t{model.place.num_tensor};
+  const auto length = static_cast<int64_t>(ids.size()), unit = model.place.token_unit();
   at::Tensor ids_1T = at::zeros({1, (length + unit - 1) / unit * unit}, at::kLong);
   ids_1T.narrow(1, 0, length).copy_(at::tensor(ids, at::kLong));
-  return model.decoder->forward(ids_1T.to(model.decoder->device()))[0][length - 1];
+  const RankPlace& place = model.place;
+  const at::Tensor own = parallel::zigzag_part(ids_1T, 1, place.context_index, place.num_context);
+  const at::Tensor logits_1TV = model.decoder->forward(own.to(model.decoder->device()));
+  return (model.axes ? model.axes->whole_sequences(logits_1TV, 1) : logits_1TV)[0][length - 1];
 }
 
 }  // namespace

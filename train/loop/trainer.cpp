@@ -170,7 +170,9 @@ Trainer::Computed Trainer::compute() {
     fault_point("step.forward");
     const kernels::LossTerms terms{config_.z_loss, config_.label_smoothing};
     // Divided by the targets of all ranks, which add up.
-    const at::Tensor loss = summed_loss(model_.decoder, on_device(std::move(batch), device), terms) / num_targets;
+    const at::Tensor loss =
+        summed_loss(model_.decoder, on_device(part_of_sequences(std::move(batch), model_.place), device), terms) /
+        num_targets;
     fault_point("step.backward");
     (scaler_ ? scaler_->scale(loss) : loss).backward();
     total.add_(loss.detach());
@@ -195,7 +197,9 @@ Batch Trainer::next_batch(int64_t micro) const {
 
 void Trainer::seed_random_numbers(int64_t position) const {
   const std::array<int64_t, 2> place = {config_.seed, position};
-  at::manual_seed(io::hash_bytes({reinterpret_cast<const char*>(place.data()), sizeof(place)}));
+  // Parts of one sequence differ in them.
+  const auto part = static_cast<uint64_t>(model_.place.context_index);
+  at::manual_seed(io::hash_bytes({reinterpret_cast<const char*>(place.data()), sizeof(place)}) + part);
 }
 
 // The small all-reduce of the step. Halves of the hash: a double adds 32-bit integers exactly.
@@ -207,7 +211,7 @@ StepResult Trainer::agree(const Computed& computed, const RankNews& news) const 
   mine[0] = model_.place.counts_losses ? computed.loss : 0;
   mine[1] = world_.rank == 0 && news.wants_stop ? 1 : 0;
   mine[2] = news.save_written ? 1 : 0;
-  const uint64_t batch_hash = model_.place.counts_losses ? computed.batch_hash : 0;
+  const uint64_t batch_hash = model_.place.counts_batches ? computed.batch_hash : 0;
   mine[3] = static_cast<double>(batch_hash & 0xffffffff);
   mine[4] = static_cast<double>(batch_hash >> 32);
   mine[5] = world_.rank == 0 && news.wants_save ? 1 : 0;

@@ -49,6 +49,7 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
   options.layout = root_layout(config.optimizer);
   if (config.train.cuda_graphs) keep_addresses(options);
   ShardedModel model = parallelize(std::move(decoder), mesh, options, block_layout(config.optimizer));
+  model.axes = axes;
   set_projections(model, config.train.projections);
   if (config.train.cuda_graphs) graph_blocks(model);
   if (load) {

@@ -47,8 +47,9 @@ LayoutOptions block_layout(const OptimizerConfig& config) {
   return {.granularity = layout::Granularity::kTensor, .owners = layout::Owners::kBalanced};
 }
 
-ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardOptions& options,
+ShardedModel parallelize(models::Decoder decoder, const Mesh& all_axes, const ShardOptions& options,
                          const std::optional<LayoutOptions>& blocks) {
+  const Mesh mesh = sharding_mesh(all_axes);
   ShardOptions of_blocks = options;
   of_blocks.layout = blocks.value_or(options.layout);
   std::vector<Unit> units;
@@ -61,7 +62,7 @@ ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardO
   root.set_gradient_divide_factor(1);
   units.push_back(root);
   prefixes.emplace_back("");
-  return {std::move(decoder), std::move(units), std::move(prefixes), root, rank_place(mesh)};
+  return {std::move(decoder), std::move(units), std::move(prefixes), root, rank_place(all_axes)};
 }
 
 void set_projections(ShardedModel& model, const std::string& projections) {

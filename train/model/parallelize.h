@@ -1,11 +1,13 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "fsdp/fsdp.h"
 #include "models/decoder.h"
+#include "train/axes/axes.h"
 #include "train/axes/rank_place.h"
 #include "train/config/config.h"
 
@@ -19,6 +21,7 @@ struct ShardedModel {
   std::vector<std::string> prefixes;
   Unit root;
   RankPlace place = {};
+  std::shared_ptr<const Axes> axes = {};  // null where nothing is cut
 };
 
 // What weights and activations are stored as: shard.precision, where fp8, which is for products only, is bf16.
@@ -33,9 +36,8 @@ LayoutOptions root_layout(const OptimizerConfig& config);
 
 // COLLECTIVE. Shards a decoder over the ranks of `mesh`: each block is a unit, the embedding, the last norm and the
 // head are the root's. Gradients are summed over the ranks, not averaged: the trainer divides the loss by the number of
-// targets in the global batch, so that the number of ranks does not matter. Where the mesh has "tp", Axes has cut and
-// connected the decoder.
-// `blocks`: how blocks may be cut, where otherwise than the root.
+// targets in the global batch, so that the number of ranks does not matter. Where the mesh has "tp" or "cp", Axes has
+// cut and connected the decoder. `blocks`: how blocks may be cut, where otherwise than the root.
 ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardOptions& options,
                          const std::optional<LayoutOptions>& blocks = {});
 

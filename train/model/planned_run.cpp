@@ -65,10 +65,13 @@ plan::PlannedModel planned_model(const Config& config, const ModelChoice& choice
 }
 
 plan::Setup planned_setup(const Config& config, const RankCounts& ranks) {
-  if (config.mesh.tp != 1)
-    refuse("mesh.tp: got " + std::to_string(config.mesh.tp) +
-           ", expected 1: memory and time of layers that are cut over ranks are not in this version's plan. Leave it "
+  for (const auto& [key, ranks_of_axis] : {std::pair{"mesh.tp", config.mesh.tp}, {"mesh.cp", config.mesh.cp}}) {
+    if (ranks_of_axis == 1) continue;
+    refuse(std::string(key) + ": got " + std::to_string(ranks_of_axis) +
+           ", expected 1: memory and time of layers and sequences that are cut over ranks are not in this version's "
+           "plan. Leave it "
            "out for a plan without it.");
+  }
   if (config.shard.replicas < 1 || ranks.world % config.shard.replicas != 0)
     refuse("shard.replicas: got " + std::to_string(config.shard.replicas) + " for " + std::to_string(ranks.world) +
            " ranks, expected a divisor of the number of ranks.");

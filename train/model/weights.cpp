@@ -50,14 +50,15 @@ struct Piece {
   io::SafetensorsFile::Bytes bytes() const { return stored.file->bytes_of(*stored.entry, first, target.numel()); }
 };
 
-// Pieces that lie side by side in one file, or nearly: one read.
+// Pieces that lie side by side in one file, those of one tensor nearly so: one read.
 struct PieceRun {
   std::vector<Piece> pieces;
 
   const io::SafetensorsFile& file() const { return *pieces.front().stored.file; }
   io::SafetensorsFile::Bytes bytes() const { return {pieces.front().bytes().begin, pieces.back().bytes().end}; }
   bool is_followed_by(const Piece& piece) const {
-    return piece.stored.file == &file() && piece.bytes().begin - bytes().end <= kMostGap;
+    const bool is_same_tensor = piece.stored.entry == pieces.back().stored.entry;
+    return piece.stored.file == &file() && piece.bytes().begin - bytes().end <= (is_same_tensor ? kMostGap : 0);
   }
 };
 

@@ -120,6 +120,7 @@ void expect_close(const at::Tensor& actual, const at::Tensor& expected, double b
 struct Layout {
   int ranks;
   int64_t tp, replicas;
+  int64_t cp = 1;
   std::string strategy = "optim_grads_params";
   std::string recompute = "none";
   std::string projections = "separate";
@@ -128,6 +129,7 @@ struct Layout {
 train::Config config_of(const Layout& layout) {
   train::Config config;
   config.mesh.tp = layout.tp;
+  config.mesh.cp = layout.cp;
   config.shard.replicas = layout.replicas;
   config.shard.strategy = layout.strategy;
   config.train.recompute = layout.recompute;
@@ -141,7 +143,8 @@ void expect_equal_step(const World& world, const Layout& layout, const models::D
   train::ShardedModel model =
       train::build_model({family, io::ModelFolder::open(folder)}, {}, config_of(layout), world, at::kCPU);
   EXPECT_EQ(train::num_parameters(model), models::num_parameters(family));
-  const train::Batch batch = some_batch(7, family.vocab_size), own = rows_of(batch, model.place);
+  const train::Batch batch = some_batch(7, family.vocab_size);
+  const train::Batch own = train::part_of_sequences(rows_of(batch, model.place), model.place);
   const auto num_targets = batch.targets_N.ne(train::kNoTarget).sum().item<double>();
   const kernels::LossTerms terms{.z_loss = 1e-2, .label_smoothing = 0.1};
 
@@ -159,7 +162,8 @@ void expect_equal_step(const World& world, const Layout& layout, const models::D
     expect_close(gradients.tensors.at(item.key()), item.value().grad(), 2e-5, item.key());
   }
   const at::NoGradGuard no_grad;
-  const at::Tensor logits = model.decoder->forward(own.input_ids_BT, own.sequence);
+  const at::Tensor own_logits = model.decoder->forward(own.input_ids_BT, own.sequence);
+  const at::Tensor logits = model.axes->whole_sequences(own_logits, 1);
   const int64_t rows = own.input_ids_BT.size(0);
   expect_close(logits, whole_logits.narrow(0, model.place.data_index * rows, rows), 1e-5, "logits");
   train::compare_replicas(world, model, 1);
@@ -171,11 +175,16 @@ TEST(CutDecoder, LossesLogitsAndGradientsAreThoseOfTheWholeOne) {
                              {"qwen2", AttentionBias::kInputs, false, false, 0},
                              {"qwen3", AttentionBias::kNone, true, true, 5}};
   const Layout layouts[] = {{2, 2, 1},
-                            {4, 2, 1, "optim_grads_params", "block"},
-                            {4, 4, 1, "optim_grads_params", "none", "fused"},
-                            {4, 2, 2, "hybrid"},
-                            {4, 2, 1, "no_shard"},
-                            {4, 2, 1, "optim_grads"}};
+                            {2, 1, 1, 2},
+                            {4, 1, 1, 4, "optim_grads_params", "block"},
+                            {4, 1, 1, 2, "no_shard", "elementwise"},
+                            {4, 2, 1, 2},
+                            {4, 1, 2, 2, "hybrid"},
+                            {4, 2, 1, 1, "optim_grads_params", "block"},
+                            {4, 4, 1, 1, "optim_grads_params", "none", "fused"},
+                            {4, 2, 2, 1, "hybrid"},
+                            {4, 2, 1, 1, "no_shard"},
+                            {4, 2, 1, 1, "optim_grads"}};
   for (const Family& family : families) {
     const models::DecoderConfig config = config_of(family);
     const io::TemporaryFolder folder;
@@ -183,7 +192,8 @@ TEST(CutDecoder, LossesLogitsAndGradientsAreThoseOfTheWholeOne) {
     for (const Layout& layout : layouts) {
       const bool fuses = layout.projections == "fused";
       if (fuses && family.bias != AttentionBias::kNone) continue;  // biases keep weights apart
-      SCOPED_TRACE(c10::str(family.name, ", ", layout.ranks, " ranks, tp ", layout.tp, ", ", layout.strategy));
+      SCOPED_TRACE(c10::str(family.name, ", ", layout.ranks, " ranks, tp ", layout.tp, ", cp ", layout.cp, ", ",
+                            layout.strategy));
       run_ranks(layout.ranks, [&](const World& world) { expect_equal_step(world, layout, config, folder / "model"); });
     }
   }
@@ -198,10 +208,10 @@ TEST(CutDecoder, StartsFromAndWritesTheWholeModel) {
   const io::TemporaryFolder folder;
   write_folder(whole, folder / "whole");
   for (const std::string precision : {"fp32", "bf16"}) {
-    for (const auto& [ranks, tp] : {std::pair{2, 2}, {4, 4}, {6, 2}}) {
+    for (const auto& [ranks, tp, cp] : {std::tuple{2, 2, 1}, {4, 4, 1}, {6, 2, 1}, {6, 1, 2}, {4, 2, 2}}) {
       SCOPED_TRACE(precision + ", " + std::to_string(ranks) + " ranks");
-      run_ranks(ranks, [&, ranks = ranks, tp = tp](const World& world) {
-        train::Config run = config_of(Layout{ranks, tp, 1});
+      run_ranks(ranks, [&, ranks = ranks, tp = tp, cp = cp](const World& world) {
+        train::Config run = config_of(Layout{ranks, tp, 1, cp});
         run.shard.precision = precision;
         train::ShardedModel random = train::build_model({config, {}}, {}, run, world, at::kCPU);
         const StateDict weights = full_state_dict(*random.decoder);
@@ -246,6 +256,13 @@ TEST(CutDecoder, WhatDoesNotDivideIsRefusedWithWhatDoes) {
   EXPECT_THAT(refusal([](auto& config, auto&) { config.shard.precision = "fp8"; }), is_refused("\"fp8\""));
   EXPECT_THAT(refusal([](auto& config, auto&) { config.shard.device = "cuda"; }), is_refused("shard.device"));
   EXPECT_THAT(refusal([](auto& config, auto&) { config.tune.method = "lora"; }), is_refused("\"lora\""));
+  EXPECT_THAT(
+      refusal([](auto& config, auto&) {
+        config.mesh.cp = 4;
+        config.data.sequence_length = 36;
+      }),
+      is_refused("mesh.cp: got 4 with 36 tokens of a sequence (data.sequence_length), expected a multiple of 8, "
+                 "two chunks for each rank along \"cp\", divided by mesh.tp: 32 or 40"));
   EXPECT_THAT(refusal([](auto& config, auto&) { config.train.recompute = "gate_up"; }), is_refused("none or block"));
   EXPECT_THAT(refusal([](auto& config, auto&) { config.output.hardware = "h100"; }), is_refused("output.hardware"));
 }
@@ -258,7 +275,9 @@ TEST(CutDecoder, RanksThatTheAxesDoNotDivideAreRefused) {
   });
   run_ranks(2, [](const World& world) {
     EXPECT_THAT([&] { train::make_mesh(world, 2, {.tp = 2}); },
-                ThrowsMessage<Error>(HasSubstr("shard.replicas x mesh.tp: got 2 x 2 for 2 ranks")));
+                ThrowsMessage<Error>(HasSubstr("shard.replicas x mesh.cp x mesh.tp: got 2 x 1 x 2 for 2 ranks")));
+    EXPECT_THAT([&] { train::make_mesh(world, 1, {.tp = 1, .cp = 3}); },
+                ThrowsMessage<Error>(HasSubstr("mesh.cp: got 3 for 2 ranks")));
   });
 }
 
