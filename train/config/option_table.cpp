@@ -116,7 +116,8 @@ std::vector<Option> train_options() {
       {"train.max_minutes", FSDP_SLOT(train.max_minutes), at_least(0),
        "stop after the step in which this is reached, wherever the learning rate is then; 0: no limit"},
       {"train.batch_sequences", FSDP_SLOT(train.batch_sequences), at_least(1),
-       "sequences per step, over all ranks; a multiple of ranks x microbatch_sequences"},
+       "sequences per step, over all ranks; a multiple of ranks x microbatch_sequences, where ranks along mesh.tp and "
+       "mesh.cp count as one"},
       {"train.microbatch_sequences", FSDP_SLOT(train.microbatch_sequences), at_least(0),
        "sequences per forward and backward of one rank; 0: all that a rank has in a step"},
       {"train.recompute", FSDP_SLOT(train.recompute), one_of({"none", "elementwise", "gate_up", "block"}),
