@@ -15,7 +15,7 @@ cd "$(dirname "$0")/.."
 source scripts/versions.sh
 PACKAGES="cmake ninja-build g++ ccache mold python3 python3-pip nlohmann-json3-dev libcli11-dev libtomlplusplus-dev
   libfmt-dev libhwy-dev libxxhash-dev zlib1g-dev libzstd-dev libsimdjson-dev libpcre2-dev libutf8proc-dev libgtest-dev libgmock-dev
-  nettle-dev librapidcheck-dev libbenchmark-dev"
+  nettle-dev librapidcheck-dev libbenchmark-dev patchelf"
 
 say() { printf '== %s\n' "$*"; }
 
@@ -30,6 +30,7 @@ install_packages() {
     case "$package" in
       cmake | ccache | mold | python3) command -v "$package" >/dev/null || needed+=("$package") ;;
       ninja-build) command -v ninja >/dev/null || needed+=("$package") ;;
+      patchelf) command -v patchelf >/dev/null || needed+=("$package") ;;
       g++) command -v g++ >/dev/null || needed+=("$package") ;;
       python3-pip) python3 -m pip --version >/dev/null 2>&1 || needed+=("$package") ;;
       *) needed+=("$package") ;;
