@@ -42,7 +42,7 @@ plan::Work planned_work(const Config& config, int64_t world) {
 }  // namespace
 
 plan::PlannedModel planned_model(const Config& config, const ModelChoice& choice) {
-  const Tuning tuning = choose_tuning(config.tune, choice);
+  const Tuning tuning = choose_tuning(config.tune, choice, LoraBase::kPlanned);
   const models::Decoder outline = deferred([&] {
     models::Decoder whole(choice.config, at::TensorOptions().dtype(base_type(tuning, config.shard)));
     apply_tuning(tuning, whole, /*seed=*/0);

@@ -18,13 +18,13 @@ models::Decoder outline(const ModelChoice& choice) {
   return deferred([&] { return models::Decoder(choice.config); });
 }
 
-models::LoraConfig lora_config(const TuneConfig& config, const ModelChoice& choice) {
+models::LoraConfig lora_config(const TuneConfig& config, const ModelChoice& choice, LoraBase base) {
   if (!config.frozen.empty() || !config.trained.empty()) {
     throw Error(ErrorCode::kUsage,
                 "[tune] tune.frozen and tune.trained: got them with tune.method = \"lora\", which freezes everything "
                 "but its adapters, expected them with \"full\" only. Leave them out.");
   }
-  if (!choice.weights) {
+  if (!choice.weights && base == LoraBase::kLoaded) {
     throw Error(ErrorCode::kUsage,
                 "[tune] tune.method = \"lora\": got a model with random weights, expected a trained one: the adapter "
                 "is worth nothing without its base. Set model.path to a folder with weights.");
@@ -52,14 +52,14 @@ std::string join(const std::vector<std::string>& names) {
 
 }  // namespace
 
-Tuning choose_tuning(const TuneConfig& config, const ModelChoice& choice) {
+Tuning choose_tuning(const TuneConfig& config, const ModelChoice& choice, LoraBase base) {
   Tuning tuning;
   if (config.method != "lora" && !config.lora_from.empty()) {
     throw Error(ErrorCode::kUsage, "[tune] tune.lora_from: got it with tune.method = \"" + config.method +
                                        "\", expected \"lora\". Set that, or leave tune.lora_from out.");
   }
   if (config.method == "lora") {
-    tuning.lora = lora_config(config, choice);
+    tuning.lora = lora_config(config, choice, base);
   } else if (!config.frozen.empty() || !config.trained.empty()) {
     tuning.frozen = choose_frozen(config, parameter_names(choice));
   }

@@ -18,9 +18,14 @@ struct Tuning {
   std::vector<std::string> frozen;         // without adapters: names of parameters that do not train
 };
 
-// Throws Error(kUsage) if a pattern or a target matches nothing, nothing is left to train, or LoRA has no base whose
-// weights are loaded.
-Tuning choose_tuning(const TuneConfig& config, const ModelChoice& choice);
+enum class LoraBase {
+  kLoaded,   // its weights are there, as training needs
+  kPlanned,  // they may come later: a plan needs shapes
+};
+
+// Throws Error(kUsage) if a pattern or a target matches nothing, nothing is left to train, or LoRA has no base as
+// `base` says.
+Tuning choose_tuning(const TuneConfig& config, const ModelChoice& choice, LoraBase base = LoraBase::kLoaded);
 
 // The element type that the base of an adapter rests in: what is computed with, since nothing updates it.
 at::ScalarType base_type(const Tuning& tuning, const ShardConfig& config);
