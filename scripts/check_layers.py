@@ -107,7 +107,9 @@ ALLOWED = {
     "train/model": MODEL | {"plan", "train/axes"},
     "train/evaluate": DATA,
     "train/generate": DATA,
-    "train/loop": DATA | {"plan", "plan/forecast", "plan/time", "train/evaluate", "train/generate", "train/profile"},
+    "train/logs": {"fsdp/base", "io/base", "train/base", "train/config"},
+    "train/loop": DATA | {"plan", "plan/forecast", "plan/time", "train/evaluate", "train/generate", "train/logs",
+                          "train/profile"},
     "train/parity": DATA | {"train/loop"},
 }
 # Rooms within a room: its own matter, one room to all others.

@@ -70,7 +70,9 @@ std::string describe(const HeldoutLoss& loss) {
 
 std::string to_json(const StepMetrics& m) {
   nlohmann::ordered_json json;
+  json["schema"] = kLogSchema;
   json["step"] = m.step;
+  json["steps"] = m.steps;
   json["tokens"] = m.tokens;
   json["loss"] = number(m.loss);
   json["grad_norm"] = number(m.grad_norm);
@@ -104,6 +106,7 @@ std::string to_json(const StepMetrics& m) {
 
 std::string to_json(int64_t step, const HeldoutLoss& loss) {
   nlohmann::ordered_json json;
+  json["schema"] = kLogSchema;
   json["step"] = step;
   json["heldout"] = {{"loss", number(loss.loss())},
                      {"perplexity", number(loss.perplexity())},

@@ -70,7 +70,11 @@ std::string progress_line(const StepMetrics& metrics);
 // "loss 1.1234, perplexity 3.08, 1.6207 bits per byte (1,234 bytes)"
 std::string describe(const HeldoutLoss& loss);
 
-// One line of metrics.jsonl, without the newline. The fields are those of docs/training.md.
+// Of the objects in metrics.jsonl, ledger.jsonl, events.jsonl and samples.jsonl (docs/logs.md): rises when a key goes or
+// changes its meaning, not when one is added.
+constexpr int kLogSchema = 1;
+
+// One line of metrics.jsonl, without the newline. The fields are those of docs/logs.md.
 std::string to_json(const StepMetrics& metrics);
 std::string to_json(int64_t step, const HeldoutLoss& loss);
 

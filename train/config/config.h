@@ -124,6 +124,8 @@ struct OutputConfig {
   std::string folder = "runs/train";
   std::string overwrite = "refuse";
   std::string hardware;
+  bool tensorboard = false;
+  std::string prometheus;
 };
 
 struct SampleConfig {

@@ -293,6 +293,11 @@ std::vector<Option> output_options() {
        "what a rank runs on, as in `fsdp plan --hardware`: a name, or a file of `fsdp plan calibrate`. The run then "
        "says "
        "beforehand how long a step takes, and at its end how long it took; empty: it does not"},
+      {"output.tensorboard", FSDP_SLOT(output.tensorboard), any(),
+       "the numbers of metrics.jsonl also as TensorBoard reads them, in tensorboard/ of output.folder"},
+      {"output.prometheus", FSDP_SLOT(output.prometheus), any(),
+       "a file that always holds the newest numbers as Prometheus reads them; its name ends with .prom where the node "
+       "exporter collects it. Empty: none"},
   };
 }
 

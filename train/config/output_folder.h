@@ -15,6 +15,7 @@ struct OutputFolder {
   std::filesystem::path events() const { return root / "events.jsonl"; }
   std::filesystem::path trace() const { return root / "trace.json"; }
   std::filesystem::path ledger() const { return root / "ledger.jsonl"; }
+  std::filesystem::path tensorboard() const { return root / "tensorboard"; }
   std::filesystem::path checkpoints() const { return root / "checkpoints"; }
   std::filesystem::path samples() const { return root / "samples.jsonl"; }
   // Made by whoever wants it: save and stop, or save and go on.

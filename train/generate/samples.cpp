@@ -6,6 +6,7 @@
 #include <span>
 
 #include "text/unicode/utf8.h"
+#include "train/base/metrics.h"
 #include "train/base/terminal_text.h"
 #include "train/generate/sampling.h"
 
@@ -34,6 +35,7 @@ at::Tensor last_logits(ShardedModel& model, const std::vector<int32_t>& ids) {
 
 std::string to_json(int64_t step, const Sample& sample) {
   nlohmann::ordered_json json;
+  json["schema"] = kLogSchema;
   json["step"] = step;
   json["prompt"] = tokenizer::to_valid_utf8(sample.prompt);
   json["text"] = sample.text;

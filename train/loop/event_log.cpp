@@ -4,6 +4,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "train/base/metrics.h"
+
 namespace fsdp::train {
 namespace {
 
@@ -14,7 +16,7 @@ std::string event_line(nlohmann::ordered_json event) {
 
 nlohmann::ordered_json event_of(EventKind kind, int64_t step, const std::string& text) {
   const auto now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch());
-  return {{"time", now.count()}, {"event", name(kind)}, {"step", step}, {"text", text}};
+  return {{"schema", kLogSchema}, {"time", now.count()}, {"event", name(kind)}, {"step", step}, {"text", text}};
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "io/base/hash.h"
+#include "train/base/metrics.h"
 
 namespace fsdp::train {
 namespace {
@@ -17,6 +18,7 @@ std::string bits(double value) { return io::hash_text(std::bit_cast<uint64_t>(va
 
 std::string to_json(const LedgerEntry& entry) {
   nlohmann::ordered_json json;
+  json["schema"] = kLogSchema;
   json["step"] = entry.step;
   json["position"] = entry.position;
   json["sequences"] = entry.sequences;

@@ -9,9 +9,9 @@ int64_t kept(int64_t last_step) { return last_step == 0 ? kNothing : last_step; 
 
 }  // namespace
 
-Records::Records(const OutputFolder& folder, const SampleConfig& config, int64_t last_step)
-    : metrics(folder.metrics(), kept(last_step)), ledger(folder.ledger(), kept(last_step)) {
-  if (config.every_steps > 0) samples.emplace(folder.samples(), kept(last_step));
+Records::Records(const OutputFolder& folder, const Config& config, int64_t last_step)
+    : metrics(folder, config.output, last_step), ledger(folder.ledger(), kept(last_step)) {
+  if (config.sample.every_steps > 0) samples.emplace(folder.samples(), kept(last_step));
 }
 
 void Records::sync() {

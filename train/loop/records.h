@@ -6,6 +6,7 @@
 #include "train/base/line_file.h"
 #include "train/config/config.h"
 #include "train/config/output_folder.h"
+#include "train/logs/metric_log.h"
 
 namespace fsdp::train {
 
@@ -13,12 +14,12 @@ namespace fsdp::train {
 class Records {
  public:
   // Keeps what was written up to `last_step`; 0: starts anew. Throws Error(kFileSystem).
-  Records(const OutputFolder& folder, const SampleConfig& config, int64_t last_step);
+  Records(const OutputFolder& folder, const Config& config, int64_t last_step);
 
   void sync();
   void go_back_to(int64_t step);
 
-  LineFile metrics;
+  MetricLog metrics;
   LineFile ledger;
   std::optional<LineFile> samples;  // where some are asked for
 };

@@ -113,7 +113,7 @@ class Run {
   int train_steps() {
     print_banner();
     const int64_t first_step = checkpoints_.resume();
-    on_rank0(world_, [&] { records_ = std::make_unique<Records>(folder_, config_.sample, first_step); });
+    on_rank0(world_, [&] { records_ = std::make_unique<Records>(folder_, config_, first_step); });
     model_.root.reset_counters();
     events_.keep_start({first_step, trainer_.schedule().steps, world_.size, num_parameters(model_), subject()});
     pace_.start(first_step);

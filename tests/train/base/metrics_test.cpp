@@ -47,7 +47,7 @@ TEST(Metrics, TellTheLossScaleWhereThereIsOne) {
 
 TEST(Metrics, JsonHasTheDocumentedFields) {
   const auto json = nlohmann::json::parse(to_json(example()));
-  for (const char* key : {"step", "tokens", "loss", "grad_norm", "lr", "step_ms", "data_ms", "tokens_per_s",
+  for (const char* key : {"schema", "step", "steps", "tokens", "loss", "grad_norm", "lr", "step_ms", "data_ms", "tokens_per_s",
                           "tokens_per_s_per_rank", "mfu", "memory", "comm"}) {
     EXPECT_TRUE(json.contains(key)) << key;
   }
