@@ -76,6 +76,17 @@ def check_tarball(root, machine_paths):
     expect(len(loaded.splitlines()) > 8, f"bin/fsdp loads too little: {loaded}")
 
 
+def check_cmake(root, scratch):
+    """A program elsewhere finds the library, and the LibTorch that came with it."""
+    (scratch / "program").mkdir()
+    (scratch / "program" / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(program CXX)\nfind_package(fsdp REQUIRED)\n"
+        'get_target_property(kind fsdp::fsdp TYPE)\nmessage(STATUS "${kind} with ${LIBTORCH_DIR}")\n')
+    result = run(["cmake", "-S", scratch / "program", "-B", scratch / "program/build", f"-DCMAKE_PREFIX_PATH={root}"],
+                 PATH=os.environ["PATH"])
+    expect(result.returncode == 0 and f"SHARED_LIBRARY with {root}/libtorch" in result.stdout, f"find_package: {result}")
+
+
 def install_wheel(wheel, site):
     """As pip does: files, and the executable bit of those that have one."""
     with zipfile.ZipFile(wheel) as archive:
@@ -126,6 +137,7 @@ def main():
         moved = scratch / "another place"
         (scratch / "staged").rename(moved)
         check_tarball(moved, [str(build), str(source)])
+        check_cmake(moved, scratch)
         subprocess.run(package + ["wheel", str(moved)], check=True, env=environment)
         check_wheel(next((scratch / "packages").glob("*.whl")), moved, scratch)
     print("\n".join(problems) if problems else "check_layout: no problem")
