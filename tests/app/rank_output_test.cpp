@@ -1,6 +1,8 @@
 #include "app/launch/rank_output.h"
 
 #include <gtest/gtest.h>
+#include <pty.h>
+#include <unistd.h>
 
 #include <cstdlib>
 
@@ -51,6 +53,27 @@ TEST_F(RankOutputTest, StatusLineStaysBelow) {
   output.feed(0, Stream::kOut, "step 2\r");
   output.finish(0);
   EXPECT_EQ(text(), "\r\x1b[K[0] step 1\r\x1b[K[1] hello\n[0] step 1\r\x1b[K[0] step 2\n");
+}
+
+// A line that wraps could not be erased.
+TEST(RankOutputOnATerminal, TheStatusLineIsCutToItsWidth) {
+  for (const unsigned short columns : {80, 120}) {
+    int screen = -1, terminal = -1;
+    const winsize size{.ws_row = 24, .ws_col = columns, .ws_xpixel = 0, .ws_ypixel = 0};
+    ASSERT_EQ(openpty(&screen, &terminal, nullptr, nullptr, &size), 0);
+    std::FILE* file = fdopen(terminal, "w");
+    {
+      RankOutput output(2, {.prefix = true, .draws_status = true}, file, file);
+      output.feed(0, Stream::kOut, std::string(200, 's') + "\r");
+    }
+    char bytes[512];
+    const ssize_t read_bytes = read(screen, bytes, sizeof(bytes));
+    ASSERT_GT(read_bytes, 0);
+    EXPECT_EQ(std::string(bytes, static_cast<size_t>(read_bytes)),
+              "\r\x1b[K[0] " + std::string(columns - 1U - 4U, 's'));
+    std::fclose(file);
+    close(screen);
+  }
 }
 
 TEST_F(RankOutputTest, StatusIsALineWhereNothingIsDrawn) {

@@ -162,6 +162,29 @@ TEST_F(Spikes, AreSkippedWhereThereIsNoWayBack) {
   EXPECT_TRUE(contains(result.out, "train: step 40 is a spike and skipped")) << result.out;
 }
 
+TEST_F(Loop, NumbersGoWhereTheyAreAskedFor) {
+  const CommandResult result = launch_fsdp(
+      2, run("a", "--check.stragglers_every=2 --output.tensorboard=true --output.prometheus=" + path("fsdp.prom") +
+                      " --sample.every_steps=3 --sample.prompts=x"));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  for (const char* file : {"metrics", "ledger", "events", "samples"}) {
+    const Lines lines = read_lines(path("a/") + file + ".jsonl");
+    EXPECT_FALSE(lines.empty()) << file;
+    for (const auto& line : lines) EXPECT_EQ(line.at("schema"), 1) << file << line;
+  }
+  for (const auto& line : read_lines(path("a/metrics.jsonl"))) {
+    if (!line.contains("loss")) continue;
+    // Ranks compare after every second step.
+    ASSERT_EQ(line.contains("slowest_rank"), line["step"].get<int>() > 1) << line;
+    if (!line.contains("slowest_rank")) continue;
+    EXPECT_LE(line["slowest_rank"]["rank"], 1);
+    EXPECT_GE(line["slowest_rank"]["excess"], 0);
+  }
+  EXPECT_TRUE(contains(read_file(path("fsdp.prom")), "\nfsdp_step{run=\"" + path("a") + "\"} 6\n"));
+  EXPECT_TRUE(contains(read_file(path("fsdp.prom")), "\nfsdp_heldout_loss{run="));
+  EXPECT_FALSE(std::filesystem::is_empty(path("a/tensorboard")));
+}
+
 TEST_F(Loop, FileAsksForACheckpoint) {
   ask("saved", "SAVE");
   const CommandResult result = launch_fsdp(2, run("saved"));

@@ -47,7 +47,7 @@ void Console::line(const std::string& text) {
   std::fflush(stream_);
 }
 
-void Console::status(const std::string& text) {
+void Console::status(const std::string& text, const std::string& drawn) {
   if (sink_ == Sink::kSilent) {
     return;
   }
@@ -56,7 +56,7 @@ void Console::status(const std::string& text) {
     return;
   }
   const std::lock_guard lock(mutex_);
-  status_ = for_terminal(text);
+  status_ = for_terminal(drawn);
   if (sink_ == Sink::kTerminal) {
     std::fprintf(stream_, "%s%s", kEraseLine, fit_to_terminal(status_, stream_).c_str());
   } else {

@@ -29,7 +29,9 @@ class Console {
   Console& operator=(const Console&) = delete;
 
   void line(const std::string& text);
-  void status(const std::string& text);
+  // `drawn`: where it is updated in place; `text`: elsewhere.
+  void status(const std::string& text, const std::string& drawn);
+  void status(const std::string& text) { status(text, text); }
   // True where a status costs nothing to read, so that it may be updated often.
   bool updates_in_place() const { return sink_ == Sink::kTerminal || sink_ == Sink::kLauncher; }
 

@@ -33,6 +33,15 @@ nlohmann::ordered_json number(double value) {
   return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json();
 }
 
+// Part of a step that waited for batches.
+double data_percent(const StepMetrics& m) { return m.step_ms > 0 ? 100 * m.data_ms / m.step_ms : 0; }
+
+std::string scaling_text(const StepMetrics& m) {
+  if (!m.scaling) return "";
+  const auto overflows = static_cast<long long>(m.scaling->overflows);
+  return format_text(" scale %g", m.scaling->scale) + (overflows > 0 ? format_text(" (%lld skipped)", overflows) : "");
+}
+
 }  // namespace
 
 double HeldoutLoss::loss() const { return nats / static_cast<double>(std::max<int64_t>(1, targets)); }
@@ -46,19 +55,27 @@ double HeldoutLoss::nats_per_byte() const {
 double HeldoutLoss::bits_per_byte() const { return nats_per_byte() / std::numbers::ln2; }
 
 std::string progress_line(const StepMetrics& m) {
-  const double data_share = m.step_ms > 0 ? 100 * m.data_ms / m.step_ms : 0;
-  const std::string scaling =
-      m.scaling
-          ? format_text(" scale %g", m.scaling->scale) +
-                (m.scaling->overflows > 0 ? format_text(" (%lld skipped)", static_cast<long long>(m.scaling->overflows))
-                                          : "")
-          : "";
   return format_text(
       "step %lld/%lld loss %.3f gnorm %.2f lr %s%s | %s tok/s %.1f%% mfu | eta %s | mem %s | data %.1f%%",
       static_cast<long long>(m.step), static_cast<long long>(m.steps), m.loss, m.grad_norm,
-      short_scientific(m.lr).c_str(), scaling.c_str(), with_thousands(std::llround(m.tokens_per_s)).c_str(),
+      short_scientific(m.lr).c_str(), scaling_text(m).c_str(), with_thousands(std::llround(m.tokens_per_s)).c_str(),
       100 * m.mfu, clock_text(m.eta_s).c_str(), format_bytes(m.device ? m.device->reserved : m.memory.resident).c_str(),
-      data_share);
+      data_percent(m));
+}
+
+std::string live_line(const StepMetrics& m) {
+  constexpr int kCells = 8;
+  const auto filled = static_cast<int>(m.steps > 0 ? kCells * m.step / m.steps : 0);
+  const std::string bar = std::string(static_cast<size_t>(filled), '=') + (filled < kCells ? ">" : "");
+  const std::string slowest =
+      m.slowest ? format_text(" rank %d %+.0f%%", m.slowest->rank, 100 * m.slowest->excess) : "";
+  return format_text("step %lld/%lld [%-*s] loss %.3f %s tok/s eta %s%s", static_cast<long long>(m.step),
+                     static_cast<long long>(m.steps), kCells, bar.c_str(), m.loss,
+                     with_thousands(std::llround(m.tokens_per_s)).c_str(), clock_text(m.eta_s).c_str(),
+                     slowest.c_str()) +
+         format_text(" | gnorm %.2f lr %s%s | %.1f%% mfu | mem %s | data %.1f%%", m.grad_norm,
+                     short_scientific(m.lr).c_str(), scaling_text(m).c_str(), 100 * m.mfu,
+                     format_bytes(m.device ? m.device->reserved : m.memory.resident).c_str(), data_percent(m));
 }
 
 std::string describe(const HeldoutLoss& loss) {
@@ -94,6 +111,7 @@ std::string to_json(const StepMetrics& m) {
                   {"reduces", m.comm.reduces},
                   {"bytes", m.comm.bytes},
                   {"exposed_ms", m.comm.exposed_ms}};
+  if (m.slowest) json["slowest_rank"] = {{"rank", m.slowest->rank}, {"excess", m.slowest->excess}};
   if (m.device) {
     json["device"] = {{"allocated_bytes", m.device->allocated},
                       {"peak_allocated_bytes", m.device->peak_allocated},

@@ -31,6 +31,12 @@ struct LossScaling {
   int64_t overflows = 0;  // steps skipped for it since the process began
 };
 
+// The rank that computed longest in the steps that ranks compared last.
+struct SlowestRank {
+  int rank = 0;
+  double excess = 0;  // its computing time above the mean of the others', 0.1 is 10 %
+};
+
 // One logged step. Counts and memory are rank 0's, and cover the steps since the line before.
 struct StepMetrics {
   int64_t step = 0;    // steps done
@@ -49,6 +55,7 @@ struct StepMetrics {
   std::optional<DeviceMemory> device = {};  // of rank 0; nothing on the CPU
   CommunicationCounts comm;
   std::optional<LossScaling> scaling = {};  // nothing where losses are not scaled
+  std::optional<SlowestRank> slowest = {};  // nothing before ranks have compared
 };
 
 // Loss on a held-out split.
@@ -64,14 +71,17 @@ struct HeldoutLoss {
 };
 
 // "step 120/2000 loss 2.314 gnorm 0.82 lr 3.0e-4 | 41,210 tok/s 38.1% mfu | eta 00:41:10 | mem 812 MiB | data 0.4%".
-// What matters least comes last, where a narrow terminal cuts.
 std::string progress_line(const StepMetrics& metrics);
+
+// The same where one line is drawn over and over: "step 120/2000 [===>    ] loss 2.314 41,210 tok/s eta 00:41:10 rank 1
+// +12% | gnorm 0.82 ...", where rank 1 is the slowest. What matters least comes last, where a narrow terminal cuts.
+std::string live_line(const StepMetrics& metrics);
 
 // "loss 1.1234, perplexity 3.08, 1.6207 bits per byte (1,234 bytes)"
 std::string describe(const HeldoutLoss& loss);
 
-// Of the objects in metrics.jsonl, ledger.jsonl, events.jsonl and samples.jsonl (docs/logs.md): rises when a key goes or
-// changes its meaning, not when one is added.
+// Of the objects in metrics.jsonl, ledger.jsonl, events.jsonl and samples.jsonl (docs/logs.md): rises when a key goes
+// or changes its meaning, not when one is added.
 constexpr int kLogSchema = 1;
 
 // One line of metrics.jsonl, without the newline. The fields are those of docs/logs.md.

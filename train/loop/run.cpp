@@ -348,16 +348,14 @@ class Run {
   void report(const StepResult& result, bool done) {
     const int64_t step = trainer_.steps_done();
     const bool logged = done || is_logged(step);
-    if (world_.rank != 0 || (!logged && !console_.updates_in_place())) {
-      return;
-    }
+    if (world_.rank != 0 || (!logged && !console_.updates_in_place())) return;
     const StepMetrics metrics = collect(result);
     if (logged) {
       records_->metrics.append(to_json(metrics));
       model_.root.reset_counters();
       pace_.mark(step);
     }
-    console_.status(progress_line(metrics));
+    console_.status(progress_line(metrics), live_line(metrics));
   }
 
   double utilisation(double tokens_per_s) {
@@ -391,6 +389,7 @@ class Run {
     metrics.mfu = utilisation(metrics.tokens_per_s);
     metrics.num_ranks = world_.size;
     metrics.eta_s = remaining_seconds();
+    metrics.slowest = stragglers_.slowest();
     metrics.memory = {
         process.resident_bytes, process.peak_bytes,         rest.main_weight + rest.model_weight,
         rest.main_grad,         trainer_.optimizer_bytes(), counters.peak_unsharded_bytes + counters.peak_reduce_bytes};

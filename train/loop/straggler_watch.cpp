@@ -1,6 +1,7 @@
 #include "train/loop/straggler_watch.h"
 
 #include <algorithm>
+#include <numeric>
 #include <sstream>
 
 #include "fsdp/comm/liveness/wait_clock.h"
@@ -19,6 +20,15 @@ std::vector<double> decode(const std::string& text) {
   std::istringstream words(text);
   for (double number = 0; words >> number;) numbers.push_back(number);
   return numbers;
+}
+
+// `ranks`: the computing times of each.
+SlowestRank find_slowest(const std::vector<std::vector<double>>& ranks) {
+  std::vector<double> sums;
+  for (const std::vector<double>& times : ranks) sums.push_back(std::accumulate(times.begin(), times.end(), 0.0));
+  const auto most = std::max_element(sums.begin(), sums.end());
+  const double others = (std::accumulate(sums.begin(), sums.end(), 0.0) - *most) / static_cast<double>(sums.size() - 1);
+  return {static_cast<int>(most - sums.begin()), others > 0 ? *most / others - 1 : 0};
 }
 
 }  // namespace
@@ -47,6 +57,7 @@ std::vector<std::string> StragglerWatch::compare() {
     for (const auto& times : ranks) row.push_back(times.at(step));
     for (std::string& change : report_.add_step(row)) changes.push_back(std::move(change));
   }
+  slowest_ = find_slowest(ranks);
   compute_ms_.clear();
   return changes;
 }

@@ -33,6 +33,23 @@ TEST(Metrics, ProgressLine) {
             "data 0.4%");
 }
 
+TEST(Metrics, LiveLine) {
+  StepMetrics m = example();
+  EXPECT_EQ(live_line(m),
+            "step 120/2000 [>       ] loss 2.314 41,210 tok/s eta 00:41:10 | gnorm 0.82 lr 3.0e-4 | 38.1% mfu | "
+            "mem 812.0 MiB | data 0.4%");
+  m.step = 1000;
+  m.slowest = {3, 0.123};
+  const std::string line = live_line(m);
+  EXPECT_EQ(line.substr(0, line.find(" |")),
+            "step 1000/2000 [====>   ] loss 2.314 41,210 tok/s eta 00:41:10 rank 3 +12%");
+  EXPECT_LE(line.find(" |") + std::string("[0] ").size(), 79U) << "what matters most fits a terminal of 80 columns";
+  m.step = 2000;
+  EXPECT_EQ(live_line(m).substr(15, 10), "[========]");
+  EXPECT_EQ(nlohmann::json::parse(to_json(m))["slowest_rank"]["rank"], 3);
+  EXPECT_FALSE(nlohmann::json::parse(to_json(example())).contains("slowest_rank"));
+}
+
 TEST(Metrics, TellTheLossScaleWhereThereIsOne) {
   StepMetrics m = example();
   m.scaling = {65536, 0};
@@ -47,8 +64,8 @@ TEST(Metrics, TellTheLossScaleWhereThereIsOne) {
 
 TEST(Metrics, JsonHasTheDocumentedFields) {
   const auto json = nlohmann::json::parse(to_json(example()));
-  for (const char* key : {"schema", "step", "steps", "tokens", "loss", "grad_norm", "lr", "step_ms", "data_ms", "tokens_per_s",
-                          "tokens_per_s_per_rank", "mfu", "memory", "comm"}) {
+  for (const char* key : {"schema", "step", "steps", "tokens", "loss", "grad_norm", "lr", "step_ms", "data_ms",
+                          "tokens_per_s", "tokens_per_s_per_rank", "mfu", "memory", "comm"}) {
     EXPECT_TRUE(json.contains(key)) << key;
   }
   for (const char* key : {"resident_bytes", "peak_bytes", "params", "grads", "optimizer", "activations", "comm"}) {
