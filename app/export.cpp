@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "app/command_line.h"
+#include "app/gguf/gguf_export.h"
 #include "app/weight_options.h"
 #include "fsdp/base/error.h"
 #include "io/weights/merged_source.h"
@@ -29,6 +30,24 @@ std::unique_ptr<io::WeightSource> open_source(const std::string& path, const std
   return io::open_merged_source(std::move(source), std::move(adapter), dtype);
 }
 
+int export_gguf(const std::unique_ptr<io::WeightSource>& source, const std::string& config_path,
+                const std::string& dtype, const io::OutputFolder& output) {
+  const std::optional<nlohmann::json> config = find_config("export", config_path, *source);
+  if (!config)
+    throw Error(ErrorCode::kUsage,
+                "[export] gguf: got a source without config.json, which says what the tensors are. "
+                "Pass --config.");
+  const io::CopyPlan plan = io::plan_copy(*source, "", std::nullopt);
+  const io::GgmlType type = parse_gguf_type(dtype, plan);
+  const std::string why_no_vocabulary = write_gguf(*source, plan, output, *config, type);
+  std::printf("export: %zu tensors, matrices as %s -> %s\n", plan.outputs.size(), std::string(io::name(type)).c_str(),
+              output.path.c_str());
+  if (!why_no_vocabulary.empty())
+    std::printf("export: the file has no vocabulary: %s; programs must give and take token ids\n",
+                why_no_vocabulary.c_str());
+  return 0;
+}
+
 }  // namespace
 
 int run_export(const Arguments& arguments) {
@@ -47,23 +66,27 @@ int run_export(const Arguments& arguments) {
       "train`\n"
       "  fsdp export out/model --merge=base --out=model                             a LoRA adapter with its base\n"
       "  fsdp export out/model --format=dcp --prefix=model. --out=dcp               for PyTorch:\n"
-      "      state = {\"model\": model.state_dict()}; torch.distributed.checkpoint.load(state, checkpoint_id=\"dcp\")",
+      "      state = {\"model\": model.state_dict()}; torch.distributed.checkpoint.load(state, checkpoint_id=\"dcp\")\n"
+      "  fsdp export out/model --format=gguf --dtype=q8_0 --out=model.gguf          for llama.cpp",
       "fsdp export");
   parser.add_option("SOURCE", path, "folder of one checkpoint (step-N), or a model folder")->required();
-  parser.add_option("-o,--out,--to", out, "folder to write")->required();
-  parser.add_option("--format", format,
-                    "hf (default): model.safetensors and config.json; dcp: PyTorch's sharded checkpoint");
-  parser.add_option("--dtype", dtype, "of floating-point tensors: keep (default), bf16 or fp32");
+  parser.add_option("-o,--out,--to", out, "folder to write; the file with gguf")->required();
+  parser.add_option(
+      "--format", format,
+      "hf (default): model.safetensors and config.json; dcp: PyTorch's sharded checkpoint; gguf: one file "
+      "for llama.cpp");
+  parser.add_option("--dtype", dtype,
+                    "of floating-point tensors: keep (default), bf16, fp16 or fp32; of gguf's matrices also q8_0");
   parser.add_option("--prefix", prefix, "dcp: start all names so; `model.` for a state dict {\"model\": ...}");
-  parser.add_option("--config", config_path, "hf: a config.json to use instead of the source's");
+  parser.add_option("--config", config_path, "hf, gguf: a config.json to use instead of the source's");
   parser.add_option("--merge", base, "SOURCE is a LoRA adapter: work it into this model (folder or checkpoint)");
   parser.add_option("--shard-size", shard_size, kShardSizeHelp);
   parser.add_flag("--overwrite", output.overwrite, "replace an existing folder of weights");
   if (parse(parser, arguments) == Parsed::kHelpShown) {
     return 0;
   }
-  if (format != "hf" && format != "dcp") {
-    throw Error(ErrorCode::kUsage, "[export] --format: got " + io::in_quotes(format) + ", expected hf or dcp.");
+  if (format != "hf" && format != "dcp" && format != "gguf") {
+    throw Error(ErrorCode::kUsage, "[export] --format: got " + io::in_quotes(format) + ", expected hf, dcp or gguf.");
   }
   const bool is_dcp = format == "dcp";
   if (is_dcp ? !config_path.empty() : !prefix.empty()) {
@@ -73,6 +96,7 @@ int run_export(const Arguments& arguments) {
   }
   output.path = out;
   output.max_shard_bytes = parse_shard_size("export", shard_size);
+  if (format == "gguf") return export_gguf(open_source(path, base, std::nullopt), config_path, dtype, output);
   const std::optional<io::DType> target = parse_weight_dtype("export", dtype);
   const std::unique_ptr<io::WeightSource> source = open_source(path, base, target);
   const io::CopyPlan plan = io::plan_copy(*source, "", target);

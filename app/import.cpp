@@ -31,7 +31,7 @@ int run_import(const Arguments& arguments) {
       "--prefix", prefix,
       "take only tensors whose name starts so, and drop it: `model.` for what was saved as {\"model\": ...}; "
       "default: everything");
-  parser.add_option("--dtype", dtype, "of floating-point tensors: keep (default), bf16 or fp32");
+  parser.add_option("--dtype", dtype, "of floating-point tensors: keep (default), bf16, fp16 or fp32");
   parser.add_option("--config", config_path, "the model's config.json, to be put beside the weights");
   parser.add_option("--shard-size", shard_size, kShardSizeHelp);
   parser.add_flag("--overwrite", output.overwrite, "replace an existing model folder");

@@ -38,11 +38,14 @@ std::optional<io::DType> parse_weight_dtype(const std::string& verb, const std::
   if (text == "bf16") {
     return io::DType::BF16;
   }
+  if (text == "fp16") {
+    return io::DType::F16;
+  }
   if (text == "fp32") {
     return io::DType::F32;
   }
   throw Error(ErrorCode::kUsage,
-              "[" + verb + "] --dtype: got " + io::in_quotes(text) + ", expected keep, bf16 or fp32.");
+              "[" + verb + "] --dtype: got " + io::in_quotes(text) + ", expected keep, bf16, fp16 or fp32.");
 }
 
 uint64_t parse_shard_size(const std::string& verb, const std::string& text) {

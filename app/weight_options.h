@@ -11,7 +11,7 @@ namespace fsdp::app {
 
 // What `fsdp import` and `fsdp export` share. `verb` starts the messages.
 
-// "bf16", "fp32", or "keep": nothing. Throws Error(kUsage) for anything else.
+// "bf16", "fp16", "fp32", or "keep": nothing. Throws Error(kUsage) for anything else.
 std::optional<io::DType> parse_weight_dtype(const std::string& verb, const std::string& text);
 
 // "5GB", "500MB", "2GiB", "0" (no limit), ...: bytes. Throws Error(kUsage) for anything else.

@@ -22,7 +22,7 @@ PURE = {"fsdp/layout", "fsdp/strategy"}
 BUFFER = COMM | PURE | {"fsdp/mesh", "fsdp/memory", "fsdp/precision", "fsdp/base", "kernels/base", "kernels/flat"}
 GROUP = BUFFER | {"fsdp/buffer"}
 STATE_USERS = GROUP | {"fsdp/group", "io/base", "io/checkpoint", "kernels/raw/flat"}
-IO = {"io/base", "io/safetensors", "io/torch_archive", "io/dcp", "io/hub", "io/checkpoint", "io/tokens", "io/weights"}
+IO = {"io/base", "io/gguf", "io/safetensors", "io/torch_archive", "io/dcp", "io/hub", "io/checkpoint", "io/tokens", "io/weights"}
 MODELS = {"models", "models/config"}
 LIBRARY = {"fsdp", "fsdp/base", "fsdp/comm", "fsdp/comm/liveness", "fsdp/graph", "fsdp/mesh", "fsdp/strategy", "fsdp/unit"}
 TRAINER = LIBRARY | IO | MODELS | {"text/tokenizer", "text/unicode", "kernels/operators", "kernels/products",
@@ -36,6 +36,7 @@ ALLOWED = {
     "io/safetensors": {"io/base"},
     "io/torch_archive": {"io/base"},
     "io/tokens": {"io/base"},
+    "io/gguf": {"io/base"},
     "io/dcp": {"io/base", "io/safetensors", "io/torch_archive"},
     "io/hub": {"io/base", "io/safetensors"},
     "io/checkpoint": {"io/base", "io/safetensors", "io/hub"},
@@ -115,7 +116,7 @@ ALLOWED = {
 # Rooms within a room: its own matter, one room to all others.
 PARTS = {"text/tokenizer/json": "text/tokenizer", "text/tokenizer/stages": "text/tokenizer", "app/launch": "app",
          "app/report": "app",
-         "app/completion": "app", "app/config": "app", "app/doctor": "app",
+         "app/completion": "app", "app/config": "app", "app/doctor": "app", "app/gguf": "app",
          "app/trace": "app", "app/bench": "app", "app/child": "app",
          "fsdp/unit/sharding": "fsdp/unit"}
 EVERYTHING = {"fsdp", "app"}  # `fsdp` is the umbrella header

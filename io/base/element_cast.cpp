@@ -23,6 +23,18 @@ uint16_t bfloat16_of(float value) {
   return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
+uint16_t half_of(float value) {
+  if (std::isnan(value)) return 0x7E00;
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const auto sign = static_cast<uint16_t>(bits >> 16 & 0x8000);
+  const uint32_t size = bits & 0x7FFFFFFF;
+  if (size >= 0x477FF000) return sign | 0x7C00;  // from 65520 on
+  if (size < 0x38800000) {                       // below 2^-14 numbers are multiples of 2^-24
+    return sign | static_cast<uint16_t>(std::nearbyint(std::fabs(value) * 0x1p24F));
+  }
+  return sign | static_cast<uint16_t>((size + 0xFFF + (size >> 13 & 1) - 0x38000000) >> 13);
+}
+
 // One stored element, which need not be aligned, as a float.
 template <DType kFrom>
 float load(const char* element) {
@@ -49,7 +61,7 @@ void cast(const char* from, DType to, char* out, int64_t count) {
       std::memcpy(out, &value, sizeof(value));
       out += sizeof(value);
     } else {
-      const uint16_t bits = bfloat16_of(value);
+      const uint16_t bits = to == DType::F16 ? half_of(value) : bfloat16_of(value);
       std::memcpy(out, &bits, sizeof(bits));
       out += sizeof(bits);
     }

@@ -10,7 +10,8 @@ namespace fsdp::io {
 bool is_float(DType dtype);
 
 // Converts `count` elements as PyTorch's tensor.to() does: to the nearest, ties to even, by way of F32; a NaN becomes
-// 0x7FC0 in BF16. REQUIRES: is_float(from), `to` is BF16 or F32. `from_data` and `to_data` do not overlap.
+// 0x7FC0 in BF16 and 0x7E00 in F16, what is too large for F16 infinite. REQUIRES: is_float(from), `to` is BF16, F16 or
+// F32. `from_data` and `to_data` do not overlap.
 void cast_elements(DType from, const void* from_data, DType to, void* to_data, int64_t count);
 
 }  // namespace fsdp::io

@@ -21,9 +21,9 @@ struct CopyPlan {
   uint64_t bytes = 0;                      // of all outputs
 };
 
-// Takes the tensors whose name starts with `prefix`, and drops the prefix. With a `dtype` (BF16 or F32), floating-point
-// tensors are converted to it; others never are. Throws Error(kUsage) naming tensor or prefix if nothing is left, or a
-// tensor has a type that cannot be stored or converted.
+// Takes the tensors whose name starts with `prefix`, and drops the prefix. With a `dtype` (BF16, F16 or F32),
+// floating-point tensors are converted to it; others never are. Throws Error(kUsage) naming tensor or prefix if nothing
+// is left, or a tensor has a type that cannot be stored or converted.
 CopyPlan plan_copy(const WeightSource& source, std::string_view prefix, std::optional<DType> dtype);
 
 struct OutputFolder {

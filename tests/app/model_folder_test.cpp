@@ -43,6 +43,42 @@ TEST_F(ModelFolders, PresetsAreListedAndPrinted) {
                "model.layers: got 2 with model.preset");
 }
 
+std::string bytes_of_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+// tests/io/gguf_test.cpp reads the format, tests/interop/gguf_round_trip.py the contents.
+TEST_F(ModelFolders, ExportForLlamaCpp) {
+  const std::string model = golden("llama3-mini").string(), file = path("m.gguf");
+  const std::string command = "export " + model + " --format gguf --out ";
+  const CommandResult result = run_fsdp(command + file);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(contains(result.out, "matrices as ")) << result.out;
+  EXPECT_TRUE(contains(result.out, "the file has no vocabulary: the source has no tokenizer.json")) << result.out;
+  const std::string bytes = bytes_of_file(file);
+  EXPECT_EQ(bytes.substr(0, 4), "GGUF");
+  for (const char* name : {"general.architecture", "llama.block_count", "blk.1.attn_q.weight", "token_embd.weight"})
+    EXPECT_TRUE(contains(bytes, name)) << name;
+  expect_error(run_fsdp(command + file), 2, "exists. Choose another file, or pass --overwrite.");
+  EXPECT_EQ(run_fsdp(command + file + " --overwrite --dtype q8_0").exit_code, 0);
+  EXPECT_LT(bytes_of_file(file).size(), bytes.size());
+  expect_error(run_fsdp(command + path("text")), 2, "expected a file with --format=gguf");
+  expect_error(run_fsdp(command + path("x.gguf") + " --dtype q4"), 2, "expected keep, fp32, fp16, bf16 or q8_0");
+  expect_error(run_fsdp("export " + model + " --out " + path("y") + " --dtype q8_0"), 2,
+               "expected keep, bf16, fp16 or fp32");
+}
+
+TEST_F(ModelFolders, ExportInHalfPrecision) {
+  const CommandResult result =
+      run_fsdp("export " + golden("qwen3-mini").string() + " --dtype fp16 --out " + path("half"));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(io::read_json_file(path("half/config.json"), {}).at("dtype"), "float16");
+  const CommandResult look = run_fsdp("inspect " + path("half"));
+  EXPECT_TRUE(contains(look.out, "F16") && contains(look.out, "the weights fit config.json")) << look.out;
+  EXPECT_EQ(run_fsdp("export " + path("half") + " --dtype fp32 --out " + path("whole")).exit_code, 0);
+}
+
 TEST_F(ModelFolders, InspectShowsTensorsAndWhetherTheyFit) {
   const CommandResult model = run_fsdp("inspect " + golden("qwen3-mini").string());
   ASSERT_EQ(model.exit_code, 0) << model.err;

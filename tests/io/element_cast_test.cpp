@@ -40,6 +40,36 @@ TEST(ElementCast, ToBFloat16RoundsToNearestEven) {
   EXPECT_EQ(to_bfloat16(from_bits(1)), 0);
 }
 
+uint16_t to_half(float value) {
+  uint16_t bits = 0;
+  cast_elements(DType::F32, &value, DType::F16, &bits, 1);
+  return bits;
+}
+
+float from_half(uint16_t half) {
+  float value = 0;
+  cast_elements(DType::F16, &half, DType::F32, &value, 1);
+  return value;
+}
+
+// Between two neighbours the nearer, in the middle the even one; neighbours differ by one in their bits.
+TEST(ElementCast, ToHalfRoundsToNearestEven) {
+  for (uint32_t i = 0; i < 0x7C00; ++i) {
+    const auto half = static_cast<uint16_t>(i);
+    const float here = from_half(half);
+    ASSERT_EQ(to_half(here), half);
+    ASSERT_EQ(to_half(-here), half | 0x8000);
+    const float next = i + 1 == 0x7C00 ? 65536.0F : from_half(static_cast<uint16_t>(i + 1));
+    const float middle = here + (next - here) / 2;
+    ASSERT_EQ(to_half(middle), i % 2 == 0 ? i : i + 1) << middle;
+    ASSERT_EQ(to_half(std::nextafter(middle, 0.0F)), i) << middle;
+    ASSERT_EQ(to_half(std::nextafter(middle, 1e6F)), i + 1) << middle;
+  }
+  EXPECT_EQ(to_half(1e9F), 0x7C00);
+  EXPECT_EQ(to_half(-std::numeric_limits<float>::infinity()), 0xFC00);
+  EXPECT_EQ(to_half(std::numeric_limits<float>::quiet_NaN()), 0x7E00);
+}
+
 TEST(ElementCast, EveryBFloat16IsExact) {
   std::vector<uint16_t> all(1 << 16);
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
