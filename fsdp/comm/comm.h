@@ -68,7 +68,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
   // output [size * n], shard [n]. Moves (size-1) * n elements to each rank.
   Pending all_gather(const at::Tensor& output, const at::Tensor& shard, CallLabel label);
-  // input [size * n], output [n]; staging as Transport::reduce_scatter. SUM in rank order.
+  // input [size * n], output [n]; staging as Transport::reduce_scatter. SUM, as the tree of kernels::sum_chunks().
   Pending reduce_scatter(const at::Tensor& input, const at::Tensor& output, const at::Tensor& staging,
                          Accumulate accumulate, CallLabel label);
   int64_t staging_numel(int64_t shard_numel, c10::Device device = c10::kCPU);

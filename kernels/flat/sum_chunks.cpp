@@ -4,6 +4,8 @@
 #include <ATen/ops/promote_types.h>
 
 #include <algorithm>
+#include <bit>
+#include <span>
 
 #include "kernels/flat/flat_kernels.h"
 #include "kernels/raw/flat/sum_chunks.h"
@@ -18,6 +20,17 @@ const FlatKernels* find_kernels_of(const at::Tensor& output, const std::vector<a
   return find_flat_kernels(all);
 }
 
+// Wide enough to add up in: fp32 for the 16-bit types. Not a chunk itself.
+at::Tensor wide_sum(std::span<const at::Tensor> chunks) {
+  if (chunks.size() == 1) {
+    const auto wide = at::promote_types(chunks[0].scalar_type(), at::kFloat);
+    return chunks[0].to(wide, /*non_blocking=*/false, /*copy=*/true);
+  }
+  const size_t first = std::bit_floor(chunks.size() - 1);
+  if (chunks.size() - first == 1) return wide_sum(chunks.first(first)).add_(chunks.back());
+  return wide_sum(chunks.first(first)).add_(wide_sum(chunks.subspan(first)));
+}
+
 }  // namespace
 
 void sum_chunks(const at::Tensor& output, const std::vector<at::Tensor>& chunks, bool add, raw::Stores stores) {
@@ -30,10 +43,7 @@ void sum_chunks(const at::Tensor& output, const std::vector<at::Tensor>& chunks,
     return;
   }
   if (const FlatKernels* kernels = find_kernels_of(output, chunks)) return kernels->sum_chunks(output, chunks, add);
-  // Wide enough to add up in: fp32 for the 16-bit types.
-  const auto wide = at::promote_types(chunks[0].scalar_type(), at::kFloat);
-  at::Tensor sum = chunks[0].to(wide, /*non_blocking=*/false, /*copy=*/true);
-  for (size_t i = 1; i < chunks.size(); ++i) sum.add_(chunks[i]);
+  at::Tensor sum = wide_sum(chunks);
   if (add) sum = sum.add_(output);
   at::Tensor(output).copy_(sum);
 }

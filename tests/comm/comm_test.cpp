@@ -5,6 +5,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <utility>
+#include <vector>
+
 #include "fsdp/comm/collectives.h"
 #include "fsdp/comm/connection.h"
 #include "tests/support/ranks.h"
@@ -41,14 +45,25 @@ void for_each_case(const std::function<void(const Case&, Comm&)>& body) {
 
 torch::Tensor staging_for(Comm& comm, const Case& c) { return torch::empty({comm.staging_numel(c.numel)}, c.dtype); }
 
-// Sum over the ranks of their [world * numel] tensors, in fp32 and in rank order.
-torch::Tensor plain_sum(const Case& c, int64_t numel) {
+// Sum over the ranks of their [world * numel] tensors, in fp32, each rank with its neighbour, pairs with pairs.
+torch::Tensor tree_sum(const Case& c, int64_t numel) {
+  std::vector<torch::Tensor> sums;
+  for (int rank = 0; rank < c.world; ++rank) sums.push_back(values_of(rank, numel, c.dtype).to(at::kFloat));
+  for (; sums.size() > 1;
+       sums.erase(std::remove_if(sums.begin(), sums.end(), [](auto& t) { return !t.defined(); }), sums.end())) {
+    for (size_t i = 0; i + 1 < sums.size(); i += 2) sums[i] = sums[i] + std::exchange(sums[i + 1], torch::Tensor());
+  }
+  return sums[0];
+}
+
+// The same, one rank after the other.
+torch::Tensor sum_in_rank_order(const Case& c, int64_t numel) {
   torch::Tensor sum = values_of(0, numel, c.dtype).to(at::kFloat);
   for (int rank = 1; rank < c.world; ++rank) sum = sum + values_of(rank, numel, c.dtype).to(at::kFloat);
   return sum;
 }
 
-// fp32 sums in rank order are exact to the bit; in bf16 every rounding may cost half a unit of 2^-8.
+// fp32 sums of a known order are exact to the bit; in bf16 every rounding may cost half a unit of 2^-8.
 void expect_sum(const torch::Tensor& actual, const torch::Tensor& expected, const Case& c) {
   if (c.numel == 0) return;
   if (c.dtype == at::kFloat) {
@@ -80,7 +95,7 @@ TEST(Comm, ReduceScatterOverwritesOrAdds) {
   for_each_case([](const Case& c, Comm& comm) {
     const int64_t whole = c.world * c.numel;
     const torch::Tensor input = values_of(comm.rank(), whole, c.dtype);
-    const torch::Tensor expected = plain_sum(c, whole).narrow(0, comm.rank() * c.numel, c.numel);
+    const torch::Tensor expected = tree_sum(c, whole).narrow(0, comm.rank() * c.numel, c.numel);
     // The main grad is fp32 whatever travels.
     const torch::Tensor output = torch::full({c.numel}, std::nanf(""), at::kFloat);
     comm.reduce_scatter(input, output, staging_for(comm, c), Accumulate::kOverwrite, {"reduce", "", ""}).wait();
@@ -98,7 +113,7 @@ TEST(Comm, AllReduceGivesEveryRankTheSameBits) {
     const int64_t whole = c.world * c.numel;
     const torch::Tensor buffer = values_of(comm.rank(), whole, c.dtype);
     defer(all_reduce(comm.shared_from_this(), buffer, staging_for(comm, c), {"reduce", "", ""})).wait();
-    expect_sum(buffer, plain_sum(c, whole), c);
+    expect_sum(buffer, tree_sum(c, whole), c);
     const torch::Tensor all = torch::empty({c.world * whole}, c.dtype);
     comm.all_gather(all, buffer, {"compare", "", ""}).wait();
     for (int rank = 0; rank < c.world; ++rank) EXPECT_TRUE(torch::equal(all.narrow(0, rank * whole, whole), buffer));
@@ -109,7 +124,7 @@ TEST(Comm, SmallAllReduceTakesAnyShape) {
   for_each_case([](const Case& c, Comm& comm) {
     const torch::Tensor values = values_of(comm.rank(), 2 * c.numel, c.dtype).view({2, c.numel});
     comm.all_reduce_small(values, {"numbers", "", ""});
-    expect_sum(values.flatten(), plain_sum(c, 2 * c.numel), c);
+    expect_sum(values.flatten(), sum_in_rank_order(c, 2 * c.numel), c);
   });
 }
 

@@ -20,7 +20,7 @@ struct GlooOptions {
 
 // c10d's ProcessGroupGloo, used for what it does without copies: sends and receives between pairs. Gathers go straight
 // into place, and reductions move each byte once ((size-1)/size of the buffer per rank; Gloo's own reduce-scatter in
-// c10d is an all-reduce) and add in rank order. COLLECTIVE: connects all pairs through `store`.
+// c10d is an all-reduce) and add as a tree of ranks. COLLECTIVE: connects all pairs through `store`.
 std::unique_ptr<Transport> make_gloo_transport(const c10::intrusive_ptr<c10d::Store>& store,
                                                const GlooOptions& options);
 

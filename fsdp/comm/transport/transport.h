@@ -48,7 +48,7 @@ class Transport {
   // output [size * n], shard [n]: output slice r becomes rank r's shard. `shard` may be this rank's slice of output.
   virtual std::unique_ptr<Transfer> all_gather(const at::Tensor& output, const at::Tensor& shard, uint32_t tag) = 0;
 
-  // input [size * n], output [n]: the sum over ranks of slice `rank`, added in rank order.
+  // input [size * n], output [n]: the sum over ranks of slice `rank`, as the tree of kernels::sum_chunks().
   // staging: at least staging_numel(n) elements of the input's dtype, untouched by others until wait() returned.
   virtual std::unique_ptr<Transfer> reduce_scatter(const at::Tensor& input, const at::Tensor& output,
                                                    const at::Tensor& staging, Accumulate accumulate, uint32_t tag) = 0;

@@ -1,6 +1,7 @@
 #include "kernels/raw/flat/sum_chunks.h"
 
 #include <algorithm>
+#include <bit>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/raw/flat/sum_chunks.cpp"
@@ -14,10 +15,54 @@ namespace {
 
 using simd::Float;
 
+// Each half is a tree of its own; the first has a power of two of the chunks.
+template <int kCount, class Load>
+HWY_INLINE Float sum_of(const float* const* chunks, const Load& load) {
+  if constexpr (kCount == 1) {
+    return load(chunks[0]);
+  } else {
+    constexpr int kFirst = kCount <= 2 ? 1 : kCount <= 4 ? 2 : 4;
+    return sum_of<kFirst>(chunks, load) + sum_of<kCount - kFirst>(chunks + kFirst, load);
+  }
+}
+
+template <class Load>
+HWY_INLINE Float sum_of_few(const float* const* chunks, int64_t num_chunks, const Load& load) {
+  switch (num_chunks) {
+    case 1:
+      return sum_of<1>(chunks, load);
+    case 2:
+      return sum_of<2>(chunks, load);
+    case 3:
+      return sum_of<3>(chunks, load);
+    case 4:
+      return sum_of<4>(chunks, load);
+    case 5:
+      return sum_of<5>(chunks, load);
+    case 6:
+      return sum_of<6>(chunks, load);
+    case 7:
+      return sum_of<7>(chunks, load);
+    default:
+      return sum_of<8>(chunks, load);
+  }
+}
+
+template <class Load>
+Float sum_of_many(const float* const* chunks, int64_t num_chunks, const Load& load) {
+  if (num_chunks <= 8) return sum_of_few(chunks, num_chunks, load);
+  const auto first = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(num_chunks - 1)));
+  return sum_of_many(chunks, first, load) + sum_of_many(chunks + first, num_chunks - first, load);
+}
+
 HWY_INLINE Float sum_at(const float* const* chunks, int64_t num_chunks, int64_t i) {
-  Float sum = simd::load(chunks[0] + i);
-  for (int64_t chunk = 1; chunk < num_chunks; ++chunk) sum = sum + simd::load(chunks[chunk] + i);
-  return sum;
+  const auto load = [i](const float* chunk) HWY_ATTR { return simd::load(chunk + i); };
+  return num_chunks <= 8 ? sum_of_few(chunks, num_chunks, load) : sum_of_many(chunks, num_chunks, load);
+}
+
+HWY_INLINE Float sum_of_last(const float* const* chunks, int64_t num_chunks, int64_t i, int64_t count) {
+  const auto load = [=](const float* chunk) HWY_ATTR { return simd::load_first(chunk + i, count); };
+  return sum_of_many(chunks, num_chunks, load);
 }
 
 void sum_cached(float* to, const float* const* chunks, int64_t num_chunks, int64_t begin, int64_t end, bool add) {
@@ -26,11 +71,9 @@ void sum_cached(float* to, const float* const* chunks, int64_t num_chunks, int64
     const Float sum = sum_at(chunks, num_chunks, i);
     simd::store(to + i, add ? simd::load(to + i) + sum : sum);
   }
-  for (; i < end; ++i) {
-    float sum = chunks[0][i];
-    for (int64_t chunk = 1; chunk < num_chunks; ++chunk) sum += chunks[chunk][i];
-    to[i] = add ? to[i] + sum : sum;
-  }
+  if (i == end) return;
+  const Float sum = sum_of_last(chunks, num_chunks, i, end - i);
+  simd::store_first(to + i, add ? simd::load_first(to + i, end - i) + sum : sum, end - i);
 }
 
 // to + begin at a multiple of 64 bytes, end - begin a multiple of 16.

@@ -49,6 +49,17 @@ struct Sum {
   Stores stores;
 };
 
+// Round after round, each number and its neighbour become one; what has no neighbour waits.
+float tree_sum(std::vector<float> numbers) {
+  while (numbers.size() > 1) {
+    std::vector<float> sums;
+    for (size_t i = 0; i + 1 < numbers.size(); i += 2) sums.push_back(numbers[i] + numbers[i + 1]);
+    if (numbers.size() % 2 == 1) sums.push_back(numbers.back());
+    numbers = std::move(sums);
+  }
+  return numbers[0];
+}
+
 // `offset` numbers after a line of the cache starts.
 void check_sum(const Sum& sum, int64_t offset) {
   std::vector<std::vector<float>> numbers;
@@ -64,22 +75,50 @@ void check_sum(const Sum& sum, int64_t offset) {
   for (int64_t i = 0; i < sum.count + 64; ++i) {
     float expected = start.data()[i];
     if (const int64_t at = i - offset; at >= 0 && at < sum.count) {
-      float total = chunks[0][at];
-      for (int64_t chunk = 1; chunk < sum.num_chunks; ++chunk) total += chunks.data()[chunk][at];
+      std::vector<float> terms;
+      for (const float* chunk : chunks) terms.push_back(chunk[at]);
+      const float total = tree_sum(terms);
       expected = sum.add ? expected + total : total;
     }
     ASSERT_EQ(room.data()[i], expected) << sum.num_chunks << " chunks of " << sum.count << " to " << offset;
   }
 }
 
-TEST(RawSumChunks, AddsInOrderWhereverItWrites) {
+TEST(RawSumChunks, AddsAsATreeWhereverItWrites) {
   for_each_isa([] {
-    for (const int64_t num_chunks : {1, 2, 5})
+    for (const int64_t num_chunks : {1, 2, 3, 4, 5, 6, 7, 8, 11, 16})
       for (const int64_t count : kCounts)
         for (const bool add : {false, true})
           for (const Stores stores : {Stores::kCached, Stores::kPastCache})
             for (int64_t offset = 0; offset <= 16; ++offset)
               ASSERT_NO_FATAL_FAILURE(check_sum({num_chunks, count, add, stores}, offset));
+  });
+}
+
+// What ranks of a host add up, and then hosts, is what all ranks add up.
+TEST(RawSumChunks, OfSumsOfNeighboursIsTheSumOfAll) {
+  for_each_isa([] {
+    constexpr int64_t kCount = 33;
+    std::vector<std::vector<float>> numbers;
+    std::vector<const float*> chunks;
+    for (uint32_t chunk = 0; chunk < 12; ++chunk)
+      chunks.push_back(numbers.emplace_back(random_floats(kCount, chunk)).data());
+    std::vector<float> all(kCount);
+    sum_chunks(all.data(), chunks.data(), 12, kCount, /*add=*/false, Stores::kCached);
+    for (const size_t width : {1, 2, 4}) {
+      std::vector<std::vector<float>> sums;
+      std::vector<const float*> parts;
+      for (size_t first = 0; first < chunks.size(); first += width) {
+        auto& sum = sums.emplace_back(kCount);
+        sum_chunks(sum.data(), chunks.data() + first, static_cast<int64_t>(width), kCount, /*add=*/false,
+                   Stores::kCached);
+        parts.push_back(sum.data());
+      }
+      std::vector<float> total(kCount);
+      sum_chunks(total.data(), parts.data(), static_cast<int64_t>(parts.size()), kCount, /*add=*/false,
+                 Stores::kCached);
+      ASSERT_EQ(total, all) << width;
+    }
   });
 }
 
