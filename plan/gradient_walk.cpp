@@ -25,6 +25,10 @@ void GradientWalk::begin_collecting(GroupState& group) {
   const size_t limit = setup_.schedule.reductions_in_flight();
   while (group.phase == Phase::kReducing || reduces_.size() >= limit) finish_oldest_reduce();
   group.phase = Phase::kCollecting;
+  if (!group.has_tree && place_ == MicrobatchPlace::kInner) {
+    for (int64_t digit = 0; digit < group.plan->tree_digits; ++digit) resident_.take(group.plan->tree_sum);
+    group.has_tree = true;
+  }
   group.collects_wide = !reduces_now() && group.plan->wide_buffer > 0;
   resident_.take(group.collects_wide ? group.plan->wide_buffer : group.plan->reduce_buffer);
 }
@@ -81,6 +85,10 @@ void GradientWalk::finish_oldest_reduce() {
   resident_.give_back(group.plan->reduce_buffer);
   resident_.give_back(group.plan->staging);
   group.phase = Phase::kEmpty;
+  if (group.has_tree && place_ == MicrobatchPlace::kLast) {
+    for (int64_t digit = 0; digit < group.plan->tree_digits; ++digit) resident_.give_back(group.plan->tree_sum);
+    group.has_tree = false;
+  }
   if (!group.reaches_replicas) return;
   resident_.give_back(group.plan->replica_wire);
   resident_.give_back(group.plan->partial);

@@ -38,6 +38,7 @@ class GradientWalk {
     Phase phase = Phase::kEmpty;
     bool collects_wide = false;
     bool has_partial = false;
+    bool has_tree = false;
     bool reaches_replicas = false;  // the reduction on its way
   };
 

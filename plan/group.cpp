@@ -1,6 +1,8 @@
 #include "plan/group.h"
 
 #include <algorithm>
+#include <bit>
+#include <numeric>
 #include <utility>
 
 namespace fsdp::plan {
@@ -40,7 +42,9 @@ layout::FlatLayout make_layout(std::span<const PlannedParameter> members, const 
   }
   std::vector<layout::TensorSpec> tensors;
   for (const PlannedParameter& member : members) {
-    tensors.push_back({member.numel(), layout::granule_of(setup.granularity, member.shape, setup.block)});
+    int64_t granule = layout::granule_of(setup.granularity, member.shape, setup.block);
+    if (setup.sum_order == SumOrder::kTree) granule = std::lcm(granule, kTreeBlock);
+    tensors.push_back({member.numel(), granule});
   }
   return layout::plan(tensors, ranks, align);
 }
@@ -118,6 +122,11 @@ void plan_gradients(GroupPlan& group, const Setup& setup, const RankGroups& grou
   group.reduce_shard = shard * size_of(types.reduce);
   if (in_main_grad) return;
   group.reduce_buffer = total * size_of(types.reduce);
+  if (setup.sum_order == SumOrder::kTree) {
+    const bool each = traits(setup.strategy).reduce_timing == ReduceTiming::kEveryMicrobatch;
+    group.tree_sum = (each ? shard : total) * size_of(types.main);
+    group.tree_digits = std::bit_width(static_cast<uint64_t>(setup.work.microbatches - 1));
+  }
   if (types.accumulate != types.reduce) group.wide_buffer = total * size_of(types.accumulate);
   int64_t staging = staging_numel(setup.transport, groups.shard, shard);
   if (groups.has_replicas()) {

@@ -62,6 +62,8 @@ struct GroupPlan {
   int64_t partial = 0;        // sums of the shard group that wait for the replicas
   int64_t replica_wire = 0;   // those in the reduce dtype, where that differs
   int64_t staging = 0;
+  int64_t tree_sum = 0;     // of a microbatch that waits for its neighbour in a tree of sums
+  int64_t tree_digits = 0;  // at most so many of them wait
 
   // What this rank contributes to a collective.
   int64_t gather_shard = 0;

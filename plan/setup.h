@@ -10,6 +10,7 @@
 #include "fsdp/layout/planner.h"
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/strategy/strategy.h"
+#include "fsdp/strategy/sum_order.h"
 #include "io/base/dtype.h"
 #include "models/config/activations.h"
 #include "plan/model.h"
@@ -54,6 +55,7 @@ struct Setup {
   int64_t replicas = 1;
   int64_t shards = 1;
   Strategy strategy = Strategy::kOptimGradsParams;
+  SumOrder sum_order = SumOrder::kAsTheyCome;
   // As in fsdp::ShardOptions: true, weights rest sharded between forward and backward; false, they stay; n, they rest
   // sharded between n neighbours. Unset: what the strategy says.
   std::optional<std::variant<bool, int64_t>> reshard_after_forward;

@@ -95,13 +95,17 @@ void DBuffer::reallocate(BufferAllocator& allocator) {
 }
 
 void DBuffer::release(BufferAllocator& allocator, const StreamPoint& end) {
+  allocator.give_back(give_up(), bytes(), end);
+}
+
+c10::DataPtr DBuffer::give_up() {
   FSDP_ASSERT(resident_, "buffer has no memory");
   c10::StorageImpl* storage = local_.storage().unsafeGetStorageImpl();
   c10::DataPtr memory = storage->set_data_ptr(c10::DataPtr(nullptr, local_.device()));
   storage->set_nbytes(0);
-  allocator.give_back(std::move(memory), bytes(), end);
   ready_ = {};
   resident_ = false;
+  return memory;
 }
 
 comm::Stage DBuffer::all_gather_from(const at::Tensor& shard, std::shared_ptr<comm::Comm> comm,

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "fsdp/buffer/buffer_allocator.h"
+#include "fsdp/buffer/dbuffer.h"
 
 namespace fsdp {
 
@@ -14,12 +15,16 @@ class Scratch {
  public:
   const at::Tensor& take(BufferAllocator& allocator, int64_t numel, const at::TensorOptions& options);
   void release(BufferAllocator& allocator);
+  // The memory, and what is in it, of a buffer from the same allocator, which has none from then on.
+  void take_over(DBuffer& buffer);
 
   bool resident() const { return tensor_.defined(); }
   const at::Tensor& tensor() const { return tensor_; }
   int64_t bytes() const { return bytes_; }
 
  private:
+  void make_tensor(int64_t numel, const at::TensorOptions& options);
+
   c10::DataPtr memory_;
   int64_t bytes_ = 0;
   at::Tensor tensor_;

@@ -6,6 +6,7 @@
 #include <exception>
 #include <utility>
 
+#include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
 #include "fsdp/base/trace.h"
 #include "kernels/flat/pack.h"
@@ -60,7 +61,7 @@ GradientBuffers::GradientBuffers(GradientSpec spec)
 GradientBuffers::~GradientBuffers() { reduce_.abandon(); }
 
 int64_t GradientBuffers::resident_bytes() const {
-  int64_t bytes = staging_.bytes() + replica_wire_.bytes() + outcome_.bytes();
+  int64_t bytes = staging_.bytes() + replica_wire_.bytes() + outcome_.bytes() + waiting_.bytes() + reduced_.bytes();
   for (const DBuffer* buffer : {&reduce_buffer_, &wide_buffer_, &partial_}) {
     if (buffer->resident()) bytes += buffer->bytes();
   }
@@ -82,7 +83,19 @@ bool GradientBuffers::used() const {
 
 void GradientBuffers::forget_use() { std::fill(uses_.begin(), uses_.end(), 0); }
 
-void GradientBuffers::begin_backward() { std::fill(this_pass_.begin(), this_pass_.end(), false); }
+void GradientBuffers::begin_backward() {
+  std::fill(this_pass_.begin(), this_pass_.end(), false);
+  if (is_tree() && phase() == GradPhase::kCollecting) put_in_tree();
+}
+
+// The microbatch before is whole; the next one is collected apart from it.
+void GradientBuffers::put_in_tree() {
+  if (std::find(placed_.begin(), placed_.end(), true) == placed_.end()) return;
+  const Backstage backstage;
+  fill_missing(reduce_buffer_);
+  waiting_.push(reduce_buffer_, *spec_.allocator);
+  release_reduce_memory();
+}
 
 DBuffer& GradientBuffers::collected_in() {
   if (spec_.in_main_grad) return main_grad_;
@@ -189,7 +202,7 @@ std::pair<at::Tensor, Accumulate> GradientBuffers::prepare_outcome() {
   has_outcome_ = true;
   outcome_adds_ = accumulate == Accumulate::kAdd;
   const bool is_converted = main.scalar_type() != spec_.main_options.dtype().toScalarType();
-  if (!is_converted && !(all_reduce_hook_ && outcome_adds_)) return {main, accumulate};
+  if (!is_converted && !((all_reduce_hook_ || is_tree()) && outcome_adds_)) return {main, accumulate};
   return {outcome_.take(*spec_.allocator, main.numel(), spec_.main_options), Accumulate::kOverwrite};
 }
 
@@ -222,10 +235,14 @@ at::Tensor GradientBuffers::take_staging() {
   return staging_.take(*spec_.allocator, numel, reduce_buffer_.local().options());
 }
 
-int64_t GradientBuffers::start_reduce(const std::string& unit, const ReductionFactors& factors, ReduceReach reach) {
+int64_t GradientBuffers::start_reduce(const std::string& unit, const ReductionFactors& factors, ReduceReach reach,
+                                      StepPlace place) {
   const TraceScope trace("start reduce", unit);
   begin_collecting(factors, Collect::kForThisReduce);
   fill_missing(collected_in());
+  waiting_.add_to(collected_in().local());
+  waiting_.clear(*spec_.allocator);
+  ends_tree_ = !is_tree() || (has_replicas_ ? reach == ReduceReach::kAllReplicas : place == StepPlace::kEnd);
   int64_t bytes = 0;
   if (!spec_.in_main_grad) {
     reduce_ = GroupLinks::post(spec_.links.reduce_lane, make_reduction(unit, reach, &bytes));
@@ -238,7 +255,9 @@ int64_t GradientBuffers::start_reduce(const std::string& unit, const ReductionFa
 comm::Job GradientBuffers::make_reduction(const std::string& unit, ReduceReach reach, int64_t* bytes) {
   narrow_to_reduce_dtype();
   const at::Tensor staging = take_staging();
-  comm::Job job = has_replicas_ ? reduce_in_shard_group(staging, unit) : reduce_to_all(staging, unit);
+  comm::Job job = !ends_tree_     ? reduce_into_tree(staging, unit)
+                  : has_replicas_ ? reduce_in_shard_group(staging, unit)
+                                  : reduce_to_all(staging, unit);
   *bytes = received_bytes(reduce_buffer_.bytes(), *spec_.links.shard);
   if (spec_.traits.reduce == ReduceKind::kAllReduce) *bytes *= 2;
   if (has_replicas_ && reach == ReduceReach::kAllReplicas) {
@@ -262,10 +281,23 @@ comm::Job GradientBuffers::reduce_to_all(const at::Tensor& staging, const std::s
       return shard->reduce_scatter(sum, main, staging, accumulate, label);
     });
     job.finish = give_factor(main, after_);
+    if (is_tree()) job.finish = [this, main = main] { reduced_.add_to(main); };
     return job;
   }
   comm::Job job = comm::all_reduce(shard, sum, staging, label);
   job.finish = [=, main = main, accumulate = accumulate, after = after_] { meet(main, sum, accumulate, after); };
+  return job;
+}
+
+// Waits there for the microbatches that come.
+comm::Job GradientBuffers::reduce_into_tree(const at::Tensor& staging, const std::string& unit) {
+  FSDP_ASSERT(spec_.traits.reduce == ReduceKind::kReduceScatter, "an all-reduce of a microbatch inside of a step");
+  const comm::CallLabel label{"reduce", unit, "", spec_.part};
+  const auto place = reduced_.open(*spec_.allocator, spec_.layout->shard_numel, spec_.main_options);
+  comm::Job job("reduce", unit, [=, shard = spec_.links.shard_reduce, whole = reduce_buffer_.local()] {
+    return shard->reduce_scatter(whole, place.sum, staging, place.how, label);
+  });
+  job.finish = [this] { reduced_.carry(); };
   return job;
 }
 
@@ -289,7 +321,8 @@ void GradientBuffers::add_replica_stages(comm::Job& job, const at::Tensor& stagi
   if (spec_.reduce_dtype != partial.scalar_type()) {
     wire = replica_wire_.take(*spec_.allocator, partial.numel(), partial.options().dtype(spec_.reduce_dtype));
   }
-  const auto narrow = [wire, partial] {
+  const auto narrow = [this, wire, partial] {
+    reduced_.add_to(partial);
     if (!wire.is_same(partial)) at::Tensor(wire).copy_(partial);
   };
   if (spec_.traits.shards_over_replicas) {
@@ -326,7 +359,9 @@ void GradientBuffers::finish_reduce(const std::string& unit) {
 }
 
 void GradientBuffers::release_reduce_memory() {
-  if (!spec_.in_main_grad) collected_in().release(*spec_.allocator);
+  if (phase() == GradPhase::kReducing)
+    ends_tree_ ? reduced_.clear(*spec_.allocator) : reduced_.settle(*spec_.allocator);
+  if (!spec_.in_main_grad && collected_in().resident()) collected_in().release(*spec_.allocator);
   staging_.release(*spec_.allocator);
   replica_wire_.release(*spec_.allocator);
   outcome_.release(*spec_.allocator);
@@ -366,13 +401,25 @@ bool GradientBuffers::waits(size_t i) const {
 void GradientBuffers::forget(size_t i) {
   if (phase() == GradPhase::kCollecting && !spec_.in_main_grad) placed_[i] = false;
   arrived_[i] = 0;
-  if (has_partial_sums()) partial_.part(i).zero_();
+  if (partial_.defined() && partial_.resident()) partial_.part(i).zero_();
+  reduced_.zero(shard_range(i));
+  waiting_.zero({spec_.layout->offsets[i], spec_.layout->offsets[i] + spec_.layout->numels[i]});
+}
+
+layout::Range GradientBuffers::shard_range(size_t i) const {
+  const int index = spec_.links.shard->rank();
+  const layout::Range slice = spec_.layout->slice_of(index, i);
+  if (slice.empty()) return {};
+  const int64_t start = spec_.layout->offsets[i] - index * spec_.layout->shard_numel;
+  return {start + slice.begin, start + slice.end};
 }
 
 void GradientBuffers::drop() {
   FSDP_ASSERT(phase() != GradPhase::kReducing, "gradients dropped while they are reduced");
   if (phase() == GradPhase::kCollecting) release_reduce_memory();
   if (partial_.defined() && partial_.resident()) partial_.release(*spec_.allocator);
+  waiting_.clear(*spec_.allocator);
+  reduced_.clear(*spec_.allocator);
   for (size_t i = 0; reduced_since_publish_ && i < spec_.leaves.size(); ++i) {
     if (had_gradient_[i]) show_gradient(i);
   }

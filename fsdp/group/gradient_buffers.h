@@ -1,3 +1,4 @@
+// 164 lines because the gradient half of a group has one life cycle.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +16,9 @@
 #include "fsdp/group/grad_scale.h"
 #include "fsdp/group/group_links.h"
 #include "fsdp/group/phase.h"
+#include "fsdp/group/sum_tree.h"
 #include "fsdp/strategy/strategy.h"
+#include "fsdp/strategy/sum_order.h"
 #include "kernels/base/gradient_slot.h"
 
 namespace fsdp {
@@ -31,6 +34,7 @@ struct GradientSpec {
   at::ScalarType reduce_dtype = at::kFloat;
   at::ScalarType accumulate_dtype = at::kFloat;
   StrategyTraits traits;
+  SumOrder sum_order = SumOrder::kAsTheyCome;
   GroupLinks links;
   std::shared_ptr<BufferAllocator> allocator;
   int part = 0;  // of the unit
@@ -45,6 +49,9 @@ enum class Collect { kForThisReduce, kAcrossMicrobatches };
 
 // Whether a reduction ends with this rank's shard group, or goes on over the replicas.
 enum class ReduceReach { kShardGroup, kAllReplicas };
+
+// Whether microbatches of this step come after the one at hand.
+enum class StepPlace { kInside, kEnd };
 
 // The gradient half of a parameter group: what arrived in this backward, the reduce buffer it is collected in (all of
 // it, on this rank), the partial sums of this rank's shard group where there are replicas, and the main grad that the
@@ -83,12 +90,13 @@ class GradientBuffers {
 
   // ---- reduction
   // COLLECTIVE. Sum over the ranks, into the main grad: overwrites an empty one, adds to others. With
-  // ReduceReach::kShardGroup where there are replicas, into the partial sums. Returns the bytes that this rank will
-  // receive. `unit` names it in messages.
-  int64_t start_reduce(const std::string& unit, const ReductionFactors& factors, ReduceReach reach);
+  // ReduceReach::kShardGroup where there are replicas, into the partial sums; with SumOrder::kTree and
+  // StepPlace::kInside into those of the tree. Returns the bytes that this rank will receive. `unit` names it in
+  // messages.
+  int64_t start_reduce(const std::string& unit, const ReductionFactors& factors, ReduceReach reach, StepPlace place);
   void finish_reduce(const std::string& unit);
-  // Sums of the shard group that the replicas do not know yet.
-  bool has_partial_sums() const { return partial_.resident(); }
+  // Sums of earlier microbatches that are not in the main grad yet.
+  bool has_partial_sums() const { return partial_.resident() || !reduced_.empty() || !waiting_.empty(); }
   // Which parameters had a gradient since the last publish(), one byte each.
   std::vector<uint8_t>& arrived() { return arrived_; }
   // Gives the leaves of parameters that arrived their .grad.
@@ -108,6 +116,7 @@ class GradientBuffers {
  private:
   void begin_collecting(const ReductionFactors& factors, Collect collect);
   DBuffer& collected_in();
+  void put_in_tree();
   comm::Job make_reduction(const std::string& unit, ReduceReach reach, int64_t* bytes);
   void fill_missing(DBuffer& buffer);
   void narrow_to_reduce_dtype();
@@ -117,6 +126,10 @@ class GradientBuffers {
   at::Tensor take_staging();
   comm::Job reduce_in_shard_group(const at::Tensor& staging, const std::string& unit);
   comm::Job reduce_to_all(const at::Tensor& staging, const std::string& unit);
+  comm::Job reduce_into_tree(const at::Tensor& staging, const std::string& unit);
+  bool is_tree() const { return spec_.sum_order == SumOrder::kTree; }
+  // Of parameter i in this rank's shard of a sum.
+  layout::Range shard_range(size_t i) const;
   void add_replica_stages(comm::Job& job, const at::Tensor& staging, const std::string& unit);
   void release_reduce_memory();
   void show_gradient(size_t i);
@@ -128,16 +141,19 @@ class GradientBuffers {
   DBuffer reduce_buffer_;
   DBuffer wide_buffer_;   // in the accumulate dtype; defined only where that differs from the reduce dtype
   DBuffer partial_;       // defined only where there are replicas
+  SumTree waiting_;       // SumOrder::kTree: of microbatches that were not reduced, all of each
+  SumTree reduced_;       // likewise: shards of those that were
   Scratch replica_wire_;  // the partial sums in the reduce dtype, while they travel
   Scratch staging_;
   Scratch outcome_;  // a sum apart from the main grad, where that has another dtype or a hook is to see it alone
   AllReduceHook all_reduce_hook_;
   bool has_outcome_ = false;   // the reduction in flight ends in the main grad
   bool outcome_adds_ = false;  // to what is there
-  double after_ = 1;  // what is collected, and partial sums, lack this factor
+  double after_ = 1;           // what is collected, and partial sums, lack this factor
   PhaseOf<GradPhase> phase_{GradPhase::kEmpty};
   comm::Completion reduce_;
   bool releases_partial_ = false;       // when the reduction in flight is done
+  bool ends_tree_ = true;               // that reduction takes what is in reduced_; else it leaves its sum there
   bool reduced_since_publish_ = false;  // the main grad holds sums that the leaves do not show yet
   std::vector<uint8_t> uses_;           // how often read in forwards since the last backward: 0, 1, or 2 for more
   std::vector<bool> placed_;            // has a gradient in the buffer

@@ -14,6 +14,7 @@
 #include "fsdp/precision/precision.h"
 #include "fsdp/strategy/residence.h"
 #include "fsdp/strategy/strategy.h"
+#include "fsdp/strategy/sum_order.h"
 
 namespace fsdp {
 
@@ -27,6 +28,7 @@ struct GroupSpec {
   // Over the ranks that share the main weight: links.shard's, times links.replicate's where there are replicas.
   layout::FlatLayout layout;
   Strategy strategy = Strategy::kOptimGradsParams;
+  SumOrder sum_order = SumOrder::kAsTheyCome;
   Precision precision;
   WholeWeights whole_weights = WholeWeights::kInPlace;
   GroupLinks links;

@@ -21,6 +21,7 @@ ParameterGroup::ParameterGroup(GroupSpec spec)
       traits_(traits(spec.strategy)),
       links_(std::move(spec.links)),
       part_(spec.part),
+      sum_order_(spec.sum_order),
       allocator_(std::move(spec.allocator)),
       owner_(std::move(spec.owner)) {
   const int replicas = links_.replicate ? links_.replicate->size() : 1;
@@ -127,6 +128,7 @@ void ParameterGroup::make_leaves(const Precision& precision) {
   spec.reduce_dtype = precision.reduce.value_or(main.scalar_type());
   spec.accumulate_dtype = precision.accumulate.value_or(main.scalar_type());
   spec.traits = traits_;
+  spec.sum_order = sum_order_;
   spec.links = links_;
   spec.allocator = allocator_;
   spec.part = part_;

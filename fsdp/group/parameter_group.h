@@ -45,6 +45,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void rename(std::string unit_name, std::vector<std::string> names);
   Residence residence() const { return residence_; }
   const StrategyTraits& strategy_traits() const { return traits_; }
+  SumOrder sum_order() const { return sum_order_; }
   const layout::FlatLayout& layout() const { return *layout_; }
   const GroupLinks& links() const { return links_; }
   // The part of parameter i that this rank's optimizer owns.
@@ -186,6 +187,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   std::shared_ptr<const layout::FlatLayout> main_layout_;  // of the main weight; finer where replicas share it
   int main_index_ = 0;
   int part_ = 0;
+  SumOrder sum_order_ = SumOrder::kAsTheyCome;
   bool copies_whole_ = false;  // WholeWeights::kCopied, and there is one shard
   Residence residence_ = Residence::kReleased;
   std::shared_ptr<BufferAllocator> allocator_;

@@ -25,6 +25,8 @@ at::Tensor sum_of_powers(const at::Tensor& gradient, double p) {
   return sizes.numel() == 0 ? at::zeros({}, sizes.options()) : sizes.amax();
 }
 
+static_assert(kTreeBlock % kernels::kSquaresBlock == 0, "slices of gradients would begin inside of a block");
+
 // Of values [n], [1]: what of powers is to be added up, or the largest.
 at::Tensor total_of(const at::Tensor& values, double p) {
   return std::isinf(p) ? values.amax(0, /*keepdim=*/true) : values.sum(0, /*keepdim=*/true);
@@ -47,11 +49,17 @@ struct PartialSum {
   std::vector<std::shared_ptr<comm::Comm>> comms;
   at::Device device;
   double p;
-  double on_host = 0;              // for the 2-norm of gradients on the CPU
-  std::vector<at::Tensor> powers;  // for others: 0-dim fp64, to be added up
+  SumOrder order;
+  double on_host = 0;                   // for the 2-norm of gradients on the CPU
+  std::vector<at::Tensor> powers = {};  // for others: 0-dim fp64, to be added up
+  kernels::ExactSum exact = {};         // SumOrder::kTree, but for the largest |x|, which is exact in any order
+
+  bool is_exact() const { return order == SumOrder::kTree && !std::isinf(p); }
 
   void add(const at::Tensor& gradient) {
-    if (p != 2) {
+    if (is_exact()) {
+      add_exactly(gradient);
+    } else if (p != 2) {
       powers.push_back(sum_of_powers(gradient, p));
     } else if (device.is_cpu()) {
       on_host += kernels::sum_squares(gradient);
@@ -60,8 +68,28 @@ struct PartialSum {
     }
   }
 
+  void add_exactly(const at::Tensor& gradient) {
+    if (p == 2) return kernels::add_squares(exact, gradient);
+    const at::Tensor powers_of_each = gradient.to(at::kDouble).abs().pow(p);
+    const auto* each = powers_of_each.const_data_ptr<double>();
+    for (int64_t i = 0; i < powers_of_each.numel(); ++i) exact.add(each[i]);
+  }
+
+  // COLLECTIVE over the groups: sums of integers, whose order does not matter.
+  at::Tensor exact_over_ranks() const {
+    kernels::ExactSum sum = exact;
+    for (const auto& comm : comms) {
+      kernels::ExactSum::Words words = sum.words();
+      comm->all_reduce_small(at::from_blob(words.data(), {static_cast<int64_t>(words.size())}, at::kLong),
+                             {"gradient norm", "", ""});
+      sum.set_words(words);
+    }
+    return at::full({1}, sum.rounded(), at::kDouble);
+  }
+
   // COLLECTIVE over the groups. [1], fp64.
   at::Tensor over_ranks() const {
+    if (is_exact()) return exact_over_ranks();
     at::Tensor value =
         powers.empty() ? at::full({1}, on_host, at::device(device).dtype(at::kDouble)) : total_of(at::stack(powers), p);
     for (const auto& comm : comms) value = total_over(comm, value, p);
@@ -79,12 +107,13 @@ std::vector<PartialSum> local_sums(const std::vector<at::Tensor>& leaves, double
         !member || !member->group->updates_in_backward(), "[clip_grad_norm_] unit '", member->group->unit_name(),
         "' is updated in the backward (step_in_backward), so its gradients are gone. Clip by value in the model, or ",
         "call optimizer.step() after the backward.");
+    const SumOrder order = member ? member->group->sum_order() : SumOrder::kAsTheyCome;
     auto comms = member ? member->group->main_weight_comms() : std::vector<std::shared_ptr<comm::Comm>>();
     if (const auto cut = registry::find_cut(leaf)) comms.push_back(cut->ranks);
     auto known = std::find_if(sums.begin(), sums.end(), [&](const PartialSum& item) {
-      return item.comms == comms && item.device == leaf.device();
+      return item.comms == comms && item.device == leaf.device() && item.order == order;
     });
-    if (known == sums.end()) known = sums.insert(sums.end(), PartialSum{comms, leaf.device(), p, 0, {}});
+    if (known == sums.end()) known = sums.insert(sums.end(), PartialSum{comms, leaf.device(), p, order});
     if (leaf.grad().defined()) known->add(leaf.grad());
   }
   return sums;

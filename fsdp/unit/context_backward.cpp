@@ -117,7 +117,8 @@ void Context::start_reduce(UnitState& unit, ParameterGroup& group) {
   make_room_to_collect(group);
   note_collective(unit, 'r');
   counters_.reduce_bytes +=
-      group.gradients().start_reduce(group.unit_name(), unit.reduction_factors(), unit.reduce_reach());
+      group.gradients().start_reduce(group.unit_name(), unit.reduction_factors(), unit.reduce_reach(),
+                                     unit.last_microbatch ? StepPlace::kEnd : StepPlace::kInside);
   counters_.reduces += 1;
   reduces_.push_back({&unit, &group, unit.last_microbatch && unit.reduce_reach() == ReduceReach::kAllReplicas});
   int64_t in_flight = 0;

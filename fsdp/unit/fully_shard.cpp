@@ -26,6 +26,7 @@
 #include "fsdp/unit/observer.h"
 #include "fsdp/unit/sharding/agreement.h"
 #include "fsdp/unit/sharding/subject.h"
+#include "fsdp/unit/sharding/sum_order_check.h"
 
 namespace fsdp {
 namespace {
@@ -153,6 +154,7 @@ layout::FlatLayout plan_in_order(const SubjectParameters& members, const ShardOp
     const auto& sizes = member.tensor.sizes();
     int64_t granule =
         layout::granule_of(options.layout.granularity, {sizes.data(), sizes.size()}, options.layout.block);
+    if (options.sum_order == SumOrder::kTree) granule = std::lcm(granule, kTreeBlock);
     // Of a parameter that was cut in columns the ranks of the cut then hold parts of the same rows, so that together
     // they have whole ones to save (checkpoint/state/whole_range.h).
     const auto cut = registry::find_cut(member.tensor);
@@ -258,6 +260,7 @@ void add_group(const std::shared_ptr<LiveUnit>& unit, SubjectParameters members,
   }
   spec.device = unit->state.context->device();
   spec.strategy = options.strategy;
+  spec.sum_order = options.sum_order;
   spec.precision = options.precision;
   spec.whole_weights = options.whole_weights;
   spec.links = links;
@@ -432,7 +435,10 @@ Unit shard(const Subject& subject, const Mesh& mesh, const ShardOptions& options
              ", and all are ignored or belong to units that are nested elsewhere. Shard each module once, ",
              "inner modules first.");
   const std::vector<GroupPlan> groups = split_into_groups(parameters, mesh, options);
-  for (const GroupPlan& group : groups) check_cuts(group.members, group.mesh);
+  for (const GroupPlan& group : groups) {
+    check_cuts(group.members, group.mesh);
+    check_sum_order(group.members, options, device);
+  }
   const GroupLinks links = make_links(mesh, options.strategy, *context);
   UnitDescription description{{}, {}, &options};
   for (const SubjectParameter& parameter : parameters) {

@@ -17,6 +17,7 @@
 #include "fsdp/precision/precision.h"
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/strategy/strategy.h"
+#include "fsdp/strategy/sum_order.h"
 
 namespace fsdp {
 
@@ -70,6 +71,9 @@ struct ShardOptions {
   ReduceTiming replica_reduce = ReduceTiming::kLastMicrobatch;
   Precision precision = {};
   LayoutOptions layout = {};
+  // With SumOrder::kTree no border between ranks cuts blocks of 256 elements either, and clip_grad_norm_() adds up
+  // exactly. docs/precision.md says what a program does for equal bits on any number of ranks.
+  SumOrder sum_order = SumOrder::kAsTheyCome;
   InitialWeights initial_weights = InitialWeights::kVerify;
   // These stay as they are: not sharded, not gathered, their gradients not reduced.
   std::vector<at::Tensor> ignored_parameters = {};
