@@ -8,7 +8,7 @@ namespace fsdp::io {
 
 namespace {
 
-constexpr uint64_t kAlignment = 32;  // of each tensor's data, where the metadata names none
+constexpr uint64_t kTensorAlignment = 32;  // of each tensor's data, where the metadata names none
 
 // Numbers that the format gives to the types of metadata.
 enum class ValueType : uint32_t { kU32 = 4, kI32 = 5, kF32 = 6, kBool = 7, kString = 8, kArray = 9 };
@@ -50,7 +50,7 @@ class Header {
     for (const int32_t value : values) number(value);
   }
 
-  void pad() { bytes_.resize((bytes_.size() + kAlignment - 1) / kAlignment * kAlignment, '\0'); }
+  void pad() { bytes_.resize((bytes_.size() + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment, '\0'); }
   const std::string& bytes() const { return bytes_; }
 
  private:
@@ -106,7 +106,7 @@ GgufWriter::GgufWriter(const std::filesystem::path& path, const GgufMetadata& me
     header.number(offset);
     offsets_.push_back(offset);
     offset += static_cast<uint64_t>(rows_of(tensor) * row_bytes(tensor));
-    offset = (offset + kAlignment - 1) / kAlignment * kAlignment;
+    offset = (offset + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment;
     missing_rows_ += rows_of(tensor);
   }
   header.pad();
