@@ -14,7 +14,7 @@
 #include <variant>
 #include <vector>
 
-namespace fsdp::train::testing {
+namespace fsdp::train::event_records {
 
 inline uint32_t crc32c(std::string_view bytes) {
   uint32_t crc = 0xffffffff;
@@ -136,4 +136,4 @@ inline std::map<std::string, std::map<int64_t, float>> shown(const std::vector<s
   return curves;
 }
 
-}  // namespace fsdp::train::testing
+}  // namespace fsdp::train::event_records

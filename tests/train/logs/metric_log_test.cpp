@@ -39,7 +39,7 @@ std::string line_of(int step, double loss) {
       .dump();
 }
 
-class MetricLogTest : public ::testing::Test {
+class MetricLogTest : public testing::Test {
  protected:
   MetricLogTest() {
     config_.folder = folder_ / "run";
@@ -52,7 +52,7 @@ class MetricLogTest : public ::testing::Test {
     std::vector<std::string> files = files_in(output().tensorboard());
     std::erase_if(files,
                   [](const std::string& file) { return file.find("events.out.tfevents.") == std::string::npos; });
-    return testing::shown(files);
+    return event_records::shown(files);
   }
   // By name; the label and the type of each are checked.
   std::map<std::string, double> prometheus() const {
@@ -79,7 +79,7 @@ class MetricLogTest : public ::testing::Test {
   OutputConfig config_;
 };
 
-TEST_F(MetricLogTest, TheReaderOfTheTestComputesSums) { EXPECT_EQ(testing::crc32c("123456789"), 0xe3069283u); }
+TEST_F(MetricLogTest, TheReaderOfTheTestComputesSums) { EXPECT_EQ(event_records::crc32c("123456789"), 0xe3069283u); }
 
 TEST_F(MetricLogTest, NumbersOfALineGoEverywhere) {
   MetricLog log(output(), config_, 0);
@@ -110,7 +110,7 @@ TEST_F(MetricLogTest, AnEventFileBeginsWithItsVersion) {
   const std::vector<std::string> files = files_in(output().tensorboard());
   ASSERT_EQ(files.size(), 1U);
   EXPECT_EQ(fs::path(files[0]).filename().string().rfind("events.out.tfevents.", 0), 0U);
-  const std::vector<testing::ReadEvent> events = testing::read_event_file(files[0]);
+  const std::vector<event_records::ReadEvent> events = event_records::read_event_file(files[0]);
   ASSERT_EQ(events.size(), 2U);
   EXPECT_EQ(events[0].file_version, "brain.Event:2");
   EXPECT_GT(events[0].wall_time, 1.7e9);
