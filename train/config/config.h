@@ -68,6 +68,7 @@ struct TrainConfig {
   int64_t spike_window = 128;
   double spike_threshold = 10;
   bool deterministic = false;
+  bool world_invariant = false;
   double peak_tflops = 0;
   std::string profile_steps = "none";
   double z_loss = 0;

@@ -173,6 +173,9 @@ std::vector<Option> train_options() {
       {"train.deterministic", FSDP_SLOT(train.deterministic), any(),
        "the same bits again on the same machine and number of threads, whatever operators and libraries would like to "
        "do"},
+      {"train.world_invariant", FSDP_SLOT(train.world_invariant), any(),
+       "the same bits of losses, gradient norms and weights on 1, 2, 4, .. ranks: microbatches, of one sequence unless "
+       "train.microbatch_sequences says otherwise, are the leaves of one tree of sums; see docs/precision.md"},
       {"train.peak_tflops", FSDP_SLOT(train.peak_tflops), at_least(0),
        "of one rank, in 10^12 floating point operations per second: what mfu is measured against; 0: what the fastest "
        "matrix "

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "fsdp/base/error.h"
+#include "train/config/sum_tree.h"
 
 namespace fsdp::train {
 namespace {
@@ -44,14 +45,15 @@ void check_batch(const TrainConfig& config, const RankPlace& place, const Packed
   }
 }
 
-PackedBatches::PackedBatches(const TrainConfig& config, const RankPlace& place, const PackedSplit& data)
+PackedBatches::PackedBatches(const Config& config, const RankPlace& place, const PackedSplit& data)
     : data_(data),
-      batch_sequences_(config.batch_sequences),
-      order_(make_order(config.seed, data)),
+      batch_sequences_(config.train.batch_sequences),
+      order_(make_order(config.train.seed, data)),
       rank_(place.data_index),
-      rank_sequences_(config.batch_sequences / place.num_data),
-      micro_sequences_(config.microbatch_sequences > 0 ? config.microbatch_sequences : rank_sequences_) {
-  check_batch(config, place, data);
+      rank_sequences_(batch_sequences_ / place.num_data),
+      micro_sequences_(microbatch_sequences(config.train, place.num_data)),
+      tree_(sum_tree_of(config, place.num_data)) {
+  check_batch(config.train, place, data);
 }
 
 int64_t PackedBatches::consumed(int64_t step) const {
@@ -67,13 +69,15 @@ int64_t PackedBatches::num_targets(int64_t step) const {
   return std::max<int64_t>(1, data_.num_targets(order_.sequences(consumed(step), batch_sequences_)));
 }
 
-int64_t PackedBatches::position(int64_t step, int64_t micro) const {
-  return consumed(step) + rank_ * rank_sequences_ + micro * micro_sequences_;
+// Of those of a global batch.
+int64_t PackedBatches::first_sequence(int64_t micro) const {
+  return tree_ ? tree_->leaf_of(rank_, micro) * micro_sequences_ : rank_ * rank_sequences_ + micro * micro_sequences_;
 }
 
+int64_t PackedBatches::position(int64_t step, int64_t micro) const { return consumed(step) + first_sequence(micro); }
+
 Batch PackedBatches::read_microbatch(int64_t consumed, int64_t micro) const {
-  const int64_t first = consumed + rank_ * rank_sequences_ + micro * micro_sequences_;
-  return make_batch(data_, order_.sequences(first, micro_sequences_));
+  return make_batch(data_, order_.sequences(consumed + first_sequence(micro), micro_sequences_));
 }
 
 Batch PackedBatches::microbatch(int64_t step, int64_t micro) const { return read_microbatch(consumed(step), micro); }

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "fsdp/strategy/sum_order.h"
 #include "train/axes/rank_place.h"
 #include "train/config/config.h"
 #include "train/data/batch.h"
@@ -46,11 +48,11 @@ class StepSource : public BatchSource {
 void check_batch(const TrainConfig& config, const RankPlace& place, const PackedSplit& data);
 
 // The shuffled sequences of a split, mixed by the weights of its sources: a rank has the contiguous part of each global
-// batch that its place says.
+// batch that its place says, or the parts that a tree of sums gives it.
 class PackedBatches : public StepSource {
  public:
-  // `data` must outlive this. Throws as check_batch().
-  PackedBatches(const TrainConfig& config, const RankPlace& place, const PackedSplit& data);
+  // `data` must outlive this. Throws as check_batch() and sum_tree_of().
+  PackedBatches(const Config& config, const RankPlace& place, const PackedSplit& data);
 
   int64_t num_microbatches() const override { return rank_sequences_ / micro_sequences_; }
   int64_t num_targets(int64_t step) const override;
@@ -67,6 +69,7 @@ class PackedBatches : public StepSource {
 
  private:
   Batch read_microbatch(int64_t consumed, int64_t micro) const;
+  int64_t first_sequence(int64_t micro) const;
 
   const PackedSplit& data_;
   int64_t batch_sequences_;
@@ -76,6 +79,7 @@ class PackedBatches : public StepSource {
   int64_t rank_;
   int64_t rank_sequences_;   // of each global batch
   int64_t micro_sequences_;  // of each microbatch
+  std::optional<SumTreeOrder> tree_;
 };
 
 }  // namespace fsdp::train

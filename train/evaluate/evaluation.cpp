@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <numeric>
+#include <vector>
 
+#include "train/config/sum_tree.h"
 #include "train/data/batch.h"
 #include "train/data/data_tokenizer.h"
 
@@ -16,38 +18,76 @@ bool any_rank(const World& world, bool flag) {
   return sum_over_ranks(world, at::full({1}, flag ? 1 : 0, at::kLong)).item<int64_t>() > 0;
 }
 
+// The forwards that sequences of one batch take, numbered over all ranks that have batches of their own.
+class Forwards {
+ public:
+  // Of `size` sequences each; 0: one of each rank, with its part.
+  Forwards(int64_t num_sequences, int64_t size, const RankPlace& place)
+      : num_sequences_(num_sequences),
+        size_(size),
+        number_(size > 0 ? (num_sequences + size - 1) / size : place.num_data),
+        mine_(part_of(number_, place.data_index, place.num_data)),
+        rounds_((number_ + place.num_data - 1) / place.num_data) {}
+
+  int64_t number() const { return number_; }
+  // Each rank has one in each round, if need be without sequences.
+  int64_t rounds() const { return rounds_; }
+  // The number of this rank's; nothing where others have one more.
+  std::optional<int64_t> of_round(int64_t round) const {
+    return mine_.begin + round < mine_.end ? std::optional(mine_.begin + round) : std::nullopt;
+  }
+  std::vector<int64_t> sequences(int64_t forward) const {
+    const Part part = size_ > 0 ? Part{forward * size_, std::min(num_sequences_, (forward + 1) * size_)}
+                                : part_of(num_sequences_, static_cast<int>(forward), static_cast<int>(number_));
+    std::vector<int64_t> sequences(static_cast<size_t>(part.end - part.begin));
+    std::iota(sequences.begin(), sequences.end(), part.begin);
+    return sequences;
+  }
+
+ private:
+  int64_t num_sequences_, size_, number_;
+  Part mine_;
+  int64_t rounds_;
+};
+
 }  // namespace
 
 std::optional<HeldoutLoss> evaluate(ShardedModel& model, const World& world, const PackedSplit& split,
-                                    int64_t batch_sequences, int64_t num_batches,
+                                    const TrainConfig& config, int64_t num_batches,
                                     const std::function<bool()>& stop_asked, const tokenizer::Tokenizer* tokenizer) {
   const ForwardOnly scope(model.root);
   const c10::Device device = parameters(*model.decoder).front().device();
+  const int64_t batch_sequences = config.batch_sequences;
+  const int64_t forward_sequences = config.world_invariant ? microbatch_sequences(config, model.place.num_data) : 0;
   const int64_t limit = num_batches > 0 ? num_batches * batch_sequences : split.num_sequences();
   const int64_t num_sequences = std::min(limit, split.num_sequences());
-  at::Tensor sums = at::zeros({3}, at::kDouble);
-  double* sum = sums.mutable_data_ptr<double>();
+  double num_targets = 0, num_bytes = 0;
+  std::vector<double> losses;  // of all forwards of all ranks, each known to one
   for (int64_t first = 0; first < num_sequences; first += batch_sequences) {
     if (any_rank(world, stop_asked())) return std::nullopt;
-    const int64_t count = std::min(batch_sequences, num_sequences - first);
-    const Part part = part_of(count, model.place.data_index, model.place.num_data);
-    std::vector<int64_t> sequences(static_cast<size_t>(part.end - part.begin));
-    std::iota(sequences.begin(), sequences.end(), first + part.begin);
-    const Batch batch = make_batch(split, sequences);
-    const auto loss =
-        summed_loss(model.decoder, on_device(part_of_sequences(batch, model.place), device)).item<double>();
-    if (model.place.counts_losses) sum[0] += loss;
-    if (!model.place.counts_batches) continue;
-    const at::Tensor& targets = batch.targets_N;
-    sum[1] += targets.ne(kNoTarget).sum().item<double>();
-    if (tokenizer != nullptr) {
-      const at::Tensor targets_BT = targets.view({-1, split.sequence_length()});
-      sum[2] += static_cast<double>(count_text_bytes(*tokenizer, targets_BT));
+    const Forwards forwards(std::min(batch_sequences, num_sequences - first), forward_sequences, model.place);
+    const size_t before = losses.size();
+    losses.resize(before + static_cast<size_t>(forwards.number()));
+    for (int64_t round = 0; round < forwards.rounds(); ++round) {
+      const std::optional<int64_t> forward = forwards.of_round(round);
+      std::vector<int64_t> sequences = forward ? forwards.sequences(*forward) : std::vector<int64_t>();
+      for (int64_t& sequence : sequences) sequence += first;
+      const Batch batch = make_batch(split, sequences);
+      const at::Tensor loss = summed_loss(model.decoder, on_device(part_of_sequences(batch, model.place), device));
+      if (forward && model.place.counts_losses) losses[before + static_cast<size_t>(*forward)] = loss.item<double>();
+      if (!model.place.counts_batches) continue;
+      const at::Tensor& targets = batch.targets_N;
+      num_targets += targets.ne(kNoTarget).sum().item<double>();
+      if (tokenizer == nullptr) continue;
+      num_bytes += static_cast<double>(count_text_bytes(*tokenizer, targets.view({-1, split.sequence_length()})));
     }
   }
-  sums = sum_over_ranks(world, sums);
+  losses.insert(losses.end(), {num_targets, num_bytes});
+  const at::Tensor sums = sum_over_ranks(world, at::tensor(losses, at::kDouble));
   const double* total = sums.const_data_ptr<double>();
-  return HeldoutLoss{total[0], static_cast<int64_t>(total[1]), static_cast<int64_t>(total[2])};
+  const double nats = std::accumulate(total, total + losses.size() - 2, 0.0);
+  return HeldoutLoss{nats, static_cast<int64_t>(total[losses.size() - 2]),
+                     static_cast<int64_t>(total[losses.size() - 1])};
 }
 
 }  // namespace fsdp::train

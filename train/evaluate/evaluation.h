@@ -5,17 +5,19 @@
 
 #include "text/tokenizer/tokenizer.h"
 #include "train/base/metrics.h"
+#include "train/config/config.h"
 #include "train/data/packed_split.h"
 #include "train/model/parallelize.h"
 
 namespace fsdp::train {
 
-// COLLECTIVE. Loss over the first `num_batches` batches of `batch_sequences` sequences of `split`; 0: all of it.
+// COLLECTIVE. Loss over the first `num_batches` batches of config.batch_sequences sequences of `split`; 0: all of it.
 // Sequences are dealt out to the ranks; every rank runs as many forwards as the others, so that none waits. The sum is
-// the same for any number of ranks, up to the order of addition. `tokenizer` counts the bytes of text; null: they are
-// not known. Nothing if `stop_asked` said yes on some rank.
+// the same for any number of ranks, up to the order of addition; with config.world_invariant, where each forward has
+// the sequences of a microbatch, to the last bit. `tokenizer` counts the bytes of text; null: they are not known.
+// Nothing if `stop_asked` said yes on some rank.
 std::optional<HeldoutLoss> evaluate(ShardedModel& model, const World& world, const PackedSplit& split,
-                                    int64_t batch_sequences, int64_t num_batches,
+                                    const TrainConfig& config, int64_t num_batches,
                                     const std::function<bool()>& stop_asked, const tokenizer::Tokenizer* tokenizer);
 
 }  // namespace fsdp::train

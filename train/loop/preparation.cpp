@@ -5,6 +5,7 @@
 #include "train/axes/axis_checks.h"
 #include "train/base/agreement.h"
 #include "train/base/device.h"
+#include "train/config/sum_tree.h"
 #include "train/data/batch_source.h"
 #include "train/data/data_tokenizer.h"
 #include "train/generate/samples.h"
@@ -25,6 +26,7 @@ Preparation prepare(const Config& config, const World& world, ThreadPlan threads
     splits = open_splits(config.data);
     const io::TokenDataset& data = splits->train.dataset();
     check_batch(config.train, place, splits->train);
+    sum_tree_of(config, place.num_data);  // is there one?
     choice = choose_model(config.model, data.vocab_size(), data.eos_id());
     check_axes(config, choice->config);
     tuning = choose_tuning(config.tune, *choice);

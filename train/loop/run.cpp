@@ -74,7 +74,7 @@ class Run {
         plan_(plan_if_known(config, prepared.choice, world)),
         model_(build_model(prepared.choice, tuning_, config, world, device_)),
         flops_per_token_(trained_flops_per_token(model_, config.data.sequence_length)),
-        batches_(config.train, model_.place, splits_.train),
+        batches_(config, model_.place, splits_.train),
         prefetch_(batches_),
         trainer_(resolve_tokens(config), world, prefetch_, model_, config.check, config.optimizer),
         state_(config_,
@@ -424,7 +424,7 @@ class Run {
     fault_point("eval.begin");
     const auto begin = Clock::now();
     const auto loss = evaluate(
-        model_, world_, *splits_.heldout, config_.train.batch_sequences, num_batches,
+        model_, world_, *splits_.heldout, config_.train, num_batches,
         [&] { return stop_signal_.received().has_value() || stop_file_is_there(); },
         tokenizer_ ? &*tokenizer_ : nullptr);
     if (!loss) return false;

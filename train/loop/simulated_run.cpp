@@ -103,7 +103,7 @@ class SimulatedRun {
         splits_(std::move(prepared.splits)),
         plan_(plan_run(config, prepared.choice, world)),
         model_(build_model(prepared.choice, prepared.tuning, config, world, prepared.device)),
-        batches_(config.train, model_.place, splits_.train),
+        batches_(config, model_.place, splits_.train),
         prefetch_(batches_),
         trainer_(config.train, world, prefetch_, model_, config.check, config.optimizer) {}
 

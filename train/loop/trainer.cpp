@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "fsdp/base/fault_point.h"
 #include "fsdp/base/trace.h"
@@ -36,6 +37,17 @@ bool same_bits(double a, double b) { return std::bit_cast<uint64_t>(a) == std::b
 
 bool same_bits(const StepResult& a, const StepResult& b) {
   return same_bits(a.loss, b.loss) && same_bits(a.grad_norm, b.grad_norm);
+}
+
+// Of pairs of a position in the data and a loss there: whoever they are from, they are added up in the data's order.
+double sum_by_position(const at::Tensor& pairs) {
+  std::vector<std::pair<double, double>> losses;
+  const double* numbers = pairs.const_data_ptr<double>();
+  for (int64_t i = 0; i < pairs.numel(); i += 2) losses.emplace_back(numbers[i], numbers[i + 1]);
+  std::stable_sort(losses.begin(), losses.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  double sum = 0;
+  for (const auto& [position, loss] : losses) sum += loss;
+  return sum;
 }
 
 // Not the lowest bit: the next update might round that away.
@@ -176,6 +188,7 @@ Trainer::Computed Trainer::compute() {
     fault_point("step.backward");
     (scaler_ ? scaler_->scale(loss) : loss).backward();
     total.add_(loss.detach());
+    if (config_.world_invariant) computed.losses.push_back(loss.item<double>());
   }
   fault_point("step.reduced");
   if (fault_point("value.grad").inject) parameters_.front().mutable_grad().fill_(INFINITY);
@@ -186,7 +199,10 @@ Trainer::Computed Trainer::compute() {
   const at::Tensor numbers = at::stack({total, norm.norm.to(at::kDouble)}).to(at::kCPU);  // one wait for a device
   computed.loss = numbers[0].item<double>();
   computed.grad_norm = numbers[1].item<double>();
-  if (fault_point("value.loss").inject) computed.loss = std::numeric_limits<double>::quiet_NaN();
+  if (fault_point("value.loss").inject) {
+    computed.loss = std::numeric_limits<double>::quiet_NaN();
+    for (double& loss : computed.losses) loss = computed.loss;
+  }
   return computed;
 }
 
@@ -206,7 +222,9 @@ void Trainer::seed_random_numbers(int64_t position) const {
 StepResult Trainer::agree(const Computed& computed, const RankNews& news) const {
   const TraceScope scope("agreement", kNoUnit);
   constexpr int kFirstSignal = 8;  // one value for each
-  at::Tensor values = at::zeros({kFirstSignal + int64_t{kStopSignals.size()}}, at::kDouble);
+  constexpr int64_t kFirstLoss = kFirstSignal + int64_t{kStopSignals.size()};
+  const auto num_micro = static_cast<int64_t>(computed.losses.size());
+  at::Tensor values = at::zeros({kFirstLoss + 2 * num_micro * world_.size}, at::kDouble);
   double* mine = values.mutable_data_ptr<double>();
   mine[0] = model_.place.counts_losses ? computed.loss : 0;
   mine[1] = world_.rank == 0 && news.wants_stop ? 1 : 0;
@@ -218,10 +236,15 @@ StepResult Trainer::agree(const Computed& computed, const RankNews& news) const 
   mine[6] = world_.rank == 0 && news.stop_file ? 1 : 0;
   mine[7] = std::isfinite(computed.grad_norm) ? 0 : 1;
   for (size_t i = 0; i < kStopSignals.size(); ++i) mine[kFirstSignal + i] = news.signal == kStopSignals[i] ? 1 : 0;
+  for (int64_t micro = 0; micro < num_micro; ++micro) {
+    double* place = mine + kFirstLoss + 2 * (world_.rank * num_micro + micro);
+    place[0] = static_cast<double>(batches_.position(step_, micro));
+    place[1] = computed.losses[static_cast<size_t>(micro)];
+  }
   values = sum_over_ranks(world_, values);
   const double* sums = values.const_data_ptr<double>();
   StepResult result;
-  result.loss = sums[0];
+  result.loss = num_micro == 0 ? sums[0] : sum_by_position(values.narrow(0, kFirstLoss, 2 * num_micro * world_.size));
   result.grad_norm = agreed_norm(computed.grad_norm, sums[7] > 0);
   if (scaler_) result.loss_scale = scaler_->current_scale();
   result.stop = sums[1] > 0;

@@ -85,9 +85,10 @@ class Trainer {
 
  private:
   struct Computed {
-    double loss = 0;         // of this rank's part
-    double grad_norm = 0;    // of all ranks
-    at::Tensor clip_factor;  // likewise, on their device
+    double loss = 0;                  // of this rank's part
+    std::vector<double> losses = {};  // of its microbatches, that add up to it
+    double grad_norm = 0;             // of all ranks
+    at::Tensor clip_factor;           // likewise, on their device
     uint64_t batch_hash = 0;
   };
   Computed compute();

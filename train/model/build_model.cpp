@@ -5,6 +5,7 @@
 
 #include "train/axes/axes.h"
 #include "train/base/agreement.h"
+#include "train/config/sum_tree.h"
 #include "train/model/fp8_layers.h"
 #include "train/model/graphed_blocks.h"
 #include "train/model/lora_files.h"
@@ -47,6 +48,7 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
   set_recomputation(decoder, parse_recomputation(config.train.recompute, config.train.recompute_every));
   ShardOptions options = shard_options(config.shard, device);
   options.layout = root_layout(config.optimizer);
+  options.sum_order = sum_order(config.train);
   if (config.train.cuda_graphs) keep_addresses(options);
   ShardedModel model = parallelize(std::move(decoder), mesh, options, block_layout(config.optimizer));
   model.axes = axes;

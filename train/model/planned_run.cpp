@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "fsdp/fsdp.h"
+#include "train/config/sum_tree.h"
 #include "train/model/parallelize.h"
 #include "train/model/recomputation.h"
 #include "train/model/tuning.h"
@@ -31,7 +32,7 @@ plan::Work planned_work(const Config& config, int64_t world) {
            ".");
   plan::Work work;
   work.sequence_length = config.data.sequence_length;
-  work.microbatch_sequences = config.train.microbatch_sequences > 0 ? config.train.microbatch_sequences : batch / world;
+  work.microbatch_sequences = microbatch_sequences(config.train, world);
   work.microbatches = batch / world / work.microbatch_sequences;
   const Recomputation recomputation = parse_recomputation(config.train.recompute, config.train.recompute_every);
   work.recompute = recomputation.what;
@@ -88,6 +89,7 @@ plan::Setup planned_setup(const Config& config, const RankCounts& ranks) {
   setup.precision = plan::parse_planned_precision(config.shard.precision == "fp8" ? "bf16" : config.shard.precision);
   setup.granularity = root_layout(config.optimizer).granularity;
   setup.block = root_layout(config.optimizer).block;
+  setup.sum_order = sum_order(config.train);
   const bool sgd_keeps_momentum = config.optimizer.name == "sgd" && config.optimizer.momentum > 0;
   setup.optimizer = plan::parse_optimizer(sgd_keeps_momentum ? "sgd_momentum" : config.optimizer.name);
   setup.schedule = options.schedule;
