@@ -85,12 +85,12 @@ void GradientBuffers::forget_use() { std::fill(uses_.begin(), uses_.end(), 0); }
 
 void GradientBuffers::begin_backward() {
   std::fill(this_pass_.begin(), this_pass_.end(), false);
-  if (is_tree() && phase() == GradPhase::kCollecting) put_in_tree();
+  const bool any = std::find(placed_.begin(), placed_.end(), true) != placed_.end();
+  if (is_tree() && phase() == GradPhase::kCollecting && any) put_in_tree();
 }
 
 // The microbatch before is whole; the next one is collected apart from it.
 void GradientBuffers::put_in_tree() {
-  if (std::find(placed_.begin(), placed_.end(), true) == placed_.end()) return;
   const Backstage backstage;
   fill_missing(reduce_buffer_);
   waiting_.push(reduce_buffer_, *spec_.allocator);
@@ -239,6 +239,11 @@ int64_t GradientBuffers::start_reduce(const std::string& unit, const ReductionFa
                                       StepPlace place) {
   const TraceScope trace("start reduce", unit);
   begin_collecting(factors, Collect::kForThisReduce);
+  // With nobody to add up with it waits where it is, rather than in a copy.
+  if (is_tree() && place == StepPlace::kInside && spec_.links.shard->size() == 1 && !has_replicas_) {
+    put_in_tree();
+    return 0;
+  }
   fill_missing(collected_in());
   waiting_.add_to(collected_in().local());
   waiting_.clear(*spec_.allocator);
