@@ -23,10 +23,41 @@ void check_options(const AdamWOptions& options) {
 }
 
 LeafNeeds adamw_needs(const AdamWOptions& options) {
-  return {{{"exp_avg", options.exp_avg_dtype}, {"exp_avg_sq", options.exp_avg_sq_dtype}}};
+  LeafNeeds needs{{{"exp_avg", options.exp_avg_dtype}, {"exp_avg_sq", options.exp_avg_sq_dtype}}};
+  if (options.digits == WeightDigits::kCompensated) {
+    needs.states.push_back({"compensation"});
+    needs.weights = WeightTypes::k16Bit;
+  }
+  return needs;
 }
 
+namespace {
+
+// What was rounded away comes back first; what is rounded away now is kept.
+void compensated_update(const FlatRun& run, const AdamWOptions& options, const GradientFactor& factor) {
+  AdamWOptions plain = options;
+  plain.digits = WeightDigits::kRounded;
+  const at::ScalarType dtype = run.weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto wide = [&](const at::Tensor& tensor) { return tensor.to(dtype, /*non_blocking=*/false, /*copy=*/true); };
+  for_each_piece(run, kHostPiece, [&](const FlatRun& kept) {
+    FlatRun piece = kept;
+    const at::Tensor& compensation = kept.states[2];
+    piece.weight = wide(kept.weight).add_(compensation);
+    piece.gradient = wide(kept.gradient);
+    piece.states = {wide(kept.states[0]), wide(kept.states[1])};
+    piece.copy = at::Tensor();
+    adamw_update(piece, plain, factor);
+    kept.weight.copy_(piece.weight);
+    compensation.copy_(piece.weight.sub_(kept.weight));
+    for (size_t i = 0; i < piece.states.size(); ++i) kept.states[i].copy_(piece.states[i]);
+    if (kept.copy.defined()) kept.copy.copy_(kept.weight);
+  });
+}
+
+}  // namespace
+
 void adamw_update(const FlatRun& run, const AdamWOptions& options, const GradientFactor& factor) {
+  if (options.digits == WeightDigits::kCompensated) return compensated_update(run, options, factor);
   kernels::adamw_step(run.weight, run.gradient, run.states[0], run.states[1], run.copy,
                       {options.lr, options.beta1, options.beta2, options.eps, options.weight_decay, run.step,
                        factor.number, factor.on_device_of(run.weight)});
@@ -41,8 +72,8 @@ class AdamWRule : public RuleOf<AdamWOptions> {
       check_options(group.options);
       const AdamWOptions& first = groups.front().options;
       FSDP_CHECK(group.options.exp_avg_dtype == first.exp_avg_dtype &&
-                     group.options.exp_avg_sq_dtype == first.exp_avg_sq_dtype,
-                 "[AdamW] exp_avg_dtype, exp_avg_sq_dtype: got groups that differ, expected the same in all.");
+                     group.options.exp_avg_sq_dtype == first.exp_avg_sq_dtype && group.options.digits == first.digits,
+                 "[AdamW] exp_avg_dtype, exp_avg_sq_dtype, digits: got groups that differ, expected the same in all.");
       options.push_back(group.options);
       leaves_.push_back({std::move(group.parameters), adamw_needs(group.options)});
     }

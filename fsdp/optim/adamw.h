@@ -11,6 +11,14 @@
 
 namespace fsdp {
 
+// What becomes of the digits of an updated weight for which its type has no room.
+enum class WeightDigits {
+  kRounded,  // nothing. Weights are fp32, or fp64 on the CPU (default)
+  // They are kept, in the weight's type, and come back with the next update (Kahan's sum): bf16 and fp16 weights learn
+  // from updates that are far smaller than their last digit. CPU. One more tensor in the state: `compensation`.
+  kCompensated,
+};
+
 struct AdamWOptions {
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -22,6 +30,7 @@ struct AdamWOptions {
   // goal, relatively. The same in all groups.
   std::optional<at::ScalarType> exp_avg_dtype = {};
   std::optional<at::ScalarType> exp_avg_sq_dtype = {};
+  WeightDigits digits = WeightDigits::kRounded;  // the same in all groups
 };
 
 // Leaves that share options.

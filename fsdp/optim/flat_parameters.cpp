@@ -15,7 +15,10 @@
 namespace fsdp {
 namespace {
 
-bool can_step(const at::Tensor& tensor) {
+bool is_16_bit(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
+
+bool can_step(const at::Tensor& tensor, WeightTypes weights) {
+  if (is_16_bit(tensor.scalar_type())) return weights == WeightTypes::k16Bit && tensor.is_cpu();
   return tensor.scalar_type() == at::kFloat || (tensor.scalar_type() == at::kDouble && tensor.is_cpu());
 }
 
@@ -29,7 +32,7 @@ bool has_one_dtype(const FlatRun& run) {
 // Kernels know one dtype: what has another is read and written through pieces of the weight's, which on the host stay
 // in its caches.
 void update_in_dtype(const FlatRun& run, const FlatParameters::Update& update) {
-  if (has_one_dtype(run)) return update(run);
+  if (has_one_dtype(run) || is_16_bit(run.weight.scalar_type())) return update(run);
   const at::ScalarType dtype = run.weight.scalar_type();
   if (run.of != RunOf::kNeighbours) {  // whose rules know the dtypes of their states
     FlatRun whole = run;
@@ -60,7 +63,7 @@ FlatParameters::FlatParameters(std::string optimizer, const std::vector<LeafGrou
       FSDP_CHECK(seen.insert(tensor.unsafeGetTensorImpl()).second,
                  "[optimizer] a parameter stands twice in its groups.");
       // A frozen one may be unfrozen later.
-      if (tensor.requires_grad() || can_step(tensor)) add_leaf(tensor, options);
+      if (tensor.requires_grad() || can_step(tensor, group.needs.weights)) add_leaf(tensor, options);
     }
   }
   std::stable_sort(leaves_.begin(), leaves_.end(), [](const Leaf& a, const Leaf& b) {
@@ -74,9 +77,10 @@ void FlatParameters::add_leaf(const at::Tensor& tensor, size_t options) {
   FSDP_CHECK(!registry::find_parameter(tensor),
              "[optimizer] got a parameter of a sharded module, which only holds data ",
              "while its unit is in use. Build the optimizer on fsdp::parameters(module).");
-  FSDP_CHECK(can_step(tensor), "[optimizer] got a parameter of dtype ", tensor.scalar_type(), " on ", tensor.device(),
+  FSDP_CHECK(can_step(tensor, needs_[options].weights), "[optimizer] got a parameter of dtype ", tensor.scalar_type(),
+             " on ", tensor.device(),
              ", expected fp32 main weights, or fp64 on the CPU. Use torch::optim, or shard fp32 parameters with "
-             "Precision::bf16().");
+             "Precision::bf16(), or take AdamW with WeightDigits::kCompensated on the CPU.");
   FSDP_CHECK(tensor.is_contiguous(),
              "[optimizer] got a parameter with gaps between its elements, expected a contiguous one.");
   Leaf leaf{tensor, nullptr, 0, 0, options, 0, 0};

@@ -24,10 +24,17 @@ struct StateSpec {
   bool operator==(const StateSpec&) const = default;
 };
 
+// The weights that a rule can update.
+enum class WeightTypes {
+  kWide,  // fp32, and fp64 on the CPU
+  k16Bit  // those, and bf16 and fp16 on the CPU: the rule minds their rounding, and the types of its states
+};
+
 // What an optimizer's rule wants of the leaves with some options.
 struct LeafNeeds {
   std::vector<StateSpec> states;
   RunOf run = RunOf::kNeighbours;
+  WeightTypes weights = WeightTypes::kWide;
 
   bool operator==(const LeafNeeds&) const = default;
 };

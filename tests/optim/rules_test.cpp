@@ -120,5 +120,69 @@ TEST(SGD, FollowsNesterovsFormula) {
               });
 }
 
+// 300 updates of a tenth of a bf16 weight's last digit: each alone is rounded away.
+torch::Tensor small_gradient(int step, at::IntArrayRef sizes) {
+  return rule_gradient(sizes, step, 7).mul_(0.1).add_(1).to(torch::kBFloat16);
+}
+
+constexpr int kSmallSteps = 300;
+constexpr AdamWOptions kSmall{.lr = 1e-4,
+                              .beta1 = 0.9,
+                              .beta2 = 0.95,
+                              .weight_decay = 0.1,
+                              .exp_avg_dtype = at::kFloat,
+                              .exp_avg_sq_dtype = at::kFloat,
+                              .digits = WeightDigits::kCompensated};
+
+// In double precision, from weights of bf16.
+torch::Tensor adamw_by_formula(const torch::Tensor& initial) {
+  torch::Tensor weight = initial.to(torch::kDouble).clone(), m = torch::zeros_like(weight),
+                v = torch::zeros_like(weight);
+  for (int step = 0; step < kSmallSteps; ++step) {
+    const torch::Tensor gradient = small_gradient(step, initial.sizes()).to(torch::kDouble);
+    m = kSmall.beta1 * m + (1 - kSmall.beta1) * gradient;
+    v = kSmall.beta2 * v + (1 - kSmall.beta2) * gradient.square();
+    const double first = 1 - std::pow(kSmall.beta1, step + 1), second = 1 - std::pow(kSmall.beta2, step + 1);
+    weight =
+        weight * (1 - kSmall.lr * kSmall.weight_decay) - kSmall.lr * (m / first) / ((v / second).sqrt() + kSmall.eps);
+  }
+  return weight;
+}
+
+TEST(AdamW, CompensatedHalvesLearnFromUpdatesBelowTheirLastDigit) {
+  for (const int size : {1, 2, 3}) {
+    run_ranks(size, [&](const World& world) {
+      const auto net = make_seeded(12, [] { return std::make_shared<RuleNet>(); });
+      net->to(torch::kBFloat16);
+      const torch::Tensor initial = net->last.detach().clone(), expected = adamw_by_formula(initial);
+      fully_shard(*net, Mesh::shard(world));
+      AdamW optimizer(parameters(*net), kSmall);
+      for (const auto& [name, leaf] : named_parameters(*net)) {
+        if (name != "last") continue;
+        const LocalRange range = local_range(leaf);
+        for (int step = 0; step < kSmallSteps; ++step) {
+          leaf.mutable_grad() = small_gradient(step, initial.sizes()).slice(0, range.begin, range.end).clone();
+          optimizer.step();
+        }
+        const torch::Tensor mine = expected.slice(0, range.begin, range.end);
+        const torch::Tensor bound = mine.abs() / 256 + 1e-4;  // the last rounding, and that of what was kept
+        EXPECT_TRUE(((leaf.to(torch::kDouble) - mine).abs() <= bound).all().item<bool>()) << size << " ranks";
+      }
+      EXPECT_TRUE(((expected - initial).abs() > 0.02).all().item<bool>());
+    });
+  }
+}
+
+TEST(AdamW, HalvesAreRefusedWithoutTheirDigits) {
+  const Tensors leaves{torch::ones({5}, torch::dtype(torch::kBFloat16).requires_grad(true))};
+  EXPECT_THAT([&] { AdamW(leaves, AdamWOptions{}); }, ThrowsMessage<Error>(HasSubstr("WeightDigits::kCompensated")));
+  AdamWOptions options;
+  options.digits = WeightDigits::kCompensated;
+  AdamW optimizer(leaves, options);
+  leaves[0].mutable_grad() = torch::ones({5}, torch::kBFloat16);
+  optimizer.step(1.0);
+  EXPECT_EQ(optimizer.state_bytes(), 3 * 2 * 5);
+}
+
 }  // namespace
 }  // namespace fsdp
