@@ -36,6 +36,7 @@ eval_every = 3
 peak_tflops = 1
 [checkpoint]
 every_steps = 4
+async = false
 resume = "auto"
 [output]
 folder = "{folder}/run"
