@@ -45,7 +45,7 @@ GradientMarks::Fate GradientMarks::fate(size_t i, const at::Tensor& parameter) c
 }
 
 bool GradientMarks::is_mark(size_t i, const at::Tensor& gradient) const {
-  return set_[i] && gradient.defined() && gradient.is_alias_of(zeros_);
+  return set_[i] && gradient.defined() && gradient.has_storage() && gradient.is_alias_of(zeros_);
 }
 
 void GradientMarks::take(size_t i, const at::Tensor& parameter) {

@@ -72,8 +72,8 @@ void Context::gradient_ready(UnitState& unit, ParameterGroup& group, size_t inde
   FSDP_CHECK(group.holds(parameter), ParameterGroup::moved_message(group.parameter_name(index)));
   if (!gradient.defined()) return;
   unit.root().had_gradients = true;
-  FSDP_CHECK(gradient.layout() == at::kStrided, "[backward] gradient of '", group.parameter_name(index),
-             "': got a sparse tensor, expected a dense one. Build the embedding with sparse=false.");
+  // Ranks that looked up other rows have other indices: sums over them are dense, and so is what each brings.
+  if (gradient.layout() != at::kStrided) gradient = gradient.to_dense();
   make_room_to_collect(group);
   group.gradients().add(index, gradient, unit.reduction_factors(), collect_of(unit, group));
   if (!group.gradients().complete()) return;

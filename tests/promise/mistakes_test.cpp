@@ -360,18 +360,5 @@ TEST(Mistakes, AMeshThatDoesNotFitIsRefusedByItsAxis) {
   });
 }
 
-TEST(Mistakes, SparseGradientsAreRefusedByName) {
-  run_ranks(2, [](const World& world) {
-    torch::nn::Embedding table(torch::nn::EmbeddingOptions(10, 4).sparse(true));
-    ShardOptions options;
-    options.initial_weights = InitialWeights::kBroadcast;
-    const Unit unit = fully_shard(*table, Mesh::shard(world), options);
-    EXPECT_THAT(error_of([&] {
-                  table(torch::tensor({1, 2})).sum().backward();
-                }),
-                AllOf(HasSubstr("'weight'"), HasSubstr("sparse")));
-  });
-}
-
 }  // namespace
 }  // namespace fsdp::mistakes_test

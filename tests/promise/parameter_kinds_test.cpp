@@ -7,7 +7,7 @@
 #include "fsdp/fsdp.h"
 #include "tests/io/temporary_folder.h"
 #include "tests/promise/models/block_model.h"
-#include "tests/support/ranks.h"
+#include "tests/support/worlds.h"
 
 namespace fsdp::parameter_kinds_test {
 namespace {
@@ -185,6 +185,50 @@ TEST(ParameterKinds, WhichKindsKeepFp32CanBeChosen) {
     EXPECT_EQ(model->parameters()[1].scalar_type(), torch::kBFloat16);
     EXPECT_EQ(model->parameters()[2].scalar_type(), torch::kFloat);
   });
+}
+
+// A table whose rows are looked up, and which is the head's weight too where it is tied: then one of its gradients is
+// sparse, the other dense.
+struct Lookup : torch::nn::Module {
+  explicit Lookup(bool is_tied) : tied(is_tied) {
+    const auto options = torch::nn::EmbeddingOptions(10, 4).sparse(true);
+    table = register_module("table", torch::nn::Embedding(options));
+    head = register_module("head", torch::nn::Linear(4, 10));
+  }
+  torch::Tensor loss(const torch::Tensor& ids) {
+    const torch::Tensor x = torch::tanh(table(ids));
+    return (tied ? torch::linear(x, table->weight) : head(x)).square().mean();
+  }
+  bool tied;
+  torch::nn::Embedding table{nullptr};
+  torch::nn::Linear head{nullptr};
+};
+
+// Sums over ranks that looked up other rows.
+TEST(ParameterKinds, SparseGradientsAddUpAsDenseOnes) {
+  for (const bool tied : {false, true}) {
+    SCOPED_TRACE(tied);
+    testing::for_strategies([&](const World& world, const ShardOptions& options) {
+      const auto make = [&] { return testing::make_seeded(5, [&] { return std::make_shared<Lookup>(tied); }); };
+      const auto sharded = make(), twin = make();
+      fully_shard(*sharded->table, Mesh::shard(world), options);
+      const Unit root = fully_shard(*sharded, Mesh::shard(world), options);
+      SGD optimizer(parameters(*sharded), {.lr = 0.5});
+      torch::optim::SGD twins(twin->parameters(), 0.5);
+      for (uint64_t seed = 1; seed <= 6; ++seed) {
+        const torch::Tensor ids = torch::randint(10, {12}, testing::generator(seed), torch::kLong);
+        const Microbatch scope(root, seed % 2 == 0);
+        sharded->loss(share_of(world, ids)).backward();
+        twin->loss(ids).backward();
+        if (seed % 2 != 0) continue;
+        optimizer.step();
+        twins.step();
+        zero_grad(*sharded);
+        twin->zero_grad();
+      }
+      testing::expect_same_weights(*sharded, *twin);
+    });
+  }
 }
 
 struct Views : torch::nn::Module {
