@@ -77,6 +77,7 @@ ALLOWED = {
     "fsdp/buffer": BUFFER,
     "fsdp/group": GROUP,
     "fsdp/optim": STATE_USERS,
+    "fsdp/optim/schedule_free": STATE_USERS | {"fsdp/optim"},
     "fsdp/checkpoint/state": STATE_USERS | {"fsdp/optim"},
     "fsdp/checkpoint": STATE_USERS | {"fsdp/checkpoint/state"},
     "fsdp/checkpoint/archive": STATE_USERS | {"fsdp/checkpoint/state", "fsdp/checkpoint"},

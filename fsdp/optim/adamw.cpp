@@ -1,5 +1,7 @@
 #include "fsdp/optim/adamw.h"
 
+#include <algorithm>
+#include <initializer_list>
 #include <memory>
 #include <utility>
 
@@ -16,10 +18,15 @@ void check_options(const AdamWOptions& options) {
              options.beta1, " and ", options.beta2, ", expected numbers from 0 to below 1.");
   FSDP_CHECK(options.eps >= 0 && options.weight_decay >= 0, "[AdamW] eps ", options.eps, " and weight decay ",
              options.weight_decay, ": expected at least 0.");
-  for (const auto& dtype : {options.exp_avg_dtype, options.exp_avg_sq_dtype}) {
-    FSDP_CHECK(!dtype || *dtype == at::kFloat || *dtype == at::kBFloat16, "[AdamW] dtype of a moment: got ", *dtype,
-               ", expected fp32 or bf16.");
-  }
+  const auto is_one_of = [](const std::optional<at::ScalarType>& dtype, std::initializer_list<at::ScalarType> legal) {
+    return !dtype || std::find(legal.begin(), legal.end(), *dtype) != legal.end();
+  };
+  FSDP_CHECK(is_one_of(options.exp_avg_dtype, {at::kFloat, at::kBFloat16, at::kHalf}), "[AdamW] exp_avg_dtype: got ",
+             *options.exp_avg_dtype, ", expected fp32, bf16 or fp16.");
+  FSDP_CHECK(
+      is_one_of(options.exp_avg_sq_dtype, {at::kFloat, at::kBFloat16}), "[AdamW] exp_avg_sq_dtype: got ",
+      *options.exp_avg_sq_dtype,
+      ", expected fp32 or bf16: in fp16 the squares of gradients below 0.0002 are 0. For 8 bits see LowBitAdamW.");
 }
 
 LeafNeeds adamw_needs(const AdamWOptions& options) {

@@ -25,9 +25,9 @@ struct AdamWOptions {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0.01;
-  // In which the moments are kept, fp32 or bf16; unset: the weight's. The update computes in the weight's dtype and
-  // rounds what it keeps: with bf16 a second moment stands still once it is within about 1 / (256 (1 - beta2)) of its
-  // goal, relatively. The same in all groups.
+  // In which the moments are kept, fp32 or bf16, the first also fp16; unset: the weight's. The update computes in the
+  // weight's dtype and rounds what it keeps: with bf16 a second moment stands still once it is within about 1 / (256 (1
+  // - beta2)) of its goal, relatively. The same in all groups.
   std::optional<at::ScalarType> exp_avg_dtype = {};
   std::optional<at::ScalarType> exp_avg_sq_dtype = {};
   WeightDigits digits = WeightDigits::kRounded;  // the same in all groups

@@ -28,12 +28,14 @@ FlatOptimizer::FlatOptimizer(FlatOptimizer&&) noexcept = default;
 FlatOptimizer& FlatOptimizer::operator=(FlatOptimizer&&) noexcept = default;
 
 void FlatOptimizer::step(double gradient_factor) {
+  rule().check_may_step();
   ++state_->num_steps;
   state_->parameters.for_each_run(state_->update({gradient_factor, {}}));
 }
 
 void FlatOptimizer::step(const at::Tensor& gradient_factor) {
   const GradientFactor factor = GradientFactor::of(gradient_factor, rule().name());
+  rule().check_may_step();
   ++state_->num_steps;
   state_->parameters.for_each_run(state_->update(factor));
 }

@@ -25,6 +25,7 @@ struct Element {
   double weight = 0;
   double first = 0;
   double second = 0;
+  int steps = 0;
 };
 using ElementRule = std::function<void(Element&, double gradient)>;
 
@@ -108,6 +109,73 @@ TEST(Lion, KeepsOneStateAndRefusesOptionsOutOfRange) {
   EXPECT_TRUE(torch::equal(leaves[0], torch::ones({5, 2})));  // the sign of 0
   EXPECT_THAT([&] { Lion(leaves, LionOptions{.lr = -1}); }, ThrowsMessage<Error>(HasSubstr("[Lion] lr")));
   EXPECT_THAT([&] { Lion(leaves, LionOptions{.beta2 = 1}); }, ThrowsMessage<Error>(HasSubstr("betas")));
+}
+
+// The reference's form, with its sum of weights.
+TEST(ScheduleFreeAdamW, FollowsItsFormula) {
+  for (const int64_t warmup : {0, 4}) {
+    const ScheduleFreeAdamWOptions options{
+        .lr = 0.05, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.1, .warmup_steps = warmup};
+    const auto rate = [=](int step) {
+      return warmup == 0 ? options.lr : options.lr * std::min(1.0, step / static_cast<double>(warmup));
+    };
+    expect_rule([&](Tensors leaves) { return std::make_unique<ScheduleFreeAdamW>(std::move(leaves), options); },
+                [&](Element& it, double gradient) {
+                  if (++it.steps == 1) it.first = it.weight;
+                  double sum = 0;
+                  for (int step = 1; step <= it.steps; ++step) sum += rate(step) * rate(step);
+                  const double lr = rate(it.steps), share = lr * lr / sum;
+                  it.second = options.beta2 * it.second + (1 - options.beta2) * gradient * gradient;
+                  const double size = std::sqrt(it.second / (1 - std::pow(options.beta2, it.steps))) + options.eps;
+                  const double direction = gradient / size + options.weight_decay * it.weight;
+                  it.weight += share * (it.first - it.weight) + lr * (options.beta1 * (1 - share) - 1) * direction;
+                  it.first -= lr * direction;
+                });
+  }
+}
+
+// With one learning rate the average is that of all iterates after the first.
+TEST(ScheduleFreeAdamW, TheModelHasTheAverageOrTheIterates) {
+  for (const int size : {1, 2, 3}) {
+    run_ranks(size, [](const World& world) {
+      const auto net = make_seeded(12, [] { return std::make_shared<RuleNet>(); });
+      fully_shard(*net->layers, Mesh::shard(world), {.precision = Precision::bf16()});
+      fully_shard(*net, Mesh::shard(world), {.precision = Precision::bf16()});
+      const Tensors leaves = parameters(*net);
+      const ScheduleFreeAdamWOptions options{.lr = 0.05};
+      ScheduleFreeAdamW optimizer(leaves, options);
+      Tensors iterates, averages;
+      for (const torch::Tensor& leaf : leaves) {
+        iterates.push_back(leaf.detach().clone());
+        averages.push_back(torch::zeros_like(leaf.detach()));
+      }
+      for (int step = 0; step < 4; ++step) {
+        for (const torch::Tensor& leaf : leaves)
+          leaf.mutable_grad() = torch::full_like(leaf.detach(), step < 2 ? 1 : -3);
+        optimizer.step();
+        // y = (1 - beta1) z + beta1 x, and x is the mean of the z.
+        for (size_t i = 0; i < leaves.size(); ++i) {
+          const torch::Tensor before = averages[i].clone();
+          const double n = step + 1;
+          iterates[i] = (leaves[i].detach() - 0.9 * before * (n - 1) / n) / (0.1 + 0.9 / n);
+          averages[i] = (before * (n - 1) + iterates[i]) / n;
+        }
+      }
+      Tensors trained;
+      for (const torch::Tensor& leaf : leaves) trained.push_back(leaf.detach().clone());
+      optimizer.use_average();
+      optimizer.use_average();
+      for (size_t i = 0; i < leaves.size(); ++i) EXPECT_TRUE(torch::allclose(leaves[i], averages[i], 1e-4, 1e-5)) << i;
+      const StateDict gathered = full_state_dict(*net);  // what a forward would read, too
+      EXPECT_EQ(gathered.tensors.size(), 5);
+      EXPECT_THAT([&] { optimizer.step(); }, ThrowsMessage<Error>(HasSubstr("use_iterates()")));
+      optimizer.use_iterates();
+      for (size_t i = 0; i < leaves.size(); ++i) EXPECT_TRUE(torch::allclose(leaves[i], trained[i], 1e-5, 1e-6)) << i;
+      optimizer.step();
+    });
+  }
+  EXPECT_THAT([&] { ScheduleFreeAdamW(Tensors{}, ScheduleFreeAdamWOptions{.beta1 = 0}); },
+              ThrowsMessage<Error>(HasSubstr("betas")));
 }
 
 TEST(SGD, FollowsNesterovsFormula) {

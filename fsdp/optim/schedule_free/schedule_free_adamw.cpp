@@ -1,0 +1,117 @@
+#include "fsdp/optim/schedule_free/schedule_free_adamw.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <utility>
+
+#include "fsdp/base/check.h"
+#include "fsdp/group/leaves.h"
+#include "fsdp/optim/update_rule.h"
+
+namespace fsdp {
+namespace {
+
+void check_schedule_free_options(const ScheduleFreeAdamWOptions& options) {
+  FSDP_CHECK(options.lr >= 0 && options.weight_decay >= 0 && options.eps >= 0 && options.warmup_steps >= 0,
+             "[ScheduleFreeAdamW] lr ", options.lr, ", weight decay ", options.weight_decay, ", eps ", options.eps,
+             ", warmup steps ", options.warmup_steps, ": expected at least 0.");
+  FSDP_CHECK(options.beta1 > 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
+             "[ScheduleFreeAdamW] betas: got ", options.beta1, " and ", options.beta2,
+             ", expected beta1 between 0 and 1, beta2 from 0 to below 1.");
+}
+
+// How much step t (from 1) counts in the average of the first t, each with the square of its learning rate.
+double share_of_step(int64_t step, int64_t warmup_steps) {
+  const auto t = static_cast<double>(step), warmup = static_cast<double>(warmup_steps);
+  const double n = std::min(t, warmup);
+  const double of_warmup = n > 0 ? n * (n + 1) * (2 * n + 1) / (6 * warmup * warmup) : 0;
+  const double weight = t < warmup ? t * t / (warmup * warmup) : 1;
+  return weight / (of_warmup + std::max(0.0, t - warmup));
+}
+
+// weight is y, between the iterate z and the average x: y = (1 - beta1) z + beta1 x.
+void schedule_free_update(const FlatRun& run, const ScheduleFreeAdamWOptions& options, const GradientFactor& factor) {
+  const auto t = static_cast<double>(run.step);
+  const double lr =
+      options.warmup_steps > 0 ? options.lr * std::min(1.0, t / static_cast<double>(options.warmup_steps)) : options.lr;
+  const double share = share_of_step(run.step, options.warmup_steps);
+  const double correction = 1 - std::pow(options.beta2, t);
+  for_each_piece(run, run.weight.is_cpu() ? kHostPiece : run.weight.numel(), [&](const FlatRun& piece) {
+    const at::Tensor gradient = factor.times(piece.gradient);
+    const at::Tensor &weight = piece.weight, &iterate = piece.states[0], &squares = piece.states[1];
+    if (piece.step == 1) iterate.copy_(weight);
+    squares.mul_(options.beta2).addcmul_(gradient, gradient, 1 - options.beta2);
+    at::Tensor direction = gradient / (squares / correction).sqrt_().add_(options.eps);
+    if (options.weight_decay > 0) direction.add_(weight, options.weight_decay);
+    weight.lerp_(iterate, share).add_(direction, lr * (options.beta1 * (1 - share) - 1));
+    iterate.sub_(direction, lr);
+    if (piece.copy.defined()) piece.copy.copy_(weight);
+  });
+}
+
+class ScheduleFreeRule : public RuleOf<ScheduleFreeAdamWOptions> {
+ public:
+  explicit ScheduleFreeRule(std::vector<ScheduleFreeAdamWGroup> groups) {
+    for (ScheduleFreeAdamWGroup& group : groups) {
+      check_schedule_free_options(group.options);
+      options.push_back(group.options);
+      leaves_.push_back({std::move(group.parameters), {{{"iterate"}, {"exp_avg_sq"}}}});
+    }
+  }
+
+  const char* name() const override { return "ScheduleFreeAdamW"; }
+  void check_may_step() const override {
+    FSDP_CHECK(!has_average,
+               "[ScheduleFreeAdamW] step: got a model with its average, expected the weights that gradients are taken "
+               "at. Call use_iterates() before the forward.");
+  }
+  void update(const FlatRun& run, const GradientFactor& factor) override {
+    check_may_step();  // in the backward nobody asked before
+    schedule_free_update(run, options[run.options], factor);
+  }
+
+  bool has_average = false;
+};
+
+// Moves each leaf that was updated towards its iterate. Seen by the observer, as the program's own writes are.
+template <class Amount>
+void move_towards_iterates(ScheduleFreeRule& rule, FlatParameters& flat, const Amount& amount) {
+  enter_library(flat.leaves());
+  const at::NoGradGuard no_grad;
+  for (size_t group = 0; group < rule.options.size(); ++group) {
+    for (const at::Tensor& leaf : rule.leaf_groups()[group].leaves) {
+      if (!leaf.requires_grad() || flat.steps_of(leaf) == 0) continue;
+      leaf.detach().lerp_(flat.states_of(leaf).front().tensor, amount(rule.options[group].beta1));
+    }
+  }
+}
+
+}  // namespace
+
+ScheduleFreeAdamW::ScheduleFreeAdamW(std::vector<at::Tensor> parameters, ScheduleFreeAdamWOptions options)
+    : ScheduleFreeAdamW(std::vector<ScheduleFreeAdamWGroup>{{std::move(parameters), options}}) {}
+ScheduleFreeAdamW::ScheduleFreeAdamW(std::vector<ScheduleFreeAdamWGroup> groups)
+    : FlatOptimizer(std::make_unique<ScheduleFreeRule>(std::move(groups))) {}
+ScheduleFreeAdamW::ScheduleFreeAdamW(std::vector<DecayGroup> groups, ScheduleFreeAdamWOptions options)
+    : ScheduleFreeAdamW(with_decay<ScheduleFreeAdamWGroup>(std::move(groups), options)) {}
+
+ScheduleFreeAdamWOptions& ScheduleFreeAdamW::options(size_t group) {
+  return static_cast<ScheduleFreeRule&>(rule()).options.at(group);
+}
+
+void ScheduleFreeAdamW::use_average() {
+  auto& own = static_cast<ScheduleFreeRule&>(rule());
+  if (std::exchange(own.has_average, true)) return;
+  move_towards_iterates(own, flat_parameters(), [](double beta1) { return 1 - 1 / beta1; });
+}
+
+void ScheduleFreeAdamW::use_iterates() {
+  auto& own = static_cast<ScheduleFreeRule&>(rule());
+  if (!std::exchange(own.has_average, false)) return;
+  move_towards_iterates(own, flat_parameters(), [](double beta1) { return 1 - beta1; });
+}
+
+}  // namespace fsdp
