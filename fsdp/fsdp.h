@@ -28,6 +28,7 @@
 #include "fsdp/parallel/experts.h"                         // parallel::Mixture, Experts, route
 #include "fsdp/parallel/layers.h"                          // parallel::ColumnLinear, RowLinear, VocabEmbedding
 #include "fsdp/parallel/parallelize.h"                     // parallel::parallelize
+#include "fsdp/parallel/random.h"                          // parallel::share_random_state
 #include "fsdp/parallel/regions.h"                         // parallel::enter_parts, leave_parts, ...
 #include "fsdp/parallel/zigzag.h"                          // parallel::zigzag_part, zigzag_positions
 #include "fsdp/pipeline/pipeline.h"                        // pipeline::Pipeline

@@ -9,6 +9,7 @@
 #include <unordered_set>
 
 #include "fsdp/base/check.h"
+#include "fsdp/group/cut.h"
 #include "fsdp/group/leaves.h"
 #include "fsdp/group/parameter_group.h"
 #include "fsdp/group/registry.h"
@@ -125,11 +126,12 @@ std::optional<ParameterPlace> place_of(const at::Tensor& parameter_or_leaf) {
   const ParameterGroup& group = *member->group;
   const layout::Range slice = group.main_slice(member->index);
   const Placement placement = group.whole_main_weight() ? Placement::kReplicate : Placement::kShard;
-  return ParameterPlace{group.unit_name(),
-                        group.parameter_name(member->index),
-                        placement,
-                        {slice.begin, slice.end},
-                        group.layout().offsets[member->index]};
+  std::optional<ParameterCut> cut;
+  if (const auto found = registry::find_cut(parameter_or_leaf)) {
+    cut = ParameterCut{found->dim, found->ranks->rank(), found->ranks->size(), found->sizes};
+  }
+  return ParameterPlace{group.unit_name(),        group.parameter_name(member->index),   placement,
+                        {slice.begin, slice.end}, group.layout().offsets[member->index], cut};
 }
 
 std::vector<DecayGroup> decay_groups(const torch::nn::Module& module, double weight_decay) {

@@ -38,6 +38,14 @@ struct LocalRange {
 };
 LocalRange local_range(const at::Tensor& leaf);
 
+// How tensor parallelism cut a parameter before it was sharded: this rank has part `index` of `parts` along `dim`.
+struct ParameterCut {
+  int64_t dim = 0;
+  int index = 0;
+  int parts = 1;
+  std::vector<int64_t> sizes;  // of the whole
+};
+
 // What a sharded parameter is, as of now.
 struct ParameterPlace {
   std::string unit;                               // dotted name of its module within the root, "root" for that
@@ -45,6 +53,7 @@ struct ParameterPlace {
   Placement main_weight = Placement::kReplicate;  // kReplicate: every rank has, and updates, all of it
   LocalRange range;                               // the slice that this rank updates
   int64_t offset = 0;                             // of its first element in the unit's gathered buffer, in elements
+  std::optional<ParameterCut> cut;                // nothing: ranks along "tp" have it alike
 };
 
 // Of a parameter of a sharded module, or of its leaf; nothing for any other tensor. Local.

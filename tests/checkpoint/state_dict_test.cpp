@@ -169,5 +169,87 @@ TEST(StateDict, AShardedOneOfAnotherCutIsRefused) {
   });
 }
 
+// Gate and up projection, in one weight or in two.
+struct Gated : torch::nn::Module {
+  explicit Gated(bool is_fused) : fused(is_fused) {
+    const auto linear = [&](const char* name, int64_t in, int64_t out) {
+      return register_module(name, torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(false)));
+    };
+    if (fused) {
+      gate_up = linear("gate_up", 5, 14);
+    } else {
+      gate = linear("gate", 5, 7);
+      up = linear("up", 5, 7);
+    }
+    down = linear("down", 7, 5);
+  }
+  torch::Tensor loss(const torch::Tensor& x) {
+    const auto parts = fused ? gate_up(x).chunk(2, -1) : std::vector<torch::Tensor>{gate(x), up(x)};
+    return down(torch::silu(parts[0]) * parts[1]).square().mean();
+  }
+  bool fused;
+  torch::nn::Linear gate_up{nullptr}, gate{nullptr}, up{nullptr}, down{nullptr};
+};
+
+struct TrainedGated {
+  TrainedGated(const World& world, bool fused)
+      : model(testing::make_seeded(31, [&] { return std::make_shared<Gated>(fused); })),
+        root(fully_shard(*model, Mesh::shard(world))),
+        optimizer(parameters(*model), {.lr = 0.02}) {}
+  void train(const World& world, uint64_t seed) {
+    model->loss(share_of(world, batch(seed))).backward();
+    optimizer.step();
+    zero_grad(*model);
+  }
+  std::shared_ptr<Gated> model;
+  Unit root;
+  AdamW optimizer;
+};
+
+// "gate_up.weight", or "exp_avg/gate_up.weight", becomes two; what has no rows to divide goes to both.
+StateDict with_parts(const StateDict& fused) {
+  StateDict split;
+  split.values = fused.values;
+  const std::string whole = "gate_up.weight";
+  for (const auto& [name, tensor] : fused.tensors) {
+    if (!name.ends_with(whole)) {
+      split.tensors[name] = tensor;
+      continue;
+    }
+    const std::string prefix = name.substr(0, name.size() - whole.size());
+    const auto parts = tensor.dim() == 2 ? tensor.chunk(2) : std::vector<torch::Tensor>{tensor, tensor};
+    split.tensors[prefix + "gate.weight"] = parts[0];
+    split.tensors[prefix + "up.weight"] = parts[1];
+  }
+  return split;
+}
+
+// A model with another layout of the same weights goes on where the first one was.
+TEST(StateDict, FusedWeightsAreDividedForAModelThatHasThemApart) {
+  StateDict weights, states, expected;
+  run_ranks(2, [&](const World& world) {
+    TrainedGated fused(world, true);
+    for (uint64_t seed = 1; seed <= 3; ++seed) fused.train(world, seed);
+    const StateDict now = full_state_dict(*fused.model);
+    const StateDict moments = full_optimizer_state_dict(*fused.model, fused.optimizer);
+    fused.train(world, 4);
+    const StateDict later = full_state_dict(*fused.model);
+    if (world.rank == 0) {
+      weights = with_parts(now);
+      states = with_parts(moments);
+      expected = with_parts(later);
+    }
+  });
+  run_ranks(3, [&](const World& world) {
+    TrainedGated apart(world, false);
+    load_full_state_dict(*apart.model, weights, DictHolder::kRankZero);
+    load_full_optimizer_state_dict(*apart.model, apart.optimizer, states, DictHolder::kRankZero);
+    apart.train(world, 4);
+    for (const auto& [name, weight] : full_state_dict(*apart.model).tensors) {
+      EXPECT_TRUE(torch::allclose(weight, expected.tensors.at(name), 1e-4, 1e-5)) << name;
+    }
+  });
+}
+
 }  // namespace
 }  // namespace fsdp::state_dict_test

@@ -184,6 +184,50 @@ TEST(TensorParallel, APartKnowsItsPlaceInTheWhole) {
   });
 }
 
+TEST(TensorParallel, PlaceOfTellsHowAParameterWasCut) {
+  run_ranks(4, [](const World& world) {
+    const Mesh mesh(world, {{"shard", 2}, {"tp", 2}});
+    const auto cut = make_cut_model(mesh, Tokens::kAll, at::kFloat);
+    Unit root = shard_cut_model(*cut, mesh);
+    const auto expect_cut = [&](const std::string& name, int64_t dim, const std::vector<int64_t>& sizes) {
+      const torch::Tensor parameter = cut->named_parameters()[name];
+      for (const auto& [leaf_name, leaf] : named_parameters(*cut)) {
+        if (leaf_name != name) continue;
+        for (const torch::Tensor& tensor : {parameter, leaf}) {
+          const auto place = place_of(tensor);
+          ASSERT_TRUE(place && place->cut) << name;
+          EXPECT_EQ(place->cut->dim, dim) << name;
+          EXPECT_EQ(place->cut->index, mesh.index("tp")) << name;
+          EXPECT_EQ(place->cut->parts, 2) << name;
+          EXPECT_EQ(place->cut->sizes, sizes) << name;
+        }
+      }
+    };
+    expect_cut("layers.0.up.weight", 0, {kInner, kWidth});
+    expect_cut("layers.0.up.bias", 0, {kInner});
+    expect_cut("layers.1.down.weight", 1, {kWidth, kInner});
+    expect_cut("embedding.weight", 0, {kVocab, kWidth});
+    EXPECT_FALSE(place_of(cut->norm->weight)->cut);
+    EXPECT_FALSE(place_of(cut->named_parameters()["layers.1.down.bias"])->cut);
+  });
+}
+
+TEST(TensorParallel, RanksThatShareARandomStateDrawTheSame) {
+  run_ranks(4, [](const World& world) {
+    const Mesh mesh(world, {{"shard", 2}, {"tp", 2}});
+    const at::Generator mine = generator(100 + static_cast<uint64_t>(world.rank));
+    torch::rand({3 + world.rank}, mine);  // and not at its beginning
+    const torch::Tensor first = torch::rand({4}, mine.clone());
+    parallel::share_random_state(mine, Ranks::along(mesh, "tp"));
+    const torch::Tensor drawn = torch::rand({4}, mine);
+    const torch::Tensor all = Ranks::along(mesh, "tp")->gather(drawn.unsqueeze(0), 0, "test");
+    EXPECT_TRUE(torch::equal(all[0], all[1]));
+    EXPECT_EQ(torch::equal(drawn, first), mesh.index("tp") == 0);
+    const torch::Tensor others = Ranks::along(mesh, "shard")->gather(drawn.unsqueeze(0), 0, "test");
+    EXPECT_FALSE(torch::equal(others[0], others[1]));
+  });
+}
+
 // Whole matrices and blocks of elements are not what a rank of a cut has.
 TEST(TensorParallel, OptimizersThatNeedWholeParametersRefuseCutOnes) {
   run_ranks(2, [](const World& world) {
