@@ -56,6 +56,8 @@ DBuffer::DBuffer(std::shared_ptr<const layout::FlatLayout> layout, Placement pla
   resident_ = true;
 }
 
+DBuffer DBuffer::alias() const { return {layout_, placement_, index_, unguarded(local_)}; }
+
 c10::DataPtr DBuffer::exchange(c10::DataPtr memory) {
   return local_.storage().unsafeGetStorageImpl()->set_data_ptr(std::move(memory));
 }

@@ -57,6 +57,8 @@ class DBuffer {
   const StreamPoint& ready() const { return ready_; }
   // As release(), but the memory is the caller's to return.
   c10::DataPtr give_up();
+  // A buffer over the same memory, whose storage is another object.
+  DBuffer alias() const;
   // Exchanges the memory for `memory`, of the same size, and returns what was there. Views follow.
   c10::DataPtr exchange(c10::DataPtr memory);
   // From now on whoever asks for the memory of this buffer or of a view of it gets a c10::Error with this text, until

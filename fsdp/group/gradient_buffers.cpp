@@ -49,12 +49,12 @@ GradientBuffers::GradientBuffers(GradientSpec spec)
       arrived_(spec_.leaves.size(), 0) {
   const int index = spec_.links.shard->rank();
   const auto buffer_of = [&](at::ScalarType dtype) {
-    return DBuffer(spec_.layout, Placement::kPartial, index, spec_.main_options.dtype(dtype), Backing::kSlab);
+    return DBuffer(spec_.layout, Placement::kPartial, index, spec_.sum_options.dtype(dtype), Backing::kSlab);
   };
   reduce_buffer_ = buffer_of(spec_.reduce_dtype);
   if (spec_.accumulate_dtype != spec_.reduce_dtype) wide_buffer_ = buffer_of(spec_.accumulate_dtype);
   if (has_replicas_) {
-    partial_ = DBuffer(spec_.layout, Placement::kShard, index, spec_.main_options, Backing::kSlab);
+    partial_ = DBuffer(spec_.layout, Placement::kShard, index, spec_.sum_options, Backing::kSlab);
   }
 }
 
@@ -104,7 +104,7 @@ DBuffer& GradientBuffers::collected_in() {
 
 void GradientBuffers::begin_collecting(const ReductionFactors& factors, Collect collect) {
   if (phase() == GradPhase::kCollecting) return;
-  const bool divides_twice = spec_.reduce_dtype == at::kHalf && spec_.main_options.dtype() != at::kHalf;
+  const bool divides_twice = spec_.reduce_dtype == at::kHalf && spec_.sum_options.dtype() != at::kHalf;
   if (!has_partial_sums()) after_ = divides_twice ? factors.after : 1;
   if (spec_.in_main_grad) {
     const bool has_sums = prepare_main_grad() == Accumulate::kAdd;
@@ -176,8 +176,8 @@ void GradientBuffers::narrow_to_reduce_dtype() {
 // Leaves' .grad decides: the main grad counts as empty where it is undefined, which is what zero_grad() makes of it.
 Accumulate GradientBuffers::prepare_main_grad() {
   if (!main_grad_.defined()) {
-    main_grad_ = DBuffer(spec_.main_layout, spec_.main_placement, spec_.main_index,
-                         spec_.main_options.dtype(spec_.main_grad_dtype), Backing::kOwned);
+    main_grad_ =
+        DBuffer(spec_.main_layout, spec_.main_placement, spec_.main_index, spec_.main_options, Backing::kOwned);
     for (size_t i = 0; i < spec_.leaves.size(); ++i)
       grad_slices_.push_back(main_grad_.part(i).detach());  // no view, so that zero_grad() may detach it
   }
@@ -201,9 +201,10 @@ std::pair<at::Tensor, Accumulate> GradientBuffers::prepare_outcome() {
   const at::Tensor& main = main_grad_.local();
   has_outcome_ = true;
   outcome_adds_ = accumulate == Accumulate::kAdd;
-  const bool is_converted = main.scalar_type() != spec_.main_options.dtype().toScalarType();
-  if (!is_converted && !((all_reduce_hook_ || is_tree()) && outcome_adds_)) return {main, accumulate};
-  return {outcome_.take(*spec_.allocator, main.numel(), spec_.main_options), Accumulate::kOverwrite};
+  const bool is_elsewhere = main.scalar_type() != spec_.sum_options.dtype().toScalarType() ||
+                            main.device().type() != spec_.sum_options.device().type();
+  if (!is_elsewhere && !((all_reduce_hook_ || is_tree()) && outcome_adds_)) return {main, accumulate};
+  return {outcome_.take(*spec_.allocator, main.numel(), spec_.sum_options), Accumulate::kOverwrite};
 }
 
 // Of a reduction that is complete.
@@ -213,7 +214,7 @@ void GradientBuffers::take_outcome() {
   const at::Tensor sum = outcome_.resident() ? outcome_.tensor() : main;
   if (all_reduce_hook_) all_reduce_hook_(sum);
   if (!outcome_.resident()) return;
-  outcome_adds_ ? main.add_(sum) : main.copy_(sum);
+  outcome_adds_ ? main.add_(sum.to(main.device())) : main.copy_(sum);
 }
 
 void GradientBuffers::set_all_reduce_hook(AllReduceHook hook, const std::string& unit) {
@@ -298,7 +299,7 @@ comm::Job GradientBuffers::reduce_to_all(const at::Tensor& staging, const std::s
 comm::Job GradientBuffers::reduce_into_tree(const at::Tensor& staging, const std::string& unit) {
   FSDP_ASSERT(spec_.traits.reduce == ReduceKind::kReduceScatter, "an all-reduce of a microbatch inside of a step");
   const comm::CallLabel label{"reduce", unit, "", spec_.part};
-  const auto place = reduced_.open(*spec_.allocator, spec_.layout->shard_numel, spec_.main_options);
+  const auto place = reduced_.open(*spec_.allocator, spec_.layout->shard_numel, spec_.sum_options);
   comm::Job job("reduce", unit, [=, shard = spec_.links.shard_reduce, whole = reduce_buffer_.local()] {
     return shard->reduce_scatter(whole, place.sum, staging, place.how, label);
   });

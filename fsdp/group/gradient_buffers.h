@@ -29,8 +29,8 @@ struct GradientSpec {
   std::shared_ptr<const layout::FlatLayout> main_layout;  // of the main grad: that of the main weight
   Placement main_placement = Placement::kShard;           // likewise, and the two below
   int main_index = 0;
-  at::TensorOptions main_options;  // of the main weight, and of partial sums
-  at::ScalarType main_grad_dtype = at::kFloat;
+  at::TensorOptions sum_options;  // of sums over the ranks: the main weight's dtype, the device of the gathered weights
+  at::TensorOptions main_options;  // of the main grad
   at::ScalarType reduce_dtype = at::kFloat;
   at::ScalarType accumulate_dtype = at::kFloat;
   StrategyTraits traits;
@@ -145,7 +145,7 @@ class GradientBuffers {
   SumTree reduced_;       // likewise: shards of those that were
   Scratch replica_wire_;  // the partial sums in the reduce dtype, while they travel
   Scratch staging_;
-  Scratch outcome_;  // a sum apart from the main grad, where that has another dtype or a hook is to see it alone
+  Scratch outcome_;  // a sum apart from the main grad: that is elsewhere, of another dtype, or not for a hook to see
   AllReduceHook all_reduce_hook_;
   bool has_outcome_ = false;   // the reduction in flight ends in the main grad
   bool outcome_adds_ = false;  // to what is there

@@ -9,6 +9,7 @@
 #include "fsdp/buffer/buffer_allocator.h"
 #include "fsdp/group/group_links.h"
 #include "fsdp/group/group_owner.h"
+#include "fsdp/group/main_weights.h"
 #include "fsdp/group/whole_weights.h"
 #include "fsdp/layout/planner.h"
 #include "fsdp/precision/precision.h"
@@ -31,6 +32,7 @@ struct GroupSpec {
   SumOrder sum_order = SumOrder::kAsTheyCome;
   Precision precision;
   WholeWeights whole_weights = WholeWeights::kInPlace;
+  MainWeights main_weights = MainWeights::kOnDevice;
   GroupLinks links;
   std::shared_ptr<BufferAllocator> allocator;
   std::weak_ptr<GroupOwner> owner;

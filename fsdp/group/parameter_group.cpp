@@ -4,7 +4,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -50,25 +49,29 @@ void ParameterGroup::make_buffers(const GroupSpec& spec) {
   const at::ScalarType main_dtype = parameters.front().scalar_type();
   const at::ScalarType param_dtype = spec.precision.param.value_or(main_dtype);
   const auto options = parameters.front().options().device(spec.device).requires_grad(false);
+  is_on_host_ = spec.main_weights == MainWeights::kOnHost && !spec.device.is_cpu();
+  auto main_options = is_on_host_ ? options.device(at::kCPU) : options;
+  if (is_on_host_ && spec.device.is_cuda()) main_options = main_options.pinned_memory(true);
   const int rank = links_.shard->rank();
   const Placement placement = traits_.shards_main_weight ? Placement::kShard : Placement::kReplicate;
-  residence_ = choose_residence(traits_, {whole_main_weight() && !copies_whole_, param_dtype == main_dtype,
-                                          links_.host && !over_replicas() && !copies_whole_});
+  residence_ =
+      choose_residence(traits_, {whole_main_weight() && !copies_whole_, param_dtype == main_dtype && !is_on_host_,
+                                 links_.host && !over_replicas() && !copies_whole_});
 
-  main_weight_ = DBuffer(main_layout_, placement, main_index_, options, Backing::kOwned);
+  main_weight_ = DBuffer(main_layout_, placement, main_index_, main_options, Backing::kOwned);
   for (size_t i = 0; i < parameters.size(); ++i) {
     const layout::Range slice = main_slice(i);
     main_weight_.part(i).copy_(parameters[i].detach().view({-1}).narrow(0, slice.begin, slice.size()));
   }
   if (residence_ == Residence::kAliased) {
-    unsharded_ = main_weight_;
+    unsharded_ = is_alone() ? main_weight_ : main_weight_.alias();
     weight_phase_ = PhaseOf<WeightPhase>(WeightPhase::kUnsharded);
   } else if (residence_ == Residence::kShared) {
     share_unsharded(options.dtype(param_dtype));
   } else {
     const Backing backing = residence_ == Residence::kPersistent ? Backing::kOwned : Backing::kSlab;
     unsharded_ = DBuffer(layout_, Placement::kReplicate, rank, options.dtype(param_dtype), backing);
-    if (residence_ == Residence::kReleased && (param_dtype != main_dtype || over_replicas())) {
+    if (residence_ == Residence::kReleased && (param_dtype != main_dtype || over_replicas() || is_on_host_)) {
       model_weight_ = DBuffer(layout_, Placement::kShard, rank, options.dtype(param_dtype), Backing::kOwned);
     }
   }
@@ -123,8 +126,9 @@ void ParameterGroup::make_leaves(const Precision& precision) {
   spec.main_layout = main_layout_;
   spec.main_placement = main_weight_.placement();
   spec.main_index = main_index_;
-  spec.main_options = main.options();
-  spec.main_grad_dtype = precision.main_grad.value_or(main.scalar_type());
+  spec.sum_options = main.options().device(unsharded_.local().device());
+  spec.main_options = main.options().dtype(precision.main_grad.value_or(main.scalar_type()));
+  if (is_on_host_ && spec.sum_options.device().is_cuda()) spec.main_options = spec.main_options.pinned_memory(true);
   spec.reduce_dtype = precision.reduce.value_or(main.scalar_type());
   spec.accumulate_dtype = precision.accumulate.value_or(main.scalar_type());
   spec.traits = traits_;
@@ -135,7 +139,7 @@ void ParameterGroup::make_leaves(const Precision& precision) {
   // On the CPU the sums of a world of one keep their bits.
   spec.in_main_grad = !main.device().is_cpu() && whole_main_weight() && links_.shard->size() == 1 && !copies_whole_ &&
                       links_.replicate == nullptr && spec.reduce_dtype == main.scalar_type() &&
-                      spec.accumulate_dtype == main.scalar_type() && spec.main_grad_dtype == main.scalar_type();
+                      spec.accumulate_dtype == main.scalar_type() && spec.main_options.dtype() == main.scalar_type();
   spec.leaves = leaves_;
   gradients_.emplace(std::move(spec));
   marks_ = GradientMarks(*layout_, sizes_, unsharded_.local().options());
@@ -228,7 +232,7 @@ at::Tensor ParameterGroup::own_model_weight() const {
 }
 
 at::Tensor ParameterGroup::model_weight_copy() const {
-  if (shares_main_weight_) return {};
+  if (shares_main_weight_ || is_on_host_) return {};
   if (residence_ == Residence::kShared) return unsharded_.own_slice();
   if (model_weight_.defined()) return own_model_weight();
   if (residence_ != Residence::kPersistent || unsharded_.local().scalar_type() == main_weight_.local().scalar_type()) {
@@ -358,37 +362,6 @@ void ParameterGroup::note_forward_use(size_t i, bool needs_gradient, GradientBuf
 void ParameterGroup::forget_use() {
   gradients_->forget_use();
   read_without_gradient_ = false;
-}
-
-void ParameterGroup::distrust_unsharded() {
-  unsharded_revision_ = kNoRevision;
-  if (residence_ == Residence::kPersistent) model_revision_ = kNoRevision;
-}
-
-void ParameterGroup::isolate_unsharded() {
-  if (residence_ != Residence::kShared || shared_memory_) return;
-  const auto bytes = static_cast<size_t>(unsharded_.bytes());
-  c10::DataPtr own = c10::GetAllocator(unsharded_.local().device().type())->allocate(bytes);
-  std::memcpy(own.get(), unsharded_.local().const_data_ptr(), bytes);
-  shared_memory_ = unsharded_.exchange(std::move(own));
-}
-
-// In mixed precision only elements that differ from the main weight's rounding were changed; the others keep their
-// digits.
-void ParameterGroup::write_back() {
-  FSDP_ASSERT(current(), "write-back of weights that are not there");
-  begin_main_weight_write();
-  if (residence_ != Residence::kAliased) {
-    for (size_t i = 0; i < num_parameters(); ++i) {
-      const layout::Range slice = main_slice(i);
-      const at::Tensor main = main_weight_.part(i);
-      const at::Tensor written =
-          writable(unsharded_.local()).narrow(0, layout_->offsets[i] + slice.begin, slice.size());
-      const at::Tensor changed = main.to(written.scalar_type()).ne(written);
-      main.copy_(at::where(changed, written.to(main.scalar_type()), main));
-    }
-  }
-  note_main_weight_write();
 }
 
 void ParameterGroup::count_missing_gradients_as_zero() {

@@ -1,4 +1,4 @@
-// 222 lines because a group is weights and gradients with one life cycle.
+// 234 lines because a group is weights and gradients with one life cycle.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,7 +27,7 @@ namespace fsdp {
 //   unsharded     the gathered weights; the module's parameters are views of it, set once, for ever
 // and, where they are trainable, their gradients (group/gradient_buffers.h).
 // Driven by a Context, which calls in the order that group/phase.h allows. One thread at a time.
-// parameter_group.cpp; gathers and their end: parameter_group_gather.cpp.
+// parameter_group.cpp; gathers and their end: parameter_group_gather.cpp; writes: parameter_group_writes.cpp.
 // After: Megatron-FSDP experimental/parameter_group.py; PyTorch FSDP2's FSDPParamGroup.
 class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
  public:
@@ -54,6 +54,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   bool is_cut_only_at(size_t i, int64_t granule) const;
   // This rank has all of the main weight, and of its gradient.
   bool whole_main_weight() const;
+  // No other rank trains these parameters.
+  bool is_alone() const { return links_.shard->size() == 1 && links_.replicate == nullptr; }
   // The groups of ranks over which the main weight is sharded, for sums over all of it.
   std::vector<std::shared_ptr<comm::Comm>> main_weight_comms() const;
   // Null once the model is gone; an optimizer may outlive it.
@@ -77,6 +79,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   int64_t resting_copy_bytes() const;
   // Bytes of gathered weights in memory now, of those that come and go.
   int64_t gathered_bytes() const;
+  // The main weight and its gradient are in memory of the host, the gathered weights elsewhere.
+  bool is_on_host() const { return is_on_host_; }
   // Undefined, or the low-precision copy of this rank's main weight. An optimizer may write it together with the main
   // weight and then calls set_model_weight_current().
   at::Tensor model_weight_copy() const;
@@ -123,6 +127,11 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // What is about to be written is this rank's alone.
   void isolate_unsharded();
   void write_back();
+  // As write_back(), of a write that belongs to the forward: what that read of other parameters is what its backward
+  // finds.
+  void write_back_in_forward();
+  // Parameter i, whole and gathered, for whoever may write it. 1-D.
+  at::Tensor unsharded_part(size_t i) const;
   // For a gather that failed: NaN, so that nothing reads freed memory before the error is thrown. Without memory for
   // them, reads throw.
   void poison();
@@ -188,6 +197,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   int main_index_ = 0;
   int part_ = 0;
   SumOrder sum_order_ = SumOrder::kAsTheyCome;
+  bool is_on_host_ = false;    // MainWeights::kOnHost, and the device is another
   bool copies_whole_ = false;  // WholeWeights::kCopied, and there is one shard
   Residence residence_ = Residence::kReleased;
   std::shared_ptr<BufferAllocator> allocator_;

@@ -12,18 +12,18 @@
 namespace fsdp {
 namespace {
 
-void make_equal_flat(comm::Comm& comm, const at::Tensor& flat, BufferSync sync) {
+void make_equal_flat(comm::Comm& comm, const at::Tensor& flat, BufferSync sync, const std::string& what) {
   if (sync == BufferSync::kBroadcast || !flat.is_floating_point()) {
-    comm.broadcast(flat, 0, {"broadcast buffers", "", ""});
+    comm.broadcast(flat, 0, {"broadcast " + what, "", ""});
     return;
   }
-  comm.all_reduce_small(flat, {"mean of buffers", "", ""});
+  comm.all_reduce_small(flat, {"mean of " + what, "", ""});
   flat.div_(comm.size());
 }
 
 }  // namespace
 
-void make_equal(comm::Comm& comm, const std::vector<at::Tensor>& tensors, BufferSync sync) {
+void make_equal(comm::Comm& comm, const std::vector<at::Tensor>& tensors, BufferSync sync, const std::string& what) {
   if (comm.size() == 1 || sync == BufferSync::kPerRank) return;
   const Backstage backstage;
   std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;
@@ -34,7 +34,7 @@ void make_equal(comm::Comm& comm, const std::vector<at::Tensor>& tensors, Buffer
     std::vector<at::Tensor> pieces;
     for (const at::Tensor& tensor : list) pieces.push_back(tensor.detach().reshape({-1}));
     const at::Tensor flat = at::cat(pieces);
-    make_equal_flat(comm, flat, sync);
+    make_equal_flat(comm, flat, sync, what);
     int64_t begin = 0;
     for (const at::Tensor& tensor : list) {
       tensor.detach().copy_(flat.narrow(0, begin, tensor.numel()).view(tensor.sizes()));

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
 #include <vector>
 
 #include "fsdp/mesh/mesh.h"
@@ -21,7 +22,8 @@ class Comm;
 // buffers of one dtype travel together. COLLECTIVE over the world. After: PyTorch DDP's broadcast_buffers.
 void sync_buffers(const World& world, const torch::nn::Module& module, BufferSync sync);
 
-// The same for a list of tensors, over the ranks of `comm`.
-void make_equal(comm::Comm& comm, const std::vector<at::Tensor>& tensors, BufferSync sync);
+// The same for a list of tensors, over the ranks of `comm`; `what` they are, for errors.
+void make_equal(comm::Comm& comm, const std::vector<at::Tensor>& tensors, BufferSync sync,
+                const std::string& what = "buffers");
 
 }  // namespace fsdp

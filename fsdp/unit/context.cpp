@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
@@ -105,6 +106,7 @@ void Context::set_unused(UnitState& unit, UnusedUnit unused) {
 void Context::remove_unit(UnitState& unit) {
   units_[static_cast<size_t>(unit.id)] = nullptr;
   turns_.remove_unit(unit.id);
+  std::erase_if(pending_writes_, [&](const Touch& write) { return write.unit == &unit; });
   for (const auto& group : unit.groups) {
     std::erase_if(reduces_, [&](const Reduction& reduction) { return reduction.group == group.get(); });
     count_gathered(-group->gathered_bytes());
@@ -121,6 +123,8 @@ void Context::touch(c10::ArrayRef<Touch> touches, const char* operator_name) noe
     const TraceAdoption trace(trace_of_program());
     try {
       check_thread(touches.front(), operator_name);
+      // Not for the operators that the writing one is made of: it may not have written yet.
+      if (!pending_writes_.empty() && (!below_autograd() || c10::InferenceMode::is_enabled())) settle_writes();
       follow(touches, operator_name);
       return;
     } catch (...) {
@@ -337,6 +341,7 @@ void Context::begin_unshard(UnitState& unit, const std::string& cause) {
 
 void Context::enter(UnitState& unit, const char* cause) {
   rethrow_deferred();
+  settle_writes();
   if (in_graph_task()) {
     enter_backward();
   } else if (in_backward_) {
@@ -351,6 +356,7 @@ void Context::enter(UnitState& unit, const char* cause) {
 // A root stays, because its backward comes first.
 void Context::leave(UnitState& unit) {
   rethrow_deferred();
+  settle_writes();
   const bool ends =
       !in_backward_ && unit.parent != nullptr && turns_.may_reshard_after_forward(unit.id) && unit.current();
   if (!ends) return;
@@ -365,6 +371,7 @@ void Context::write_back(UnitState& unit) {
 }
 
 void Context::reshard(UnitState& unit) {
+  settle_writes();
   const Backstage backstage;
   reshard(unit, schedule::After::kUse);
 }
@@ -384,6 +391,7 @@ void Context::reshard(UnitState& unit, schedule::After after, const StreamPoint&
 }
 
 void Context::rest(UnitState& root) {
+  settle_writes();
   end_compute();
   turns_.abandon_forward();
   for (UnitState* unit : root.subtree()) {
@@ -443,6 +451,7 @@ void Context::on_library_entry() {
 
 // Every unit rests, but for those that were told to outlive the backward.
 void Context::rest_all() {
+  settle_writes();
   end_compute();
   turns_.abandon_forward();
   for (UnitState* unit : units_) {

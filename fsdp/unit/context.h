@@ -1,4 +1,4 @@
-// 192 lines because every event of a step comes together here.
+// 202 lines because every event of a step comes together here.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -44,7 +44,7 @@ class Context : public GroupOwner, private schedule::UnitWeights, public std::en
   // From the observer, before an operator that reads `touches` runs. COLLECTIVE. Never throws: see DeferredError.
   void touch(c10::ArrayRef<Touch> touches, const char* operator_name) noexcept;
   // From the observer: an operator is about to write into gathered weights.
-  void refuse_write(const Touch& touch, const char* operator_name) noexcept;
+  void note_write(const Touch& touch, const char* operator_name) noexcept;
   // From the observer: an operator names the .grad of a module's parameter.
   void note_mark_use(const Touch& mark, const char* operator_name) noexcept;
   // From the observer: an operator names the .grad of a leaf.
@@ -119,6 +119,8 @@ class Context : public GroupOwner, private schedule::UnitWeights, public std::en
   bool in_use(const UnitState& unit) const;
   void move_to(c10::ArrayRef<Touch> touches, const char* operator_name);
   void begin_forward();
+  void refuse_write(const Touch& touch, const char* operator_name);
+  void settle_writes();  // COLLECTIVE if there are any
   void offer_companions(UnitState& unit);
   void poison(UnitState& unit);
   void note_live(const UnitState& unit);
@@ -197,6 +199,7 @@ class Context : public GroupOwner, private schedule::UnitWeights, public std::en
   bool leaves_requested_ = false;
 
   DeferredError error_;
+  std::vector<Touch> pending_writes_;  // by operators of the model, which the ranks do not share yet
   Counters counters_;
   Advisor advisor_;
 };

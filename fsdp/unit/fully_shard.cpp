@@ -263,6 +263,7 @@ void add_group(const std::shared_ptr<LiveUnit>& unit, SubjectParameters members,
   spec.sum_order = options.sum_order;
   spec.precision = options.precision;
   spec.whole_weights = options.whole_weights;
+  spec.main_weights = options.main_weights;
   spec.links = links;
   spec.allocator = unit->state.context->allocator();
   spec.owner = unit->state.context;
@@ -271,7 +272,7 @@ void add_group(const std::shared_ptr<LiveUnit>& unit, SubjectParameters members,
   const auto announce = [&](const c10::StorageImpl* storage, Role role) {
     if (storage != nullptr) TouchTable::instance().add(storage, {group.get(), &unit->state, role});
   };
-  if (group->residence() != Residence::kAliased) {
+  if (group->residence() != Residence::kAliased || !group->is_alone()) {
     announce(group->main_weight().local().storage().unsafeGetStorageImpl(), Role::kMainWeight);
   }
   announce(group->unsharded().local().storage().unsafeGetStorageImpl(), Role::kUnsharded);
@@ -397,6 +398,7 @@ std::shared_ptr<UnitState> make_state(const std::shared_ptr<LiveUnit>& unit, con
   state->precision = options.precision;
   state->context->set_unused(*state, options.unused);
   state->buffer_sync = options.buffers;
+  state->writes = options.writes;
   if (options.buffers != BufferSync::kPerRank) state->buffers = buffers_of(subject);
   return state;
 }

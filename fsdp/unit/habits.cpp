@@ -1,10 +1,16 @@
-// Habits of LibTorch programs that cannot be right on a sharded model. An observer may not throw: the program hears of
-// it at its next call of the library, or in its next backward.
+// Habits of LibTorch programs. A model that writes into its weights: what a rank wrote becomes what all have, before
+// anybody reads or forgets it, where ShardOptions::writes says so. What cannot be right on a sharded model is refused;
+// an observer may not throw, so the program hears of it at its next call of the library, or in its next backward.
+#include <ATen/ATen.h>
+
 #include <algorithm>
 #include <iterator>
 #include <string_view>
+#include <utility>
 
+#include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
+#include "fsdp/unit/buffers.h"
 #include "fsdp/unit/context.h"
 #include "fsdp/unit/observer.h"
 
@@ -29,18 +35,72 @@ bool sums_up(std::string_view name) {
   return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
 }
 
+bool is_narrow(const at::Tensor& tensor) { return tensor.element_size() < 4; }
+
+// Means of narrow numbers are made in fp32.
+void agree_on_values(const GroupLinks& links, const std::vector<at::Tensor>& parts, BufferSync sync) {
+  std::vector<at::Tensor> exact;
+  for (const at::Tensor& part : parts) exact.push_back(is_narrow(part) ? part.to(at::kFloat) : part);
+  make_equal(*links.shard, exact, sync, "weights that the model wrote");
+  if (links.replicate) make_equal(*links.replicate, exact, sync, "weights that the model wrote, over replicas");
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (is_narrow(parts[i])) at::Tensor(parts[i]).copy_(exact[i]);
+  }
+}
+
+std::vector<size_t> written_parameters(const std::vector<Touch>& writes, const ParameterGroup* group) {
+  std::vector<size_t> list;
+  for (const Touch& write : writes) {
+    if (write.group == group) list.push_back(write.index);
+  }
+  std::sort(list.begin(), list.end());
+  list.erase(std::unique(list.begin(), list.end()), list.end());
+  return list;
+}
+
 }  // namespace
 
-void Context::refuse_write(const Touch& touch, const char* operator_name) noexcept {
+void Context::note_write(const Touch& touch, const char* operator_name) noexcept {
   if (touch.unit->write_scopes > 0) return;
-  touch.group->isolate_unsharded();
-  touch.group->distrust_unsharded();
-  if (plain_name(operator_name) == "set_") {
-    return defer(refusal(ParameterGroup::moved_message(touch.group->parameter_name(touch.index))));
+  try {
+    touch.group->isolate_unsharded();
+  } catch (...) {
+    return defer(std::current_exception());
   }
-  defer(refusal("[", operator_name, "] writes into '", touch.group->parameter_name(touch.index),
-                "', a gathered copy that is thrown away. Write to its leaf from fsdp::parameters(), or inside "
-                "full_parameters(unit, WriteBack::kYes)."));
+  if (touch.unit->writes == WeightWrites::kRefused || plain_name(operator_name) == "set_") {
+    return refuse_write(touch, operator_name);
+  }
+  pending_writes_.push_back(touch);
+}
+
+void Context::refuse_write(const Touch& touch, const char* operator_name) {
+  touch.group->distrust_unsharded();
+  const std::string& parameter = touch.group->parameter_name(touch.index);
+  if (plain_name(operator_name) == "set_") return defer(refusal(ParameterGroup::moved_message(parameter)));
+  const bool stays = touch.group->residence() == Residence::kAliased;
+  defer(refusal("[", operator_name, "] writes into '", parameter, "', ",
+                stays ? "of which every rank has a copy, on this rank alone." : "a gathered copy that is thrown away.",
+                " Write to its leaf from fsdp::parameters(), or inside full_parameters(unit, WriteBack::kYes). Where "
+                "the model itself does it, choose ShardOptions::writes."));
+}
+
+void Context::settle_writes() {
+  if (pending_writes_.empty()) return;
+  const std::vector<Touch> writes = std::exchange(pending_writes_, {});
+  if (error_.present()) return;  // the program hears of that, and nobody knows where the other ranks are
+  const Backstage backstage;
+  const at::NoGradGuard no_grad;
+  for (const UnitState* unit : units_) {
+    if (unit == nullptr) continue;
+    const BufferSync sync = unit->writes == WeightWrites::kRankZero ? BufferSync::kBroadcast : BufferSync::kMean;
+    for (const auto& group : unit->groups) {
+      std::vector<at::Tensor> parts;
+      for (const size_t i : written_parameters(writes, group.get())) parts.push_back(group->unsharded_part(i));
+      if (parts.empty()) continue;
+      agree_on_values(group->links(), parts, sync);
+      group->write_back_in_forward();
+    }
+  }
 }
 
 // Within a backward it is autograd that adds to it. Module::zero_grad() detaches it, and then lets it go or zeroes it.

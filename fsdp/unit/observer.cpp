@@ -66,8 +66,8 @@ class InputScan {
   c10::SmallVector<ParameterGroup*, 8> main_weights_;
 };
 
-// What the operator's schema says it writes. Main weights take note; a gathered weight refuses, unless it aliases the
-// main weight and so is the weight itself.
+// What the operator's schema says it writes. Main weights take note; a gathered weight is written for all ranks, or
+// refuses, unless it is the main weight itself and no other rank has it.
 void report_writes(const at::RecordFunction& function) {
   const auto schema = function.operator_schema();
   if (!schema.has_value() || !schema->is_mutable()) return;
@@ -80,8 +80,8 @@ void report_writes(const at::RecordFunction& function) {
     written.add(inputs[i]);
     for (ParameterGroup* group : written.main_weights()) group->note_main_weight_write();
     for (const Touch& touch : written.touches()) {
-      if (touch.group->residence() == Residence::kAliased) continue;
-      touch.unit->context->refuse_write(touch, function.name());
+      if (touch.group->residence() == Residence::kAliased && touch.group->is_alone()) continue;
+      touch.unit->context->note_write(touch, function.name());
     }
   }
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fsdp/buffer/buffer_allocator.h"
+#include "fsdp/group/main_weights.h"
 #include "fsdp/group/whole_weights.h"
 #include "fsdp/layout/owners.h"
 #include "fsdp/layout/planner.h"
@@ -63,6 +64,14 @@ enum class IgnoredGradients {
   kMean,
 };
 
+// What becomes of a gathered weight that an operator of the model writes into: data-dependent initialisation, codebooks
+// that are moving averages, weights that are normed in place.
+enum class WeightWrites {
+  kRefused,   // an error that names operator and parameter (default); a world of one may write
+  kRankZero,  // rank 0's values become everybody's, and those of the main weight, before the next operator reads them
+  kMean,      // the mean of the ranks' values does
+};
+
 // Everything fully_shard() can be told. The defaults suit a 3B model on 8 devices.
 struct ShardOptions {
   Strategy strategy = Strategy::kOptimGradsParams;
@@ -85,9 +94,13 @@ struct ShardOptions {
   // of the call. Parameters of one mesh, dtype and trainability make one group of the unit.
   std::function<std::optional<Mesh>(const std::string& name)> mesh_of = {};
   UnusedUnit unused = UnusedUnit::kSkip;
+  // Of this unit's parameters. Every rank must run the same writing operators, which the next touch makes COLLECTIVE.
+  // Writes by set_data() are refused always.
+  WeightWrites writes = WeightWrites::kRefused;
   // Of all buffers below a root: at the end of each backward that reduced gradients for an optimizer step. COLLECTIVE.
   BufferSync buffers = BufferSync::kPerRank;
   WholeWeights whole_weights = WholeWeights::kInPlace;
+  MainWeights main_weights = MainWeights::kOnDevice;
   // Where the weights live from then on; unset: where the parameters are. A model that was built on the CPU, deferred
   // or not, gets to a GPU this way without ever being there as a whole; its buffers stay, so move them (Module::to)
   // before.

@@ -182,6 +182,13 @@ MemoryCategories Unit::memory() const {
   MemoryCategories memory;
   memory.params = resting.main_weight + resting.model_weight;
   memory.grads = resting.main_grad;
+  for (const UnitState* unit : state_->subtree()) {
+    for (const auto& group : unit->groups) {
+      if (!group->is_on_host()) continue;
+      memory.params -= bytes_per_rank(group->main_weight());
+      memory.grads -= bytes_per_rank(group->gradients().main_grad());
+    }
+  }
   for (const UnitState* unit : context.units()) {
     if (unit == nullptr) continue;
     memory.gathered += unit->gathered_bytes();

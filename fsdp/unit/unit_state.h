@@ -72,6 +72,7 @@ class UnitState {
   Precision precision;
   UnusedUnit unused = UnusedUnit::kSkip;
   BufferSync buffer_sync = BufferSync::kPerRank;
+  WeightWrites writes = WeightWrites::kRefused;
   bool reshard_after_forward = true;
   bool reshard_after_backward = true;
   bool requires_sync = true;

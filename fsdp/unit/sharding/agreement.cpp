@@ -32,7 +32,8 @@ uint64_t digest_of_shape(const UnitDescription& unit) {
                    options.schedule.max_bytes, "/", static_cast<int>(options.precision.accumulate.value_or(at::kLong)),
                    "/", static_cast<int>(options.precision.main_grad.value_or(at::kLong)), "/",
                    static_cast<int>(options.precision.buffers.value_or(at::kLong)), "/",
-                   static_cast<int>(options.ignored_gradients), "/", static_cast<int>(options.sum_order));
+                   static_cast<int>(options.ignored_gradients), "/", static_cast<int>(options.sum_order), "/",
+                   static_cast<int>(options.writes));
   for (const ModuleKind kind : options.precision.keep_fp32) text += c10::str("/", static_cast<int>(kind));
   return XXH3_64bits(text.data(), text.size());
 }
