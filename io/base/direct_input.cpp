@@ -33,7 +33,8 @@ bool DirectInput::read(uint64_t begin, uint64_t num_bytes, char* out) const {
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) return false;
     // What follows a piece that ends anywhere is not aligned, and its end, rounded up, may lie behind `out`'s.
-    if (static_cast<uint64_t>(got) < num_bytes - done && got % static_cast<ssize_t>(kDirectAlignment) != 0) return false;
+    if (static_cast<uint64_t>(got) < num_bytes - done && got % static_cast<ssize_t>(kDirectAlignment) != 0)
+      return false;
     done += static_cast<uint64_t>(got);
   }
   return true;

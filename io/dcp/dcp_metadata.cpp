@@ -21,7 +21,7 @@ constexpr uint64_t kMaxMetadataBytes = uint64_t{512} << 20;
 constexpr size_t kMaxValues = size_t{1} << 26;
 constexpr size_t kMaxEntries = size_t{1} << 20;
 constexpr size_t kMaxNameBytes = size_t{1} << 28;  // of all entries together
-constexpr size_t kMaxChunks = size_t{1} << 22;  // of all tensors
+constexpr size_t kMaxChunks = size_t{1} << 22;     // of all tensors
 constexpr size_t kMaxFields = 32;
 
 // The names DCP's metadata may mention; those we look at have an index, then come element types.

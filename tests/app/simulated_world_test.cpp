@@ -48,8 +48,9 @@ class SimulatedWorld : public TrainingFixture {
   void expect_as_planned(const std::string& more) {
     SCOPED_TRACE(more);
     const Traffic real = run(more);
-    const CommandResult result = run_fsdp(
-        "plan " + path("run.toml") + " --world 16 --transport gloo --json --train.batch_sequences=32 --data.sequence_length=16 " + more);
+    const CommandResult result =
+        run_fsdp("plan " + path("run.toml") +
+                 " --world 16 --transport gloo --json --train.batch_sequences=32 --data.sequence_length=16 " + more);
     ASSERT_EQ(result.exit_code, 0) << result.err;
     const auto planned = nlohmann::json::parse(result.out).at("traffic");
     EXPECT_EQ(real.gathers, planned.at("gathers").get<int64_t>());

@@ -76,7 +76,8 @@ TEST(HalfOnCpu, EmbeddingsAndLosses) {
   torch::manual_seed(3);
   const at::Tensor ids = at::arange(60) % 7, targets = at::arange(40) % 19;
   targets[3] = kIgnoreIndex;
-  expect_like_fp32([](const Inputs& in) { return kernels::embedding(in[0], in[1]); }, {half_values({11, 6}), ids}, "embedding");
+  expect_like_fp32([](const Inputs& in) { return kernels::embedding(in[0], in[1]); }, {half_values({11, 6}), ids},
+                   "embedding");
   for (const Reduction reduction : {Reduction::kMean, Reduction::kSum}) {
     const LossTerms terms{1e-3, 0.1};
     expect_like_fp32([&](const Inputs& in) { return cross_entropy(in[0], in[1], reduction, terms); },

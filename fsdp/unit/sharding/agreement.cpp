@@ -22,18 +22,17 @@ uint64_t digest_of_shape(const UnitDescription& unit) {
     text += c10::str(unit.names[i], parameter.sizes(), parameter.scalar_type(), parameter.requires_grad(), ";");
   }
   const ShardOptions& options = *unit.options;
-  text += c10::str(static_cast<int>(options.strategy), "/", static_cast<int>(options.layout.granularity), "/",
-                   options.layout.block, "/", static_cast<int>(options.layout.owners), "/",
-                   static_cast<int>(options.precision.param.value_or(at::kLong)), "/",
-                   static_cast<int>(options.precision.reduce.value_or(at::kLong)), "/",
-                   describe(options.reshard_after_forward), "/", static_cast<int>(options.initial_weights), "/",
-                   static_cast<int>(options.replica_reduce), "/", describe(options.schedule), "/", unit.meshes, "/",
-                   static_cast<int>(options.unused), "/", static_cast<int>(options.buffers), "/",
-                   options.schedule.max_bytes, "/", static_cast<int>(options.precision.accumulate.value_or(at::kLong)),
-                   "/", static_cast<int>(options.precision.main_grad.value_or(at::kLong)), "/",
-                   static_cast<int>(options.precision.buffers.value_or(at::kLong)), "/",
-                   static_cast<int>(options.ignored_gradients), "/", static_cast<int>(options.sum_order), "/",
-                   static_cast<int>(options.writes));
+  text += c10::str(
+      static_cast<int>(options.strategy), "/", static_cast<int>(options.layout.granularity), "/", options.layout.block,
+      "/", static_cast<int>(options.layout.owners), "/", static_cast<int>(options.precision.param.value_or(at::kLong)),
+      "/", static_cast<int>(options.precision.reduce.value_or(at::kLong)), "/", describe(options.reshard_after_forward),
+      "/", static_cast<int>(options.initial_weights), "/", static_cast<int>(options.replica_reduce), "/",
+      describe(options.schedule), "/", unit.meshes, "/", static_cast<int>(options.unused), "/",
+      static_cast<int>(options.buffers), "/", options.schedule.max_bytes, "/",
+      static_cast<int>(options.precision.accumulate.value_or(at::kLong)), "/",
+      static_cast<int>(options.precision.main_grad.value_or(at::kLong)), "/",
+      static_cast<int>(options.precision.buffers.value_or(at::kLong)), "/", static_cast<int>(options.ignored_gradients),
+      "/", static_cast<int>(options.sum_order), "/", static_cast<int>(options.writes));
   for (const ModuleKind kind : options.precision.keep_fp32) text += c10::str("/", static_cast<int>(kind));
   return XXH3_64bits(text.data(), text.size());
 }
