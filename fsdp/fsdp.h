@@ -24,7 +24,6 @@
 #include "fsdp/optim/sgd.h"                                // SGD
 #include "fsdp/parallel/context_attention.h"               // parallel::context_attention
 #include "fsdp/parallel/cross_entropy.h"                   // parallel::vocab_cross_entropy
-#include "fsdp/parallel/cut_part.h"                        // parallel::find_cut_part
 #include "fsdp/parallel/experts.h"                         // parallel::Mixture, Experts, route
 #include "fsdp/parallel/layers.h"                          // parallel::ColumnLinear, RowLinear, VocabEmbedding
 #include "fsdp/parallel/parallelize.h"                     // parallel::parallelize

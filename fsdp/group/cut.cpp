@@ -1,22 +1,16 @@
 #include "fsdp/group/cut.h"
 
+#include <c10/util/accumulate.h>
+
 #include <utility>
 
 #include "kernels/base/tensor_table.h"
 
 namespace fsdp {
 
-int64_t Cut::run() const {
-  int64_t run = 1;
-  for (auto size = static_cast<size_t>(dim); size < sizes.size(); ++size) run *= sizes[size];
-  return run / ranks->size();
-}
+int64_t Cut::run() const { return c10::numelements_from_dim(static_cast<int>(dim), sizes) / ranks->size(); }
 
-bool Cut::is_one_run() const {
-  int64_t rows = 1;
-  for (size_t size = 0; size < static_cast<size_t>(dim); ++size) rows *= sizes[size];
-  return rows == 1;
-}
+bool Cut::is_one_run() const { return c10::numelements_to_dim(static_cast<int>(dim), sizes) == 1; }
 
 namespace registry {
 namespace {

@@ -1,6 +1,7 @@
 #include "fsdp/group/parameters.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/accumulate.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
@@ -119,6 +120,16 @@ LocalRange local_range(const at::Tensor& leaf) {
   return {slice.begin, slice.end};
 }
 
+int64_t ParameterCut::run() const { return c10::numelements_from_dim(static_cast<int>(dim), sizes) / parts; }
+
+int64_t ParameterCut::num_runs() const { return c10::numelements_to_dim(static_cast<int>(dim), sizes); }
+
+std::optional<ParameterCut> cut_of(const at::Tensor& parameter_or_leaf) {
+  const auto cut = registry::find_cut(parameter_or_leaf);
+  if (!cut) return std::nullopt;
+  return ParameterCut{cut->dim, cut->ranks->rank(), cut->ranks->size(), cut->sizes};
+}
+
 std::optional<ParameterPlace> place_of(const at::Tensor& parameter_or_leaf) {
   auto member = registry::find_leaf(parameter_or_leaf);
   if (!member) member = registry::find_parameter(parameter_or_leaf);
@@ -126,12 +137,8 @@ std::optional<ParameterPlace> place_of(const at::Tensor& parameter_or_leaf) {
   const ParameterGroup& group = *member->group;
   const layout::Range slice = group.main_slice(member->index);
   const Placement placement = group.whole_main_weight() ? Placement::kReplicate : Placement::kShard;
-  std::optional<ParameterCut> cut;
-  if (const auto found = registry::find_cut(parameter_or_leaf)) {
-    cut = ParameterCut{found->dim, found->ranks->rank(), found->ranks->size(), found->sizes};
-  }
   return ParameterPlace{group.unit_name(),        group.parameter_name(member->index),   placement,
-                        {slice.begin, slice.end}, group.layout().offsets[member->index], cut};
+                        {slice.begin, slice.end}, group.layout().offsets[member->index], cut_of(parameter_or_leaf)};
 }
 
 std::vector<DecayGroup> decay_groups(const torch::nn::Module& module, double weight_decay) {

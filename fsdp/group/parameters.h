@@ -38,13 +38,23 @@ struct LocalRange {
 };
 LocalRange local_range(const at::Tensor& leaf);
 
-// How tensor parallelism cut a parameter before it was sharded: this rank has part `index` of `parts` along `dim`.
+// How a parameter was cut before it was sharded (tensor and expert parallelism): this rank has part `index` of `parts`
+// equal ones, side by side along `dim`.
 struct ParameterCut {
   int64_t dim = 0;
   int index = 0;
   int parts = 1;
   std::vector<int64_t> sizes;  // of the whole
+
+  // Elements of the part that lie side by side in the whole.
+  int64_t run() const;
+  // How often they do: 1 where the parts are one behind the other.
+  int64_t num_runs() const;
 };
+
+// Of a parameter that was cut, sharded or not, or of its leaf; nothing for any other tensor. For those who read or
+// write parameters by themselves: logical_sizes() and local_range() are those of the part. Local.
+std::optional<ParameterCut> cut_of(const at::Tensor& parameter_or_leaf);
 
 // What a sharded parameter is, as of now.
 struct ParameterPlace {

@@ -26,14 +26,8 @@ void Relay::run(const Compute& compute) {
   for (auto& [key, border] : borders_) border.release_all();
 }
 
-std::optional<Turn> Relay::giver_of(const Turn& turn) const {
-  const int stage = turn.stage + (turn.pass == Pass::kForward ? -1 : 1);
-  if (stage < 0 || stage == shape_.stages()) return std::nullopt;
-  return Turn{turn.pass, stage, turn.microbatch};
-}
-
-std::optional<Turn> Relay::reader_of(const Turn& turn) const {
-  const int stage = turn.stage + (turn.pass == Pass::kForward ? 1 : -1);
+std::optional<Turn> Relay::beside(const Turn& turn, int steps) const {
+  const int stage = turn.stage + (turn.pass == Pass::kForward ? steps : -steps);
   if (stage < 0 || stage == shape_.stages()) return std::nullopt;
   return Turn{turn.pass, stage, turn.microbatch};
 }

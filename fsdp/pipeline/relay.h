@@ -30,8 +30,10 @@ class Relay {
 
  private:
   // Whose result `turn` starts from, and who starts from its own.
-  std::optional<Turn> giver_of(const Turn& turn) const;
-  std::optional<Turn> reader_of(const Turn& turn) const;
+  std::optional<Turn> giver_of(const Turn& turn) const { return beside(turn, -1); }
+  std::optional<Turn> reader_of(const Turn& turn) const { return beside(turn, 1); }
+  // So many stages on in the turn's direction.
+  std::optional<Turn> beside(const Turn& turn, int steps) const;
   int index_of(const Turn& turn) const;
   Border& border(const Turn& giver);
   at::Tensor take(const Turn& turn);

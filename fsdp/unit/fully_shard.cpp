@@ -303,28 +303,27 @@ void check_options(const Mesh& mesh, const ShardOptions& options) {
   }
 }
 
-// Ranks that have data of their own for the same weights: all but those that differ along other axes from this one.
-std::vector<int> data_ranks(const Mesh& mesh) {
+// Ranks that differ from this one along some of these axes only, in their order in the world.
+template <class IsOf>
+std::vector<int> ranks_along(const Mesh& mesh, const IsOf& is_of) {
   std::vector<std::string> axes;
-  for (const char* axis : {"replicate", "shard"}) {
-    if (mesh.has(axis)) axes.emplace_back(axis);
+  for (const MeshAxis& axis : mesh.axes()) {
+    if (is_of(axis.name)) axes.push_back(axis.name);
   }
   if (axes.empty()) return {mesh.world().rank};
-  std::vector<int> ranks = mesh.flattened(axes, "shard").ranks("shard");
+  std::vector<int> ranks = mesh.flattened(axes, axes.front()).ranks(axes.front());
   std::sort(ranks.begin(), ranks.end());
   return ranks;
 }
 
+// Ranks that have data of their own for the same weights: all but those that differ along other axes from this one.
+std::vector<int> data_ranks(const Mesh& mesh) {
+  return ranks_along(mesh, [](const std::string& axis) { return axis == "replicate" || axis == "shard"; });
+}
+
 // All that have the same layers: those that differ along any axis but "pp".
 std::vector<int> stage_ranks(const Mesh& mesh) {
-  std::vector<std::string> axes;
-  for (const MeshAxis& axis : mesh.axes()) {
-    if (axis.name != "pp") axes.push_back(axis.name);
-  }
-  if (axes.empty()) return {mesh.world().rank};
-  std::vector<int> ranks = mesh.flattened(axes, "stage").ranks("stage");
-  std::sort(ranks.begin(), ranks.end());
-  return ranks;
+  return ranks_along(mesh, [](const std::string& axis) { return axis != "pp"; });
 }
 
 void check_cuts(const SubjectParameters& parameters, const Mesh& mesh) {

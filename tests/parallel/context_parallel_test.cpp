@@ -6,6 +6,7 @@
 #include "fsdp/parallel/context_attention.h"
 #include "fsdp/parallel/zigzag.h"
 #include "tests/parallel/cut_model.h"
+#include "tests/support/close.h"
 
 namespace fsdp::context_parallel_test {
 namespace {
@@ -83,12 +84,6 @@ std::shared_ptr<Reader> make_reader(at::ScalarType dtype) {
 torch::Tensor packed_documents(uint64_t seed) {
   const torch::Tensor begins = torch::rand({kRows, kTokens}, generator(seed)) < 0.25;
   return begins.to(torch::kLong).cumsum(1);
-}
-
-void expect_close(const torch::Tensor& actual, const torch::Tensor& expected, double bound, const std::string& what) {
-  ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
-  const double size = std::max(expected.abs().max().item<double>(), 1e-3);
-  EXPECT_LE((actual - expected).abs().max().item<double>() / size, bound) << what;
 }
 
 int64_t count_of(const torch::Tensor& targets) { return targets.ne(-100).sum().item<int64_t>(); }

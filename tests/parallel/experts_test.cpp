@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "fsdp/fsdp.h"
+#include "tests/support/close.h"
 #include "tests/support/ranks.h"
 
 namespace fsdp::experts_test {
@@ -28,14 +29,6 @@ using parallel::update_balance_bias;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 using namespace fsdp::testing;  // NOLINT(google-build-using-namespace)
-
-void expect_close(const torch::Tensor& actual, const torch::Tensor& expected, const std::string& what,
-                  double bound = 1e-12) {
-  ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
-  if (actual.numel() == 0) return;
-  const double size = std::max(expected.abs().max().item<double>(), 1e-3);
-  EXPECT_LE((actual - expected).abs().max().item<double>() / size, bound) << what;
-}
 
 // ---- the router, number by number
 

@@ -4,6 +4,7 @@
 
 #include "fsdp/comm/connection.h"
 #include "tests/parallel/cut_model.h"
+#include "tests/support/close.h"
 
 namespace fsdp::tensor_parallel_test {
 namespace {
@@ -57,12 +58,6 @@ const std::vector<Layout>& layouts() {
 }
 
 // Relative to the largest element of the tensor.
-void expect_close(const torch::Tensor& actual, const torch::Tensor& expected, double bound, const std::string& what) {
-  ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
-  const double size = std::max(expected.abs().max().item<double>(), 1e-3);
-  EXPECT_LE((actual - expected).abs().max().item<double>() / size, bound) << what;
-}
-
 int64_t count_of(const torch::Tensor& targets) { return targets.ne(-100).sum().item<int64_t>(); }
 
 // A step of both; every rank computes the whole one.
@@ -173,13 +168,13 @@ TEST(TensorParallel, APartKnowsItsPlaceInTheWhole) {
     shard_cut_model(*cut, mesh);
     const auto whole_values = whole->named_parameters();
     for (const auto& [name, leaf] : named_parameters(*cut)) {
-      const auto part = parallel::find_cut_part(leaf);
+      const auto part = cut_of(leaf);
       const bool is_alike =
           name.find("norm") != std::string::npos || name.ends_with("o_proj.bias") || name.ends_with("down.bias");
       ASSERT_EQ(part.has_value(), !is_alike) << name;
       if (!part) continue;
       const torch::Tensor runs = whole_values[name].detach().view({part->num_runs(), part->parts, part->run()});
-      EXPECT_TRUE(torch::equal(leaf.detach(), runs.select(1, part->part).flatten())) << name;
+      EXPECT_TRUE(torch::equal(leaf.detach(), runs.select(1, part->index).flatten())) << name;
     }
   });
 }

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "fsdp/fsdp.h"
+#include "tests/support/close.h"
 #include "tests/support/ranks.h"
 
 namespace fsdp::pipeline_test {
@@ -140,12 +141,6 @@ struct Batch {
   }
   torch::Tensor inputs, targets;
 };
-
-void expect_close(const torch::Tensor& actual, const torch::Tensor& expected, const std::string& what) {
-  ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
-  const double size = std::max(expected.abs().max().item<double>(), 1e-3);
-  EXPECT_LE((actual - expected).abs().max().item<double>() / size, 1e-12) << what;
-}
 
 // What a leaf's ranks have together.
 torch::Tensor whole_of(const Mesh& mesh, const at::Tensor& leaf, const at::Tensor& values) {

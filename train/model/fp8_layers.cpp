@@ -1,6 +1,8 @@
 #include "train/model/fp8_layers.h"
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "fsdp/fsdp.h"
 #include "kernels/products/fp8_weights.h"
@@ -44,13 +46,13 @@ void check_weight(const std::string& map, const at::Tensor& weight, Fp8Recipe re
 
 }  // namespace
 
-std::vector<std::string> use_fp8(const models::Decoder& decoder, const ShardConfig& config) {
+void use_fp8(const models::Decoder& decoder, const ShardConfig& config) {
   const ShardConfig usual;
   if (config.precision != "fp8") {
     if (config.fp8_recipe != usual.fp8_recipe || config.fp8_keep != usual.fp8_keep)
       refuse_fp8("shard.fp8_recipe and shard.fp8_keep", "got them with shard.precision = \"" + config.precision +
                                                             "\", expected \"fp8\". Set that, or leave them out.");
-    return {};
+    return;
   }
   if (config.device != "cpu")
     refuse_fp8("shard.precision", "got fp8 with shard.device = \"" + config.device +
@@ -59,20 +61,19 @@ std::vector<std::string> use_fp8(const models::Decoder& decoder, const ShardConf
   const Fp8Recipe recipe = parse_fp8_recipe(config.fp8_recipe);
   const std::vector<std::string> kept = split_list(config.fp8_keep);
   check_words(kept, decoder);
-  std::vector<std::string> names;
+  bool any = false;
   for (const auto& [name, map] : models::linears_in_blocks(decoder)) {
     const size_t block = std::stoul(name.substr(std::string("model.layers.").size()));
     const std::vector<std::string> words = words_for(name, block, decoder->layers()->size());
     if (std::find_first_of(kept.begin(), kept.end(), words.begin(), words.end()) != kept.end()) continue;
     check_weight(name, map->weight, recipe);
     kernels::set_fp8(map->weight, recipe);
-    names.push_back(name);
+    any = true;
   }
-  if (names.empty())
+  if (!any)
     refuse_fp8("shard.fp8_keep", "got " + config.fp8_keep + ", which keeps every linear map of the " +
                                      std::to_string(decoder->layers()->size()) +
                                      " blocks in bf16, expected fewer, such as \"\".");
-  return names;
 }
 
 }  // namespace fsdp::train

@@ -5,9 +5,11 @@
 
 namespace fsdp::train {
 
-Precision stored_precision(const ShardConfig& config) {
-  return parse_precision(config.precision == "fp8" ? "bf16" : config.precision);
+std::string stored_precision_name(const ShardConfig& config) {
+  return config.precision == "fp8" ? "bf16" : config.precision;
 }
+
+Precision stored_precision(const ShardConfig& config) { return parse_precision(stored_precision_name(config)); }
 
 ShardOptions shard_options(const ShardConfig& config, c10::Device device) {
   ShardOptions options;

@@ -25,6 +25,7 @@ struct ShardedModel {
 };
 
 // What weights and activations are stored as: shard.precision, where fp8, which is for products only, is bf16.
+std::string stored_precision_name(const ShardConfig& config);
 Precision stored_precision(const ShardConfig& config);
 
 ShardOptions shard_options(const ShardConfig& config, c10::Device device = c10::kCPU);

@@ -86,7 +86,7 @@ plan::Setup planned_setup(const Config& config, const RankCounts& ranks) {
     if (whole != nullptr) setup.reshard_after_forward = *whole;
     if (whole == nullptr) setup.reshard_after_forward = int64_t{std::get<int>(*options.reshard_after_forward)};
   }
-  setup.precision = plan::parse_planned_precision(config.shard.precision == "fp8" ? "bf16" : config.shard.precision);
+  setup.precision = plan::parse_planned_precision(stored_precision_name(config.shard));
   setup.granularity = root_layout(config.optimizer).granularity;
   setup.block = root_layout(config.optimizer).block;
   setup.sum_order = sum_order(config.train);

@@ -6,6 +6,7 @@
 #include "fsdp/fsdp.h"
 #include "io/hub/model_folder.h"
 #include "tests/io/temporary_folder.h"
+#include "tests/support/close.h"
 #include "tests/support/ranks.h"
 #include "tests/train/model/model_files.h"
 #include "train/axes/axis_checks.h"
@@ -18,6 +19,7 @@ namespace fsdp::cut_decoder_test {
 namespace {
 
 using ::testing::AllOf;
+using testing::expect_close;
 using ::testing::HasSubstr;
 using testing::run_ranks;
 using ::testing::ThrowsMessage;
@@ -109,12 +111,6 @@ at::Tensor plain_loss(const at::Tensor& logits_BTV, const at::Tensor& targets_N,
       at::cross_entropy_loss(logits_NV, targets_N, {}, at::Reduction::Sum, train::kNoTarget, terms.label_smoothing);
   const at::Tensor log_sums = logits_NV.logsumexp(-1).masked_fill(targets_N.eq(train::kNoTarget), 0);
   return entropy + terms.z_loss * log_sums.square().sum();
-}
-
-void expect_close(const at::Tensor& actual, const at::Tensor& expected, double bound, const std::string& what) {
-  ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
-  const double size = std::max(expected.abs().max().item<double>(), 1e-3);
-  EXPECT_LE((actual - expected).abs().max().item<double>() / size, bound) << what;
 }
 
 struct Layout {
