@@ -8,6 +8,7 @@
 #include "fsdp/base/error.h"
 #include "io/base/error.h"
 #include "io/tokens/token_shards.h"
+#include "plan/axes.h"
 #include "plan/forecast/planned_work.h"
 #include "plan/time/hardware_file.h"
 #include "train/base/edit_distance.h"
@@ -186,7 +187,8 @@ void add_plan_options(CLI::App& parser, PlanOptions& options) {
   parser.add_option("--preset", options.preset, "a published model; `fsdp inspect --presets` lists them");
   parser.add_option("--model", options.model, "config.json, or the folder that holds one");
   parser.add_option("--world", options.world, "number of ranks");
-  parser.add_option("--mesh", options.mesh, "shard=16, replicate=8,shard=16 or 8x16; one axis may be left to --world");
+  parser.add_option("--mesh", options.mesh,
+                    "shard=16, replicate=8,shard=16 or 8x16; shard=16,cp=2,tp=8; one axis may be left to --world");
   parser.add_option("--strategy", options.strategy, "optim_grads_params (ZeRO-3), hybrid (HSDP), ...");
   parser.add_option("--precision", options.precision,
                     "fp32, bf16, fp16, or bf16_reduce, fp16_reduce: gradients travel so, too");
@@ -235,11 +237,14 @@ PlanQuestion resolve(const PlanOptions& options) {
   plan::Setup& setup = question.space.base;
   train::Config config;
   if (has_config(options)) config = train::load_config(options.file, options.overrides);
-  const std::string default_mesh = "replicate=" + std::to_string(config.shard.replicas);
+  const std::string default_mesh = "replicate=" + std::to_string(config.shard.replicas) +
+                                   ",cp=" + std::to_string(config.mesh.cp) + ",tp=" + std::to_string(config.mesh.tp);
   const plan::MeshShape mesh = plan::parse_mesh(options.mesh.empty() ? default_mesh : options.mesh, options.world);
   if (has_config(options)) {
     config.shard.replicas = mesh.replicas;
-    setup = train::planned_setup(config, {mesh.replicas * mesh.shards, options.node});
+    config.mesh.cp = mesh.context;
+    config.mesh.tp = mesh.tensor;
+    setup = train::planned_setup(config, {mesh.replicas * mesh.shards * mesh.context * mesh.tensor, options.node});
     question.model = train::planned_model(config, choose_model(config));
   } else {
     const models::DecoderConfig decoder = options.preset.empty() ? models::read_decoder_config(options.model)
@@ -247,8 +252,7 @@ PlanQuestion resolve(const PlanOptions& options) {
     setup = usual_setup(decoder);
     question.model = plan::decoder_model(options.preset.empty() ? options.model : options.preset, decoder);
   }
-  setup.replicas = mesh.replicas;
-  setup.shards = mesh.shards;
+  mesh.apply_to(setup);
   setup.node_size = options.node;
   apply(options, setup);
   question.space.options.network = options.network;
@@ -257,6 +261,7 @@ PlanQuestion resolve(const PlanOptions& options) {
   question.space.options.reserve =
       options.reserve.empty() ? (on_gpu ? kReserveOfGpu : 0) : plan::parse_bytes(options.reserve);
   plan::check(setup);
+  plan::check_axes(question.model, setup);
   question.space.memory = options.memory.empty() ? 0 : plan::parse_bytes(options.memory);
   if (options.fit && question.space.memory == 0)
     refuse("--fit: got no memory of a rank, expected --memory, such as --memory 80GiB.");

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/raw/rows/logit_limits.h"
+#include "plan/axes.h"
 
 namespace fsdp::plan {
 namespace {
@@ -11,6 +12,24 @@ using models::DecoderConfig;
 using models::Recompute;
 
 io::DType type_of_activations(const Setup& setup) { return setup.precision.param.value_or(io::DType::F32); }
+
+// What a block keeps of one rank's tokens; `part` is what the rank has of its layers. Between layers a rank along `tp`
+// has a part of the tokens, but keeps all that q, k, v, gate and up read.
+int64_t kept_bytes(const DecoderConfig& part, Recompute what, const Setup& setup) {
+  const int64_t element = setup.activation_bytes(), tokens = setup.rank_tokens(), hidden = part.hidden_size;
+  int64_t bytes = models::kept_bytes_per_token(part, what, element) * tokens;
+  const int64_t cut_between_layers = (what == Recompute::kBlock ? 1 : 2) * tokens * hidden * element;
+  bytes -= cut_between_layers - cut_between_layers / setup.tensor;
+  if (setup.context == 1 || what == Recompute::kBlock) return bytes;
+  // Keys and values of all tokens, for each head of the queries; what attention gives, and its two chunks put together.
+  const int64_t queries = part.num_attention_heads * part.head_dim, keys = part.num_key_value_heads * part.head_dim;
+  return bytes + (2 * setup.work.microbatch_tokens() * queries + tokens * (queries - 2 * keys)) * element;
+}
+
+// One for all layers: of a rank's tokens and those of whole sequences.
+int64_t mask_bytes(const Setup& setup) {
+  return setup.context == 1 ? 0 : setup.rank_tokens() * setup.work.sequence_length * setup.activation_bytes();
+}
 
 // Gradients of activations that are there at once in a block's backward: those of the three parts of the gated product,
 // or those around attention. An estimate: tests/plan/activations_test.cpp shows how far real steps are from it.
@@ -46,6 +65,13 @@ LossBytes loss_on_gpu(int64_t tokens, int64_t vocab, int64_t hidden, io::DType t
   return {rows + sum, (logits + chunks - 1) / chunks};
 }
 
+// fsdp::parallel::vocab_cross_entropy(): fp32 probabilities, and what they are made of.
+LossBytes loss_over_ranks(int64_t tokens, int64_t vocab, int64_t hidden, io::DType type) {
+  const auto element = static_cast<int64_t>(io::item_size(type));
+  const int64_t logits = tokens * vocab;
+  return {logits * 4 + tokens * hidden * element, logits * (element + 8)};
+}
+
 }  // namespace
 
 Activations plan_activations(const PlannedModel& model, const Setup& setup) {
@@ -53,21 +79,22 @@ Activations plan_activations(const PlannedModel& model, const Setup& setup) {
   result.kept.assign(model.blocks.size(), 0);
   result.working.assign(model.blocks.size(), 0);
   if (!model.decoder) return result;
-  const DecoderConfig& config = *model.decoder;
+  const DecoderConfig config = part_of_rank(*model.decoder, setup.tensor);
   const io::DType type = type_of_activations(setup);
-  const int64_t element = static_cast<int64_t>(io::item_size(type)), tokens = setup.work.microbatch_tokens();
-  const int64_t all = models::kept_bytes_per_token(config, Recompute::kNone, element) * tokens;
+  const int64_t element = setup.activation_bytes(), tokens = setup.rank_tokens();
+  const int64_t all = kept_bytes(config, Recompute::kNone, setup);
   const int64_t gradients = gradient_elements_per_token(config) * element * tokens;
   for (size_t i = 0; i < model.blocks.size(); ++i) {
     const bool chosen = static_cast<int64_t>(i) % setup.work.recompute_every == 0;
     const Recompute what = chosen ? setup.work.recompute : Recompute::kNone;
-    result.kept[i] = models::kept_bytes_per_token(config, what, element) * tokens;
+    result.kept[i] = kept_bytes(config, what, setup);
     result.working[i] = all - result.kept[i] + gradients;
   }
   const bool on_gpu = setup.transport == Transport::kNccl;
-  const LossBytes loss = (on_gpu ? loss_on_gpu : loss_on_cpu)(tokens, config.vocab_size, config.hidden_size, type);
-  result.outer_kept = 2 * tokens * config.hidden_size * element + tokens * 4 +
-                      2 * setup.work.sequence_length * config.head_dim * element;
+  const auto loss_of = setup.tensor > 1 ? loss_over_ranks : on_gpu ? loss_on_gpu : loss_on_cpu;
+  const LossBytes loss = loss_of(tokens, config.vocab_size, config.hidden_size, type);
+  result.outer_kept = 2 * tokens / setup.tensor * config.hidden_size * element + tokens * 4 +
+                      2 * setup.work.sequence_length * config.head_dim * element + mask_bytes(setup);
   result.loss_kept = loss.kept + tokens * 4;
   result.loss_working = loss.working;
   if (model.head == TiedHead::kYes && model.root.parameters.front().trains)

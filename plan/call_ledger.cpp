@@ -5,7 +5,8 @@
 namespace fsdp::plan {
 
 void CallLedger::add(const Collective& call, int64_t shard_bytes, int64_t received) {
-  (call.load == CollectiveLoad::kWeights ? gather_bytes : reduce_bytes) += received;
+  if (call.load == CollectiveLoad::kWeights) gather_bytes += received;
+  if (call.load == CollectiveLoad::kGradients) reduce_bytes += received;
   auto found = std::find_if(collectives.begin(), collectives.end(),
                             [&](const Collective& each) { return each.same_kind(call); });
   if (found == collectives.end()) {

@@ -11,9 +11,9 @@ namespace fsdp::plan {
 enum class CollectiveKind { kGather, kReduceScatter, kAllReduce };
 
 // Between which ranks.
-enum class CollectiveAxis { kShard, kForwardGroup, kReplicate };
+enum class CollectiveAxis { kShard, kForwardGroup, kReplicate, kTensor, kContext };
 
-enum class CollectiveLoad { kWeights, kGradients };
+enum class CollectiveLoad { kWeights, kGradients, kActivations };
 
 // All calls of one kind in a step of one rank.
 struct Collective {
@@ -31,7 +31,7 @@ struct Collective {
   }
 };
 
-// What a step calls: by kind, and in the sums of the runtime's Counters.
+// What a step calls: by kind, and in the sums of the runtime's Counters, which activations are not in.
 struct CallLedger {
   int64_t gathers = 0;
   int64_t reduces = 0;

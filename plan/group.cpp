@@ -44,6 +44,7 @@ layout::FlatLayout make_layout(std::span<const PlannedParameter> members, const 
   for (const PlannedParameter& member : members) {
     int64_t granule = layout::granule_of(setup.granularity, member.shape, setup.block);
     if (setup.sum_order == SumOrder::kTree) granule = std::lcm(granule, kTreeBlock);
+    if (member.run > 1) granule = std::lcm(granule, member.run);
     tensors.push_back({member.numel(), granule});
   }
   return layout::plan(tensors, ranks, align);
@@ -214,13 +215,13 @@ RankGroup rank_group(int64_t size, int64_t stride, int64_t node_size) {
 RankGroups rank_groups(const Setup& setup) {
   RankGroups groups;
   if (traits(setup.strategy).reduce == ReduceKind::kAllReduce) {
-    groups.shard = rank_group(setup.world(), 1, setup.node_size);
+    groups.shard = rank_group(setup.data_ranks(), setup.tensor, setup.node_size);
     return groups;
   }
-  groups.shard = rank_group(setup.shards, 1, setup.node_size);
-  groups.replicate = rank_group(setup.replicas, setup.shards, setup.node_size);
+  groups.shard = rank_group(setup.shards, setup.tensor, setup.node_size);
+  groups.replicate = rank_group(setup.replicas, setup.shards * setup.tensor, setup.node_size);
   const int64_t forward = setup.forward_group();
-  if (forward > 1 && forward < setup.shards) groups.forward = rank_group(forward, 1, setup.node_size);
+  if (forward > 1 && forward < setup.shards) groups.forward = rank_group(forward, setup.tensor, setup.node_size);
   return groups;
 }
 

@@ -20,6 +20,7 @@ struct PlannedParameter {
   io::DType dtype = io::DType::F32;
   bool trains = true;
   ComputeType compute = ComputeType::kOfPrecision;
+  int64_t run = 1;  // elements that no rank border cuts: of a matrix whose columns are cut over other ranks, a row's
 
   int64_t numel() const;
 };

@@ -1,6 +1,8 @@
 #include "plan/report.h"
-namespace fsdp::plan {
 
+#include "plan/axes.h"
+
+namespace fsdp::plan {
 namespace {
 
 int64_t checkpoint_bytes_of(const PlannedModel& model, Optimizer optimizer) {
@@ -25,13 +27,16 @@ std::string rest_text(const Setup& setup) {
 
 Report make_report(const PlannedModel& model, const Setup& setup, const ReportOptions& options) {
   check(setup);
+  check_axes(model, setup);
   return make_report(model, setup, options, plan_activations(model, setup));
 }
 
 Report make_report(const PlannedModel& model, const Setup& setup, const ReportOptions& options,
                    const Activations& activations) {
   check(setup);
-  const std::vector<std::vector<GroupPlan>> units = plan_units(model, setup);
+  check_axes(model, setup);
+  const PlannedModel part = part_of_rank(model, setup.tensor);
+  const std::vector<std::vector<GroupPlan>> units = plan_units(part, setup);
   Report report;
   report.model = model.name;
   report.setup = setup;
@@ -39,16 +44,19 @@ Report make_report(const PlannedModel& model, const Setup& setup, const ReportOp
   report.units = model.num_units();
   if (model.decoder) report.flops_per_token = models::flops_per_token(*model.decoder, setup.work.sequence_length);
   report.checkpoint_bytes = checkpoint_bytes_of(model, setup.optimizer);
-  report.step = walk_step(model, units, activations, setup);
-  report.memory = plan_memory(model, units, report.step, options.reserve);
+  report.step = walk_step(part, units, activations, setup);
+  add_axis_calls(model, setup, report.step.calls);
+  report.memory = plan_memory(part, units, report.step, options.reserve);
   report.traffic = plan_traffic(units, report.step.calls, setup, options.network);
   return report;
 }
 
 std::string describe(const Setup& setup) {
   const Work& work = setup.work;
-  std::string text = std::to_string(setup.replicas) + " x " + std::to_string(setup.shards) + " ranks, " +
-                     std::string(fsdp::name(setup.strategy)) + ", " + name(setup.precision) + ", " +
+  std::string text = std::to_string(setup.replicas) + " x " + std::to_string(setup.shards) + " ranks" +
+                     (setup.tensor > 1 ? " x tp " + std::to_string(setup.tensor) : std::string()) +
+                     (setup.context > 1 ? ", cp " + std::to_string(setup.context) + " of the shards" : std::string()) +
+                     ", " + std::string(fsdp::name(setup.strategy)) + ", " + name(setup.precision) + ", " +
                      std::string(name(setup.optimizer));
   if (setup.reshard_after_forward) text += ", weights rest between forward and backward " + rest_text(setup);
   text += "; " + std::to_string(work.microbatches) + " x " + std::to_string(work.microbatch_sequences) +

@@ -16,6 +16,8 @@ json setup_json(const Setup& setup) {
   const Work& work = setup.work;
   return {{"replicas", setup.replicas},
           {"shards", setup.shards},
+          {"tp", setup.tensor},
+          {"cp", setup.context},
           {"strategy", std::string(fsdp::name(setup.strategy))},
           {"precision", name(setup.precision)},
           {"optimizer", std::string(name(setup.optimizer))},

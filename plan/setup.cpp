@@ -82,17 +82,27 @@ constexpr Names<models::Recompute, 4> kRecomputes = {{{"none", models::Recompute
                                                       {"block", models::Recompute::kBlock}}};
 
 struct NamedSizes {
-  std::optional<int64_t> replicas, shards;
+  std::optional<int64_t> replicas, shards, context, tensor;
+
+  std::optional<int64_t>* find(std::string_view axis) {
+    return axis == "replicate" ? &replicas
+           : axis == "shard"   ? &shards
+           : axis == "cp"      ? &context
+           : axis == "tp"      ? &tensor
+                               : nullptr;
+  }
 };
 
 // "replicate=8,shard=16" in any order, or "8x16".
 NamedSizes parse_sizes(std::string_view text) {
   const auto nonsense = [&] {
-    refuse("mesh: got " + io::in_quotes(text) + ", expected \"shard=16\", \"replicate=8,shard=16\" or \"8x16\".");
+    refuse("mesh: got " + io::in_quotes(text) +
+           ", expected \"shard=16\", \"replicate=8,shard=16\" or \"8x16\"; cp and tp are named like these.");
   };
   NamedSizes sizes;
   if (const size_t cross = text.find('x'); cross != std::string_view::npos) {
-    sizes = {parse_count(text.substr(0, cross)), parse_count(text.substr(cross + 1))};
+    sizes.replicas = parse_count(text.substr(0, cross));
+    sizes.shards = parse_count(text.substr(cross + 1));
     if (!sizes.replicas || !sizes.shards) nonsense();
     return sizes;
   }
@@ -101,11 +111,10 @@ NamedSizes parse_sizes(std::string_view text) {
     rest.remove_prefix(std::min(rest.size(), part.size() + 1));
     const size_t equals = part.find('=');
     if (equals == std::string_view::npos) nonsense();
-    const std::string_view axis = part.substr(0, equals);
-    std::optional<int64_t>& size = axis == "replicate" ? sizes.replicas : sizes.shards;
-    if ((axis != "replicate" && axis != "shard") || size) nonsense();
-    size = parse_count(part.substr(equals + 1));
-    if (!size) nonsense();
+    std::optional<int64_t>* size = sizes.find(part.substr(0, equals));
+    if (size == nullptr || *size) nonsense();
+    *size = parse_count(part.substr(equals + 1));
+    if (!*size) nonsense();
   }
   return sizes;
 }
@@ -123,17 +132,35 @@ int64_t Setup::forward_group() const {
   return group != nullptr ? *group : reshards() ? shards : 1;
 }
 
+int64_t Setup::activation_bytes() const {
+  return static_cast<int64_t>(io::item_size(precision.param.value_or(io::DType::F32)));
+}
+
+void MeshShape::apply_to(Setup& setup) const {
+  setup.replicas = replicas;
+  setup.shards = shards * context;
+  setup.context = context;
+  setup.tensor = tensor;
+}
+
 void check(const Setup& setup) {
   expect_at_least_one("replicas", setup.replicas);
   expect_at_least_one("shards", setup.shards);
+  expect_at_least_one("tp", setup.tensor);
+  expect_at_least_one("cp", setup.context);
   expect_at_least_one("ranks per node", setup.node_size);
   expect_at_least_one("microbatches", setup.work.microbatches);
   expect_at_least_one("sequences of a microbatch", setup.work.microbatch_sequences);
   expect_at_least_one("sequence length", setup.work.sequence_length);
   expect_at_least_one("recompute every", setup.work.recompute_every);
-  if (setup.replicas > kMostRanks || setup.shards > kMostRanks || setup.world() > kMostRanks)
+  if (setup.shards % setup.context != 0)
+    refuse("cp: got " + std::to_string(setup.context) + " in shard groups of " + std::to_string(setup.shards) +
+           " ranks, expected a divisor: " + divisors_text(setup.shards) + ".");
+  const bool has_many = setup.replicas > kMostRanks || setup.shards > kMostRanks || setup.tensor > kMostRanks;
+  if (has_many || setup.data_ranks() > kMostRanks || setup.world() > kMostRanks)
     refuse("world: got " + std::to_string(setup.replicas) + " x " + std::to_string(setup.shards) +
-           " ranks, expected at most " + std::to_string(kMostRanks) + ".");
+           (setup.tensor > 1 ? " x " + std::to_string(setup.tensor) : std::string()) + " ranks, expected at most " +
+           std::to_string(kMostRanks) + ".");
   if (traits(setup.strategy).mesh == MeshNeed::kShardAndReplicateAxis && setup.replicas == 1)
     refuse("strategy " + std::string(fsdp::name(setup.strategy)) + " with one replica of " +
            std::to_string(setup.shards) + " shards: it needs an axis 'replicate'. Set the mesh to " +
@@ -156,14 +183,21 @@ void check(const Setup& setup) {
 MeshShape parse_mesh(std::string_view text, int64_t world) {
   if (world < 0) refuse("world: got " + std::to_string(world) + ", expected at least 1.");
   const NamedSizes sizes = parse_sizes(text);
-  if (world == 0) return {sizes.replicas.value_or(1), sizes.shards.value_or(1)};
-  const int64_t given = sizes.replicas.value_or(1) * sizes.shards.value_or(1);
+  const int64_t context = sizes.context.value_or(1), tensor = sizes.tensor.value_or(1);
+  if (world == 0) return {sizes.replicas.value_or(1), sizes.shards.value_or(1), context, tensor};
+  for (const auto& size : {sizes.replicas, sizes.shards, sizes.context, sizes.tensor}) {
+    if (size.value_or(1) > kMostRanks)
+      refuse("mesh " + std::string(text) + ": got " + std::to_string(*size) + " ranks, expected at most " +
+             std::to_string(kMostRanks) + ".");
+  }
+  const int64_t given = sizes.replicas.value_or(1) * sizes.shards.value_or(1) * context * tensor;
   const bool whole = sizes.replicas && sizes.shards;
   if (given > world || world % given != 0 || (whole && given != world))
     refuse("mesh " + std::string(text) + ": got " + std::to_string(given) + " for " + std::to_string(world) +
            " ranks, expected sizes that multiply to " + std::to_string(world) + ". Divisors: " + divisors_text(world) +
            ".");
-  return {sizes.replicas.value_or(sizes.shards ? world / given : 1), sizes.shards.value_or(world / given)};
+  return {sizes.replicas.value_or(sizes.shards ? world / given : 1), sizes.shards.value_or(world / given), context,
+          tensor};
 }
 
 PlannedPrecision parse_planned_precision(std::string_view text) { return find_by_name("precision", text, kPrecisions); }

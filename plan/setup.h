@@ -50,10 +50,13 @@ struct Work {
   int64_t microbatch_tokens() const { return microbatch_sequences * sequence_length; }
 };
 
-// How a model is sharded and trained. The mesh is replicas x shards; shard groups are neighbouring ranks.
+// How a model is sharded and trained. The mesh is replicas x shards x tensor; ranks along `tensor`, which share each
+// layer, are neighbours, and of a shard group each `context` neighbours share their sequences.
 struct Setup {
   int64_t replicas = 1;
   int64_t shards = 1;
+  int64_t tensor = 1;
+  int64_t context = 1;  // divides shards
   Strategy strategy = Strategy::kOptimGradsParams;
   SumOrder sum_order = SumOrder::kAsTheyCome;
   // As in fsdp::ShardOptions: true, weights rest sharded between forward and backward; false, they stay; n, they rest
@@ -72,10 +75,15 @@ struct Setup {
   int64_t node_size = 8;  // ranks per node; the last node may be smaller
   Work work;
 
-  int64_t world() const { return replicas * shards; }
-  bool reshards() const;          // after a forward
-  int64_t forward_group() const;  // ranks between which weights rest then; 1: they stay
-  int64_t tokens_per_step() const { return world() * work.microbatches * work.microbatch_tokens(); }
+  int64_t world() const { return replicas * shards * tensor; }
+  int64_t data_ranks() const { return replicas * shards; }                   // that hold parts of one whole model
+  int64_t sequence_groups() const { return replicas * (shards / context); }  // of ranks with sequences of their own
+  // Tokens of a microbatch that a rank along `context` has, between layers in parts over `tensor`.
+  int64_t rank_tokens() const { return work.microbatch_tokens() / context; }
+  int64_t activation_bytes() const;  // of an element
+  bool reshards() const;             // after a forward
+  int64_t forward_group() const;     // ranks between which weights rest then; 1: they stay
+  int64_t tokens_per_step() const { return sequence_groups() * work.microbatches * work.microbatch_tokens(); }
 };
 
 inline constexpr int64_t kMostRanks = 16384;
@@ -84,11 +92,15 @@ inline constexpr int64_t kMostRanks = 16384;
 // without replicas, a forward group that does not divide the shard group, a schedule that makes no sense.
 void check(const Setup& setup);
 
-// replicas and shards of `world` ranks from "shard=16", "replicate=8,shard=16", "8x16" or "" (all in one shard group).
+// Axes of `world` ranks from "shard=16", "replicate=8,shard=16,cp=2,tp=4", "8x16" or "" (all in one shard group).
 // Throws io::Error(kUsage) if they do not multiply to `world`, naming the divisors; world 0: whatever they give.
 struct MeshShape {
   int64_t replicas;
-  int64_t shards;
+  int64_t shards;  // those of a group with sequences of their own
+  int64_t context;
+  int64_t tensor;
+
+  void apply_to(Setup& setup) const;
 };
 MeshShape parse_mesh(std::string_view text, int64_t world);
 

@@ -27,7 +27,17 @@ int64_t from_outside(int64_t received, const RankGroup& group, int64_t islands) 
 }
 
 int64_t stride_of(const Collective& call, const Setup& setup) {
-  return call.axis == CollectiveAxis::kReplicate ? setup.shards : 1;
+  switch (call.axis) {
+    case CollectiveAxis::kTensor:
+      return 1;
+    case CollectiveAxis::kReplicate:
+      return setup.shards * setup.tensor;
+    case CollectiveAxis::kShard:
+    case CollectiveAxis::kForwardGroup:
+    case CollectiveAxis::kContext:
+      break;
+  }
+  return setup.tensor;
 }
 
 TrafficLine split(const Collective& call, const Setup& setup, const Network& network) {
@@ -42,7 +52,8 @@ TrafficLine split(const Collective& call, const Setup& setup, const Network& net
 }
 
 std::string straddling_text(const Setup& setup, int64_t island, const std::string& what) {
-  return "shard groups of " + std::to_string(setup.shards) + " ranks and " + what + " of " + std::to_string(island) +
+  const int64_t ranks = setup.shards * setup.tensor;
+  return "shard groups of " + std::to_string(ranks) + " ranks and " + what + " of " + std::to_string(island) +
          " do not divide each other: some groups lie across a border that others do not. Take a divisor or a multiple "
          "of " +
          std::to_string(island) + " as the size of the shard axis.";
@@ -52,10 +63,11 @@ bool straddles(int64_t shards, int64_t island) { return island % shards != 0 && 
 
 void add_warnings(TrafficPlan& plan, const Setup& setup, const Network& network) {
   const bool several_nodes = setup.world() > setup.node_size;
-  if (several_nodes && straddles(setup.shards, setup.node_size))
+  const int64_t group = setup.shards * setup.tensor;
+  if (several_nodes && straddles(group, setup.node_size))
     plan.warnings.push_back(straddling_text(setup, setup.node_size, "nodes"));
   const int64_t pod = network.pod_nodes * setup.node_size;
-  if (pod > 0 && setup.world() > pod && straddles(setup.shards, pod))
+  if (pod > 0 && setup.world() > pod && straddles(group, pod))
     plan.warnings.push_back(straddling_text(setup, pod, "pods"));
   if (plan.padding_percent > 1) {
     plan.warnings.push_back(
@@ -66,6 +78,13 @@ void add_warnings(TrafficPlan& plan, const Setup& setup, const Network& network)
   constexpr int64_t kKneeBytes = 33'000'000 * 4;
   for (const TrafficLine& line : plan.lines) {
     const int64_t largest = line.call.largest_shard * line.call.group.size;
+    if (line.call.load == CollectiveLoad::kActivations) {
+      if (line.call.axis == CollectiveAxis::kTensor && line.call.group.nodes > 1)
+        plan.warnings.push_back(describe(line.call) + ": leaves the node, " + format_bytes(largest) +
+                                " a call, and every layer waits for it. Take a tp of at most " +
+                                std::to_string(setup.node_size) + ".");
+      continue;
+    }
     if (line.call.group.nodes == 1 || largest >= kKneeBytes) continue;
     plan.warnings.push_back(
         describe(line.call) + ": the largest buffer has " + format_bytes(largest) + " (" +
@@ -120,9 +139,13 @@ std::string describe(const Collective& call) {
   const char* kind = call.kind == CollectiveKind::kGather          ? "gather"
                      : call.kind == CollectiveKind::kReduceScatter ? "reduce-scatter"
                                                                    : "all-reduce";
-  const char* load = call.load == CollectiveLoad::kWeights ? " weights" : " gradients";
+  const char* load = call.load == CollectiveLoad::kWeights     ? " weights"
+                     : call.load == CollectiveLoad::kGradients ? " gradients"
+                                                               : " activations";
   const char* axis = call.axis == CollectiveAxis::kReplicate      ? " over replicas"
                      : call.axis == CollectiveAxis::kForwardGroup ? " over the forward group"
+                     : call.axis == CollectiveAxis::kTensor       ? " over tp"
+                     : call.axis == CollectiveAxis::kContext      ? " over cp"
                                                                   : " over shards";
   return std::string(kind) + load + axis;
 }

@@ -11,23 +11,28 @@ cd "$(dirname "$0")/.."
 FOLDER=${1:-$(mktemp -d)}
 [ $# -eq 0 ] || shift
 BUILD=${FSDP_BUILD:-build/release}
-TORCHVISION_VERSION=0.26.0
-TRANSFORMERS_VERSION=5.23.0
+source scripts/versions.sh
+TORCHVISION_VERSION=0.29.2
 
 # The LibTorch of scripts/setup.sh is a whole PyTorch for Python 3.11; what it lacks is added.
 install_packages() {
-  export PYTHONPATH="$PWD/.deps/site-packages:$FOLDER/packages"
   local pip=(python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target "$FOLDER/packages")
-  if [ ! -d "$FOLDER/packages/transformers" ]; then
-    "${pip[@]}" filelock typing-extensions sympy networkx jinja2 fsspec numpy pillow \
-      "cuda-toolkit[cufile]==13.0.2" nvidia-cusparselt-cu13==0.8.0 nvidia-nvshmem-cu13==3.4.5
-    "${pip[@]}" --no-deps "torchvision==$TORCHVISION_VERSION"
-    "${pip[@]}" --upgrade-strategy only-if-needed "transformers==$TRANSFORMERS_VERSION"
-  fi
-  LD_LIBRARY_PATH="$(find "$FOLDER/packages/nvidia" -maxdepth 2 -name lib | paste -sd:)"
-  export LD_LIBRARY_PATH
+  [ ! -d "$FOLDER/packages/transformers" ] || return 0
+  # shellcheck disable=SC2086
+  "${pip[@]}" filelock typing-extensions sympy networkx jinja2 fsspec numpy pillow $CUDA_LIBRARIES_TO_IMPORT \
+    "$(grep -o 'nvidia-nccl-cu[0-9.=]*' <<<"$CUDA_LIBRARIES")"
+  "${pip[@]}" --no-deps "torchvision==$TORCHVISION_VERSION"
+  "${pip[@]}" --upgrade-strategy only-if-needed "transformers==$TRANSFORMERS_VERSION"
 }
 
-(install_packages && python3 -W ignore tests/interop/torchscript_files.py "$FOLDER/files" "$@")
+make_files() {
+  local libraries
+  libraries=$(find "$FOLDER/packages/nvidia" -maxdepth 2 -name lib | paste -sd:)
+  PYTHONPATH="$PWD/.deps/site-packages:$FOLDER/packages" LD_LIBRARY_PATH="$libraries" \
+    python3 -W ignore tests/interop/torchscript_files.py "$FOLDER/files" "$@"
+}
+
+install_packages
+make_files "$@"
 cmake --build "$BUILD" --target script_parity
 "$BUILD/bin/script_parity" "$FOLDER"/files/*.pt

@@ -41,9 +41,9 @@ PathShares shares_of(const std::vector<time::PathPart>& path) {
 void extend(double& four, double three, double times) { four = std::max(0.0, four + times * (four - three)); }
 
 void extend(StepTime& four, const StepTime& three, double times) {
-  constexpr std::array kTotals = {&StepTime::step_ms,           &StepTime::compute_ms,        &StepTime::slowdown_ms,
-                                  &StepTime::exposed_gather_ms, &StepTime::exposed_reduce_ms, &StepTime::other_ms,
-                                  &StepTime::gather_ms,         &StepTime::reduce_ms};
+  constexpr std::array kTotals = {&StepTime::activation_ms, &StepTime::step_ms,           &StepTime::compute_ms,
+                                  &StepTime::slowdown_ms,   &StepTime::exposed_gather_ms, &StepTime::exposed_reduce_ms,
+                                  &StepTime::other_ms,      &StepTime::gather_ms,         &StepTime::reduce_ms};
   constexpr std::array kOfUnits = {&UnitTime::compute_ms, &UnitTime::gather_ms, &UnitTime::reduce_ms,
                                    &UnitTime::exposed_gather_ms, &UnitTime::exposed_reduce_ms};
   for (double StepTime::*field : kTotals) extend(four.*field, three.*field, times);

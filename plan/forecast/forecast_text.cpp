@@ -115,6 +115,9 @@ std::string to_text(const Forecast& forecast, HardwareOrigin origin) {
   text += clock.row(
       "exposed reductions", step.exposed_reduce_ms,
       worst_units_text("computing waits for sums of gradients", forecast, clock, &UnitTime::exposed_reduce_ms));
+  if (step.activation_ms > 0)
+    text +=
+        clock.row("exposed activations", step.activation_ms, "part of forward and backward: layers wait for tp, cp");
   text += clock.row("optimizer", step.optimizer_ms, "");
   if (step.other_ms > 0) text += clock.row("agreement", step.other_ms, "ranks compare what they did");
   return text + "  limited by " + forecast.limiting() + ": the critical path is " + to_text(forecast.path) + "\n";
@@ -133,6 +136,7 @@ nlohmann::json to_json(const Forecast& forecast, HardwareOrigin origin) {
           {"mfu", step.mfu},
           {"compute_ms", step.compute_ms},
           {"slowdown_ms", step.slowdown_ms},
+          {"exposed_activations_ms", step.activation_ms},
           {"exposed_gather_ms", step.exposed_gather_ms},
           {"exposed_reduce_ms", step.exposed_reduce_ms},
           {"optimizer_ms", step.optimizer_ms},

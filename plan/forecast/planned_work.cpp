@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "plan/axes.h"
 #include "plan/group.h"
 #include "plan/time/decoder_work.h"
 
@@ -37,6 +38,8 @@ time::DecoderSetup decoder_setup(const models::DecoderConfig& config, const Setu
   decoder.recomputed_share = recomputed_share(config.num_hidden_layers, setup.work.recompute_every);
   decoder.dtype = dtype_of_products(setup);
   decoder.strategy = setup.strategy;
+  decoder.sequence_ranks = setup.context;
+  decoder.tensor_ranks = setup.tensor;
   decoder.shard_ranks = static_cast<int>(setup.shards);
   decoder.replica_ranks = static_cast<int>(setup.replicas);
   decoder.ranks_per_node = static_cast<int>(setup.node_size);
@@ -65,9 +68,14 @@ time::StepWork planned_work(const PlannedModel& model, const Setup& setup, const
                             int64_t most_microbatches) {
   if (!model.decoder) throw std::invalid_argument("'" + model.name + "' is no decoder: what it computes is not known.");
   const int64_t microbatches = std::min(setup.work.microbatches, most_microbatches);
+  const PlannedModel part = part_of_rank(model, setup.tensor);
   time::StepWork work =
-      time::decoder_work(time::DecoderShape::of(*model.decoder), decoder_setup(*model.decoder, setup, microbatches));
-  const std::vector<std::vector<GroupPlan>> units = plan_units(model, setup);
+      time::decoder_work(time::DecoderShape::of(*part.decoder), decoder_setup(*part.decoder, setup, microbatches));
+  work.tensor_ranks = static_cast<int>(setup.tensor);
+  work.context_ranks = static_cast<int>(setup.context);
+  if (setup.tensor > 1) work.tensor_bytes = tensor_call_bytes(*model.decoder, setup);
+  if (setup.context > 1) work.context_bytes = context_call_bytes(*model.decoder, setup);
+  const std::vector<std::vector<GroupPlan>> units = plan_units(part, setup);
   const RankGroups ranks = rank_groups(setup);
   work.optimizer_bytes = 0;
   for (size_t i = 0; i < units.size(); ++i) {

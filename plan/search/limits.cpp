@@ -54,7 +54,7 @@ std::vector<Knob> all_knobs(const Setup& setup) {
   const bool may_grow = 2 * setup.world() <= kMostRanks && setup.transport != Transport::kSharedMemory;
   if (may_grow && setup.strategy != Strategy::kNoShard)
     add(Lever::kRanks, "twice the ranks, as shards", [](Setup& s) { s.shards *= 2; });
-  for (const Sharding& other : shardings(setup.world(), setup.node_size)) {
+  for (const Sharding& other : shardings(setup)) {
     if (other.is_of(setup)) continue;
     std::string text = std::string(fsdp::name(other.strategy)) + " on " + std::to_string(other.replicas) + " x " +
                        std::to_string(other.shards);

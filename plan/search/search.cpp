@@ -33,7 +33,7 @@ std::vector<Candidate> evaluate_all(const PlannedModel& model, const SearchSpace
   const Work& work = space.base.work;
   const int64_t rank_sequences = work.microbatches * work.microbatch_sequences;
   std::vector<Candidate> all;
-  for (const Sharding& sharding : shardings(space.base.world(), space.base.node_size)) {
+  for (const Sharding& sharding : shardings(space.base)) {
     Setup setup = space.base;
     sharding.apply_to(setup);
     for (const PlannedPrecision& precision : space.precisions) {
@@ -42,6 +42,8 @@ std::vector<Candidate> evaluate_all(const PlannedModel& model, const SearchSpace
         setup.work.microbatch_sequences = size;
         setup.work.microbatches = rank_sequences / size;
         for (const Recompute recompute : kAllRecomputes) {
+          const bool is_of_parts = recompute == Recompute::kElementwise || recompute == Recompute::kGateUp;
+          if (is_of_parts && space.base.tensor > 1) continue;  // check_axes()
           setup.work.recompute = recompute;
           if (recompute == Recompute::kNone) setup.work.recompute_every = 1;
           all.push_back({setup, price(model, setup, space), {}, {}});

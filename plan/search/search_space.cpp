@@ -1,5 +1,6 @@
 #include "plan/search/search_space.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "plan/forecast/planned_work.h"
@@ -46,6 +47,12 @@ std::vector<Sharding> shardings(int64_t world, int64_t node) {
     sharded(flat ? Strategy::kOptimGradsParams : Strategy::kHybrid);
     if (!flat) sharded(Strategy::kHybridOptim);
   }
+  return list;
+}
+
+std::vector<Sharding> shardings(const Setup& setup) {
+  std::vector<Sharding> list = shardings(setup.data_ranks(), std::max<int64_t>(1, setup.node_size / setup.tensor));
+  std::erase_if(list, [&](const Sharding& each) { return each.shards % setup.context != 0; });
   return list;
 }
 

@@ -58,8 +58,11 @@ struct Sharding {
   void apply_to(Setup& setup) const;
 };
 
-// Of so many ranks: every mesh whose groups lie alike in nodes of `node` ranks, and every strategy that fits it.
+// Of so many ranks that hold a model among them: every mesh whose groups lie alike in nodes of `node` ranks, and every
+// strategy that fits it.
 std::vector<Sharding> shardings(int64_t world, int64_t node);
+// Of the setup's ranks, `tp` and `cp` as they are.
+std::vector<Sharding> shardings(const Setup& setup);
 
 inline constexpr std::array<models::Recompute, 4> kAllRecomputes = {
     models::Recompute::kNone, models::Recompute::kElementwise, models::Recompute::kGateUp, models::Recompute::kBlock};

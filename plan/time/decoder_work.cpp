@@ -101,7 +101,8 @@ class DecoderWorkMaker {
 
   // docs/plan_time.md counts these operator by operator.
   Elements elements() const {
-    const double d = real(hidden_), rotated = real(query_ + key_), f = real(shape_.intermediate_size);
+    const double d = real(hidden_) / real(setup_.tensor_ranks), rotated = real(query_ + key_),
+                 f = real(shape_.intermediate_size);
     const double residual_forward = 6 * d, residual_backward = 6 * d;
     if (shape_.mlp == Mlp::kPlain) {
       // Layer norms and gelu are one operator each in eager PyTorch too; its queries, keys and values are copied apart.
@@ -132,6 +133,8 @@ class DecoderWorkMaker {
     passage.backward.bytes = touched.backward * token_bytes;
     passage.forward.kernels = setup_.fusion == Fusion::kFused ? 8 : 30;
     passage.backward.kernels = 2 * passage.forward.kernels;
+    passage.forward.tensor_calls = passage.backward.tensor_calls = setup_.tensor_ranks > 1 ? 4 : 0;
+    passage.forward.context_calls = passage.backward.context_calls = setup_.sequence_ranks > 1 ? 1 : 0;
     if (is_recomputed(layer)) passage.backward += recomputed(passage.forward);
     add_copies(passage, layer_parameters());
     return passage;
@@ -174,6 +177,7 @@ class DecoderWorkMaker {
     Passage passage;
     passage.backward_reads = BackwardReads::kNothing;
     const double rows = setup_.tokens() * real(hidden_);
+    passage.forward.tensor_calls = passage.backward.tensor_calls = setup_.tensor_ranks > 1 ? 1 : 0;
     passage.forward.bytes = 2 * rows * element();
     // Its gradient is cleared, then rows are added.
     passage.backward.bytes = (3 * rows + real(shape_.vocab_size * hidden_)) * element();
@@ -187,6 +191,7 @@ class DecoderWorkMaker {
     Passage passage;
     add_forward(passage.forward, tokens_, {shape_.vocab_size, hidden_});
     add_backward(passage.backward, tokens_, {shape_.vocab_size, hidden_});
+    passage.forward.tensor_calls = passage.backward.tensor_calls = setup_.tensor_ranks > 1 ? 1 : 0;
     const double logits = setup_.tokens() * real(shape_.vocab_size);
     const bool is_fused = setup_.fusion == Fusion::kFused;
     passage.forward.bytes = logits * (is_fused ? element() : 14) + 2 * setup_.tokens() * real(hidden_) * element();

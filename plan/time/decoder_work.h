@@ -45,6 +45,7 @@ struct DecoderSetup {
   int64_t sequence_length = 0;
   int64_t sequences = 1;       // of a rank in a microbatch
   int64_t sequence_ranks = 1;  // ranks that share a sequence; each computes an equal part of its tokens
+  int64_t tensor_ranks = 1;    // that share each layer, and between layers the tokens; the shape is a rank's part
   int microbatches = 1;
   Recompute recompute = Recompute::kNone;
   double recomputed_share = 1;  // of the blocks

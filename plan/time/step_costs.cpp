@@ -13,8 +13,9 @@ class Prices {
       : work_(work),
         hardware_(hardware),
         traits_(traits(work.strategy)),
-        shard_(RankGroup::neighbours(work.shard_ranks, work.ranks_per_node)),
-        replicas_(RankGroup::strided(work.replica_ranks, work.shard_ranks, work.ranks_per_node)),
+        shard_(RankGroup::strided(work.shard_ranks, work.tensor_ranks, work.ranks_per_node)),
+        replicas_(RankGroup::strided(work.replica_ranks, work.shard_ranks * work.tensor_ranks, work.ranks_per_node)),
+        data_(RankGroup::strided(work.ranks() / work.tensor_ranks, work.tensor_ranks, work.ranks_per_node)),
         world_(RankGroup::neighbours(work.ranks(), work.ranks_per_node)) {}
 
   StepCosts::Unit of(const UnitWork& unit) const {
@@ -23,11 +24,11 @@ class Prices {
     costs.gather = {from_shards};
     costs.gather_with_replicas = {over_replicas(unit.gather_bytes), from_shards};
     if (const auto size = work_.reshard_after_forward) {
-      const RankGroup group = RankGroup::neighbours(*size, work_.ranks_per_node);
+      const RankGroup group = RankGroup::strided(*size, work_.tensor_ranks, work_.ranks_per_node);
       costs.gather_from_forward_group = {among_neighbours(unit.gather_bytes, group)};
     }
     if (traits_.reduce == ReduceKind::kAllReduce) {
-      costs.reduce.assign(2, among_neighbours(unit.reduce_bytes, world_));
+      costs.reduce.assign(2, among_neighbours(unit.reduce_bytes, data_));
     } else {
       costs.reduce = {among_neighbours(unit.reduce_bytes, shard_)};
     }
@@ -37,15 +38,26 @@ class Prices {
     return costs;
   }
 
+  // Of activations, which hold the computation up.
+  double transfers_ms(const Work& work) const {
+    const RankGroup tensor = RankGroup::neighbours(work_.tensor_ranks, work_.ranks_per_node);
+    const RankGroup context = RankGroup::strided(work_.context_ranks, work_.tensor_ranks, work_.ranks_per_node);
+    return static_cast<double>(work.tensor_calls) * slimmed(work_.tensor_bytes, tensor, 1).alone_ms() +
+           static_cast<double>(work.context_calls) *
+               slimmed(work_.context_bytes, context, work_.tensor_ranks).alone_ms();
+  }
+
   // A few bytes that all ranks need to have.
   double small_collective_ms() const {
     return scatter_or_gather(int64_t{16} * work_.ranks(), world_, hardware_).alone_ms();
   }
 
  private:
-  Transfer among_neighbours(int64_t bytes, const RankGroup& group) const { return slimmed(bytes, group, 1); }
+  Transfer among_neighbours(int64_t bytes, const RankGroup& group) const {
+    return slimmed(bytes, group, work_.tensor_ranks);
+  }
   Transfer over_replicas(int64_t bytes) const {
-    return slimmed(bytes / work_.shard_ranks, replicas_, work_.shard_ranks);
+    return slimmed(bytes / work_.shard_ranks, replicas_, work_.shard_ranks * work_.tensor_ranks);
   }
 
   // Of a group whose ranks are `stride` apart. Rings enter a pod by one of the nodes that they have there, so the level
@@ -63,7 +75,7 @@ class Prices {
   const StepWork& work_;
   const Hardware& hardware_;
   StrategyTraits traits_;
-  RankGroup shard_, replicas_, world_;
+  RankGroup shard_, replicas_, data_, world_;
 };
 
 }  // namespace
@@ -91,15 +103,24 @@ double StepCosts::compute_ms(const Instruction& instruction) const {
   }
 }
 
+double StepCosts::transfer_ms(const Instruction& instruction) const {
+  const bool is_forward = instruction.pass == schedule::Pass::kForward;
+  const std::vector<double>& all = is_forward ? forward_transfer_ms : backward_transfer_ms;
+  if (instruction.action != Action::kCompute || all.empty()) return 0;
+  return all.at(static_cast<size_t>(instruction.passage));
+}
+
 StepCosts price(const StepWork& work, const Hardware& hardware) {
   check(work);
   check(hardware);
   StepCosts costs;
-  for (const Passage& passage : work.passages) {
-    costs.forward_ms.push_back(work_ms(passage.forward, work.dtype, hardware));
-    costs.backward_ms.push_back(work_ms(passage.backward, work.dtype, hardware));
-  }
   const Prices prices(work, hardware);
+  for (const Passage& passage : work.passages) {
+    costs.forward_transfer_ms.push_back(prices.transfers_ms(passage.forward));
+    costs.backward_transfer_ms.push_back(prices.transfers_ms(passage.backward));
+    costs.forward_ms.push_back(work_ms(passage.forward, work.dtype, hardware) + costs.forward_transfer_ms.back());
+    costs.backward_ms.push_back(work_ms(passage.backward, work.dtype, hardware) + costs.backward_transfer_ms.back());
+  }
   for (const UnitWork& unit : work.units) costs.units.push_back(prices.of(unit));
   // Ranks compare what they did on the host, which for a GPU runs ahead.
   if (hardware.execution == Execution::kProgramComputes) costs.end_of_backward_ms = prices.small_collective_ms();

@@ -15,7 +15,8 @@ struct StepCosts {
     std::vector<Transfer> gather, gather_from_forward_group, gather_with_replicas;
     std::vector<Transfer> reduce, reduce_with_replicas;
   };
-  std::vector<double> forward_ms, backward_ms;  // of each passage
+  std::vector<double> forward_ms, backward_ms;                    // of each passage, transfers of activations included
+  std::vector<double> forward_transfer_ms, backward_transfer_ms;  // the part that those are; empty: none
   std::vector<Unit> units;
   double end_of_backward_ms = 0;
   double optimizer_ms = 0;  // clipping included
@@ -24,6 +25,8 @@ struct StepCosts {
   const std::vector<Transfer>& transfers(const Instruction& instruction) const;
   // Of kCompute, kEndBackward and kOptimize; 0 for all others.
   double compute_ms(const Instruction& instruction) const;
+  // Of it, in which a computation waits for activations of other ranks.
+  double transfer_ms(const Instruction& instruction) const;
 };
 
 // Throws std::invalid_argument for what check() of either refuses, and for a dtype that the hardware does not have.

@@ -111,6 +111,7 @@ StepTime predict(const StepWork& work, const StepCosts& costs, const Machine& ma
   for (const Span& span : time.timeline.spans) {
     add_span(time, span);
     if (span.instruction.action == Action::kCompute) time.slowdown_ms += span.ms() - costs.compute_ms(span.instruction);
+    time.activation_ms += costs.transfer_ms(span.instruction);
   }
   time.critical_path = critical_path(time.timeline, work);
   if (flops_per_second > 0 && time.step_ms > 0) time.mfu = work.model_flops / (1e-3 * time.step_ms * flops_per_second);
@@ -127,6 +128,8 @@ std::string to_text(const StepTime& time) {
            time.compute_ms, time.slowdown_ms, time.optimizer_ms);
   add_line(text, "exposed gather %.2f, exposed reduce %.2f, other %.2f\n", time.exposed_gather_ms,
            time.exposed_reduce_ms, time.other_ms);
+  if (time.activation_ms > 0)
+    add_line(text, "of compute, %.2f ms wait for activations of other ranks\n", time.activation_ms);
   if (time.mfu > 0) add_line(text, "MFU %.2f%%\n", 100 * time.mfu);
   add_units(text, time.units);
   add_path(text, time.critical_path, time.step_ms);

@@ -29,8 +29,9 @@ struct PathPart {
 // Where the time of a step goes, in milliseconds. compute + optimizer + exposed_gather + exposed_reduce + other = step.
 struct StepTime {
   double step_ms = 0;
-  double compute_ms = 0;   // forward and backward, slowed down by transfers beside them
-  double slowdown_ms = 0;  // the part of compute_ms that they cost
+  double compute_ms = 0;     // forward and backward, slowed down by transfers beside them
+  double slowdown_ms = 0;    // the part of compute_ms that they cost
+  double activation_ms = 0;  // the part of compute_ms that waits for activations of other ranks
   double optimizer_ms = 0;
   double exposed_gather_ms = 0;
   double exposed_reduce_ms = 0;

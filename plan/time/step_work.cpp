@@ -45,6 +45,8 @@ void check_passages(const StepWork& work) {
 void check_mesh(const StepWork& work) {
   expect_at_least(work.shard_ranks, 1, "shard_ranks");
   expect_at_least(work.replica_ranks, 1, "replica_ranks");
+  expect_at_least(work.tensor_ranks, 1, "tensor_ranks");
+  expect_at_least(work.context_ranks, 1, "context_ranks");
   expect_at_least(work.ranks_per_node, 1, "ranks_per_node");
   expect_at_least(work.nodes_per_pod, 0, "nodes_per_pod");
   if (!(work.slimming >= 1)) refuse("slimming: got " + std::to_string(work.slimming) + ", expected at least 1.");
@@ -53,9 +55,10 @@ void check_mesh(const StepWork& work) {
   if (!fills_nodes)
     refuse("ranks: got " + std::to_string(work.ranks()) + " on nodes of " + std::to_string(in_node) +
            ", expected a multiple of it, or one node at most.");
-  const bool groups_fit = work.shard_ranks % in_node == 0 || in_node % work.shard_ranks == 0 || work.ranks() <= in_node;
+  const int group = work.shard_ranks * work.tensor_ranks;
+  const bool groups_fit = group % in_node == 0 || in_node % group == 0 || work.ranks() <= in_node;
   if (!groups_fit)
-    refuse("shard_ranks: got " + std::to_string(work.shard_ranks) + " on nodes of " + std::to_string(in_node) +
+    refuse("shard_ranks: got " + std::to_string(group) + " on nodes of " + std::to_string(in_node) +
            ", expected a multiple or a divisor of it.");
   if (traits(work.strategy).mesh == MeshNeed::kShardAndReplicateAxis && work.replica_ranks == 1)
     refuse("strategy " + std::string(name(work.strategy)) +

@@ -43,8 +43,12 @@ struct StepWork {
   Dtype dtype = Dtype::kBf16;     // of the products
   int microbatches = 1;
 
-  int shard_ranks = 1;    // along the mesh's axis `shard`, which varies fastest
-  int replica_ranks = 1;  // along `replicate`
+  int shard_ranks = 1;        // along the mesh's axis `shard`, `tensor_ranks` apart
+  int replica_ranks = 1;      // along `replicate`
+  int tensor_ranks = 1;       // that share each layer: neighbours
+  int context_ranks = 1;      // of a shard group, that share sequences: the nearest of it
+  int64_t tensor_bytes = 0;   // of all ranks together, in a call
+  int64_t context_bytes = 0;  // likewise
   int ranks_per_node = 8;
   // Above pods of so many nodes the network is a slimmed fat tree: its links carry 1 / slimming of what the pod's nodes
   // could send. 0: all nodes are in one pod.
@@ -61,7 +65,7 @@ struct StepWork {
   double optimizer_bytes = 0;  // that clipping and the optimizer read and write on one rank
   double model_flops = 0;      // of one rank in a step, by the formula that MFU is to be counted with; 0: no MFU
 
-  int ranks() const { return shard_ranks * replica_ranks; }
+  int ranks() const { return shard_ranks * replica_ranks * tensor_ranks; }
 };
 
 // Throws std::invalid_argument naming what is out of range, and what would be legal.

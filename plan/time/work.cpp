@@ -42,6 +42,8 @@ Work& Work::operator+=(const Work& other) {
   attention_backward_flops += other.attention_backward_flops;
   bytes += other.bytes;
   kernels += other.kernels;
+  tensor_calls += other.tensor_calls;
+  context_calls += other.context_calls;
   return *this;
 }
 

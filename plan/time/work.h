@@ -30,6 +30,10 @@ struct Work {
   double attention_backward_flops = 0;
   double bytes = 0;     // that everything else reads and writes
   int64_t kernels = 0;  // launches of everything else
+  // All-gathers and reduce-scatters of activations, for which the computation waits: StepWork::tensor_bytes over the
+  // ranks that share a layer, StepWork::context_bytes over those that share sequences.
+  int64_t tensor_calls = 0;
+  int64_t context_calls = 0;
 
   double product_flops() const;
   Work& operator+=(const Work& other);

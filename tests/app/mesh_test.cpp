@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <cmath>
+#include <regex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -124,6 +125,34 @@ TEST_F(MeshAxes, SamplesDoNotDisturbTheTraining) {
   EXPECT_EQ(run_fsdp("generate " + path("sampled") + "/model --prompt line --max-tokens 3").exit_code, 0);
 }
 
+// Weights, gradients, optimizer and buffers of a rank have the bytes that were planned.
+TEST_F(MeshAxes, TheRunIsAsPlanned) {
+  const std::pair<int, std::string> meshes[] = {{2, "--mesh.tp=2"},
+                                                {4, "--mesh.tp=2 --shard.precision=bf16 --train.recompute=block"},
+                                                {4, "--mesh.tp=2 --shard.strategy=optim_grads"},
+                                                {4, "--mesh.tp=2 --shard.replicas=2 --shard.strategy=hybrid"},
+                                                {2, "--mesh.cp=2"},
+                                                {4, "--mesh.cp=2 --mesh.tp=2"},
+                                                {4, "--mesh.cp=2 --shard.strategy=optim"}};
+  for (const auto& [ranks, mesh] : meshes) {
+    SCOPED_TRACE(std::to_string(ranks) + " ranks, " + mesh);
+    std::filesystem::remove_all(path("planned"));
+    const CommandResult result = launch_fsdp(ranks, run("planned", mesh));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    for (const char* part : {"weights", "gradients", "optimizer", "buffers"}) {
+      const std::regex line("plan: this rank holds .*" + std::string(part) + " [0-9.]+ [KM]?i?B \\(([^%]*) %\\)");
+      std::smatch found;
+      ASSERT_TRUE(std::regex_search(result.out, found, line)) << part << "\n" << result.out;
+      EXPECT_EQ(std::stod(found[1]), 0) << part << "\n" << result.out;
+    }
+  }
+  const CommandResult dry = launch_fsdp(4, run("planned", "--mesh.cp=2 --mesh.tp=2 --dry-run"));
+  EXPECT_EQ(dry.exit_code, 0) << dry.err;
+  for (const char* text :
+       {"1 x 2 ranks x tp 2, cp 2 of the shards", "gather activations over tp", "reduce-scatter activations over cp"})
+    EXPECT_TRUE(contains(dry.out, text)) << text << "\n" << dry.out;
+}
+
 TEST_F(MeshAxes, WhatDoesNotFitIsRefusedByName) {
   const struct {
     std::string command;
@@ -137,17 +166,18 @@ TEST_F(MeshAxes, WhatDoesNotFitIsRefusedByName) {
       {run("bad", "--mesh.tp=2 --train.batch_sequences=0"), "train.batch_sequences"},
       {run("bad", "--mesh.tp=0"), "mesh.tp: got 0"},
       {run("bad", "--mesh.cp=2 --data.sequence_length=34"), "expected a multiple of 4, two chunks for each rank"},
-      {run("bad", "--mesh.cp=2 --mesh.tp=2"), "shard.replicas x mesh.cp x mesh.tp: got 1 x 2 x 2 for 2 ranks"},
-      {run("bad", "--mesh.cp=2 --dry-run"), "[plan] mesh.cp: got 2, expected 1"},
-      {run("bad", "--mesh.tp=2 --dry-run"), "[plan] mesh.tp: got 2, expected 1"}};
+      {run("bad", "--mesh.cp=2 --mesh.tp=2"), "shard.replicas x mesh.cp x mesh.tp: got 1 x 2 x 2 for 2 ranks"}};
   for (const auto& refusal : refusals) {
     const CommandResult result = launch_fsdp(2, refusal.command);
     EXPECT_EQ(result.exit_code, 2) << refusal.command << result.out;
     EXPECT_TRUE(contains(result.err, refusal.message)) << refusal.command << result.err;
   }
-  const CommandResult plan = run_fsdp("plan " + path("run.toml") + " --world 4 --mesh.tp=2");
+  const CommandResult plan = run_fsdp("plan " + path("run.toml") + " --world 4 --mesh.tp=4");
   EXPECT_EQ(plan.exit_code, 2) << plan.out;
-  EXPECT_TRUE(contains(plan.err, "[plan] mesh.tp: got 2, expected 1")) << plan.err;
+  EXPECT_TRUE(contains(plan.err, "[plan] tp: got 4 with 2 heads of keys and values, expected one of 1, 2")) << plan.err;
+  const CommandResult simulated = run_fsdp("train " + path("run.toml") + " --mesh.tp=2 --simulate-world=4");
+  EXPECT_EQ(simulated.exit_code, 2) << simulated.out;
+  EXPECT_TRUE(contains(simulated.err, "got it with mesh.tp=2")) << simulated.err;
   EXPECT_FALSE(std::filesystem::exists(path("bad") + "/model"));
 }
 

@@ -60,8 +60,7 @@ void check_settings(const std::string& key, const std::vector<Refused>& refused)
 
 // That do not go with any axis, and what would.
 std::vector<Refused> refused_with_axes(const Config& config) {
-  return {{config.shard.device != "cpu", "shard.device = \"" + config.shard.device + "\"", "cpu in this version"},
-          {!config.output.hardware.empty(), "output.hardware, whose prediction does not know this axis", "none: \"\""}};
+  return {{config.shard.device != "cpu", "shard.device = \"" + config.shard.device + "\"", "cpu in this version"}};
 }
 
 // That do not go with layers that are cut.

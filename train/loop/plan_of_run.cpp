@@ -34,7 +34,6 @@ plan::Report plan_run(const Config& config, const ModelChoice& choice, const Wor
 }
 
 std::optional<plan::Report> plan_if_known(const Config& config, const ModelChoice& choice, const World& world) {
-  if (config.mesh.tp != 1 || config.mesh.cp != 1) return std::nullopt;
   return plan_run(config, choice, world);
 }
 

@@ -31,6 +31,11 @@ void check_world(const Config& config, const SimulatedWorld& simulated) {
   if (ranks < 2 || ranks > plan::kMostRanks)
     refuse_world("world: got " + std::to_string(ranks) + ", expected 2 to " + std::to_string(plan::kMostRanks) +
                  " ranks. One rank needs no simulation: leave it out.");
+  if (config.mesh.tp > 1 || config.mesh.cp > 1)
+    refuse_world("world: got it with mesh.tp=" + std::to_string(config.mesh.tp) +
+                 " and mesh.cp=" + std::to_string(config.mesh.cp) +
+                 ", expected 1: one rank has no part of a sum of activations that means "
+                 "anything. `fsdp plan` predicts such a run.");
   if (ranks % replicas != 0) {
     const int64_t below = ranks / replicas * replicas;
     refuse_world("world: got " + std::to_string(ranks) + " ranks with shard.replicas " + std::to_string(replicas) +

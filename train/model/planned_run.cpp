@@ -66,20 +66,20 @@ plan::PlannedModel planned_model(const Config& config, const ModelChoice& choice
 }
 
 plan::Setup planned_setup(const Config& config, const RankCounts& ranks) {
-  for (const auto& [key, ranks_of_axis] : {std::pair{"mesh.tp", config.mesh.tp}, {"mesh.cp", config.mesh.cp}}) {
-    if (ranks_of_axis == 1) continue;
-    refuse(std::string(key) + ": got " + std::to_string(ranks_of_axis) +
-           ", expected 1: memory and time of layers and sequences that are cut over ranks are not in this version's "
-           "plan. Leave it "
-           "out for a plan without it.");
-  }
-  if (config.shard.replicas < 1 || ranks.world % config.shard.replicas != 0)
-    refuse("shard.replicas: got " + std::to_string(config.shard.replicas) + " for " + std::to_string(ranks.world) +
+  const int64_t cut = config.mesh.tp * config.mesh.cp;
+  if (cut < 1 || ranks.world % cut != 0)
+    refuse("mesh.tp x mesh.cp: got " + std::to_string(config.mesh.tp) + " x " + std::to_string(config.mesh.cp) +
+           " for " + std::to_string(ranks.world) + " ranks, expected a divisor of the number of ranks.");
+  const int64_t groups = ranks.world / cut;  // of ranks with sequences of their own
+  if (config.shard.replicas < 1 || groups % config.shard.replicas != 0)
+    refuse("shard.replicas: got " + std::to_string(config.shard.replicas) + " for " + std::to_string(groups) +
            " ranks, expected a divisor of the number of ranks.");
   const ShardOptions options = shard_options(config.shard);
   plan::Setup setup;
   setup.replicas = config.shard.replicas;
-  setup.shards = ranks.world / setup.replicas;
+  setup.shards = groups / setup.replicas * config.mesh.cp;
+  setup.context = config.mesh.cp;
+  setup.tensor = config.mesh.tp;
   setup.strategy = options.strategy;
   if (options.reshard_after_forward) {
     const auto* whole = std::get_if<bool>(&*options.reshard_after_forward);
@@ -100,7 +100,7 @@ plan::Setup planned_setup(const Config& config, const RankCounts& ranks) {
                                                   : plan::Transport::kTwoLevel;
   setup.copies = plan::GatheredCopies::kOnePerHost;
   if (options.whole_weights == WholeWeights::kCopied) setup.whole_shard = plan::WholeShard::kCopied;
-  setup.work = planned_work(config, ranks.world);
+  setup.work = planned_work(config, groups);
   return setup;
 }
 

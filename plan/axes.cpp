@@ -1,0 +1,168 @@
+#include "plan/axes.h"
+
+#include <array>
+#include <numeric>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "io/base/error.h"
+
+namespace fsdp::plan {
+namespace {
+
+using models::DecoderConfig;
+using models::Recompute;
+
+[[noreturn]] void refuse_axis(const std::string& message) {
+  throw io::Error(io::ErrorKind::kUsage, "[plan] " + message);
+}
+
+using Counts = std::vector<std::pair<std::string, int64_t>>;
+
+Counts counts_of(const DecoderConfig& config, const Setup& setup) {
+  return {{"attention heads", config.num_attention_heads},
+          {"heads of keys and values", config.num_key_value_heads},
+          {"inner features of the MLP", config.intermediate_size},
+          {"entries of the vocabulary", config.vocab_size},
+          {"tokens of a sequence", setup.work.sequence_length}};
+}
+
+void check_counts(const std::string& axis, int64_t parts, const Counts& counts) {
+  int64_t common = 0;
+  for (const auto& [what, count] : counts) common = std::gcd(common, count);
+  std::string legal;
+  for (int64_t divisor = 1; divisor <= common && divisor <= kMostRanks; ++divisor) {
+    if (common % divisor == 0) legal += (legal.empty() ? "" : ", ") + std::to_string(divisor);
+  }
+  for (const auto& [what, count] : counts) {
+    if (count % parts != 0)
+      refuse_axis(axis + ": got " + std::to_string(parts) + " with " + std::to_string(count) + " " + what +
+                  ", expected one of " + legal + ".");
+  }
+}
+
+enum class CutDim { kNone, kRows, kColumns };
+
+CutDim cut_of(std::string_view name) {
+  static constexpr std::array<std::string_view, 12> kByRows = {
+      "q_proj.weight",  "k_proj.weight",    "v_proj.weight", "q_proj.bias",         "k_proj.bias",    "v_proj.bias",
+      "up_proj.weight", "gate_proj.weight", "up_proj.bias",  "embed_tokens.weight", "lm_head.weight", "gate_proj.bias"};
+  static constexpr std::array<std::string_view, 2> kByColumns = {"o_proj.weight", "down_proj.weight"};
+  for (const std::string_view end : kByRows) {
+    if (name.ends_with(end)) return CutDim::kRows;
+  }
+  for (const std::string_view end : kByColumns) {
+    if (name.ends_with(end)) return CutDim::kColumns;
+  }
+  return CutDim::kNone;
+}
+
+void cut(PlannedUnit& unit, int64_t tensor) {
+  for (PlannedParameter& parameter : unit.parameters) {
+    switch (cut_of(parameter.name)) {
+      case CutDim::kNone:
+        break;
+      case CutDim::kRows:
+        parameter.shape.front() /= tensor;
+        break;
+      case CutDim::kColumns:
+        parameter.shape.back() /= tensor;
+        parameter.run = parameter.shape.back();
+        break;
+    }
+  }
+}
+
+// Of the blocks, one number for those that are computed again and one for the others.
+int64_t in_all_blocks(const DecoderConfig& config, const Work& work, AxisCalls (*calls_of)(Recompute)) {
+  const int64_t layers = config.num_hidden_layers;
+  const int64_t chosen = (layers + work.recompute_every - 1) / work.recompute_every;
+  const AxisCalls again = calls_of(work.recompute), once = calls_of(Recompute::kNone);
+  return chosen * (again.forward + again.backward) + (layers - chosen) * (once.forward + once.backward);
+}
+
+void add_calls(CallLedger& ledger, Collective call, int64_t times, int64_t bytes) {
+  for (const CollectiveKind kind : {CollectiveKind::kGather, CollectiveKind::kReduceScatter}) {
+    call.kind = kind;
+    for (int64_t i = 0; i < times / 2; ++i) ledger.add(call, bytes / call.group.size, call.group.received(bytes));
+  }
+}
+
+}  // namespace
+
+void check_axes(const PlannedModel& model, const Setup& setup) {
+  if (setup.tensor == 1 && setup.context == 1) return;
+  if (!model.decoder) refuse_axis("tp and cp: got them with '" + model.name + "', expected a decoder.");
+  if (setup.context > 1) check_counts("cp", setup.context, {{"tokens of a sequence", setup.work.sequence_length / 2}});
+  if (setup.tensor == 1) return;
+  check_counts("tp", setup.tensor, counts_of(*model.decoder, setup));
+  if (setup.optimizer == Optimizer::kMuon || setup.optimizer == Optimizer::kAdamW8Bit)
+    refuse_axis("tp: got it with optimizer " + std::string(name(setup.optimizer)) +
+                ", which wants whole matrices or blocks, expected adamw, lion or sgd.");
+  if (setup.work.recompute == Recompute::kElementwise || setup.work.recompute == Recompute::kGateUp)
+    refuse_axis("tp: got it with recompute " + std::string(name(setup.work.recompute)) + ", expected none or block.");
+}
+
+DecoderConfig part_of_rank(const DecoderConfig& config, int64_t tensor) {
+  DecoderConfig part = config;
+  part.num_attention_heads /= tensor;
+  part.num_key_value_heads /= tensor;
+  part.intermediate_size /= tensor;
+  part.vocab_size /= tensor;
+  return part;
+}
+
+PlannedModel part_of_rank(const PlannedModel& model, int64_t tensor) {
+  PlannedModel part = model;
+  if (tensor == 1) return part;
+  for (PlannedUnit& block : part.blocks) cut(block, tensor);
+  cut(part.root, tensor);
+  if (part.decoder) part.decoder = part_of_rank(*part.decoder, tensor);
+  return part;
+}
+
+// Attention and MLP each gather the tokens that they read, and scatter sums of what they computed.
+AxisCalls tensor_calls_of_block(Recompute recompute) { return {4, recompute == Recompute::kBlock ? 8 : 4}; }
+
+AxisCalls tensor_calls_of_root() { return {2, 2}; }
+
+AxisCalls context_calls_of_block(Recompute recompute) { return {1, recompute == Recompute::kBlock ? 2 : 1}; }
+
+int64_t tensor_call_bytes(const DecoderConfig& whole, const Setup& setup) {
+  return setup.rank_tokens() * whole.hidden_size * setup.activation_bytes();
+}
+
+int64_t context_call_bytes(const DecoderConfig& whole, const Setup& setup) {
+  const int64_t keys = whole.num_key_value_heads / setup.tensor * whole.head_dim;
+  return setup.work.microbatch_tokens() * 2 * keys * setup.activation_bytes();
+}
+
+void add_axis_calls(const PlannedModel& whole, const Setup& setup, CallLedger& calls) {
+  if (!whole.decoder) return;
+  const Work& work = setup.work;
+  Collective call{};
+  call.load = CollectiveLoad::kActivations;
+  if (setup.tensor > 1) {
+    call.axis = CollectiveAxis::kTensor;
+    call.group = rank_group(setup.tensor, 1, setup.node_size);
+    const AxisCalls root = tensor_calls_of_root();
+    const int64_t times = in_all_blocks(*whole.decoder, work, tensor_calls_of_block) + root.forward + root.backward;
+    add_calls(calls, call, work.microbatches * times, tensor_call_bytes(*whole.decoder, setup));
+  }
+  if (setup.context > 1) {
+    call.axis = CollectiveAxis::kContext;
+    call.group = rank_group(setup.context, setup.tensor, setup.node_size);
+    call.kind = CollectiveKind::kGather;
+    const int64_t bytes = context_call_bytes(*whole.decoder, setup);
+    const int64_t scatters = work.microbatches * whole.decoder->num_hidden_layers;
+    const int64_t all = work.microbatches * in_all_blocks(*whole.decoder, work, context_calls_of_block);
+    for (int64_t i = 0; i < all; ++i) {
+      call.kind = i < scatters ? CollectiveKind::kReduceScatter : CollectiveKind::kGather;
+      calls.add(call, bytes / setup.context, call.group.received(bytes));
+    }
+  }
+}
+
+}  // namespace fsdp::plan

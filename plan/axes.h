@@ -1,0 +1,37 @@
+// What tensor and context parallelism change in a plan (docs/parallelism.md).
+#pragma once
+
+#include <cstdint>
+
+#include "plan/call_ledger.h"
+#include "plan/model.h"
+#include "plan/setup.h"
+
+namespace fsdp::plan {
+
+// Throws io::Error(kUsage) for a model that the setup's axes do not divide, naming the sizes that do, and for settings
+// that do not go with them.
+void check_axes(const PlannedModel& model, const Setup& setup);
+
+// What one of `tensor` ranks has of a decoder's layers: outputs of q, k, v, gate and up, inputs of o and down, a part
+// of the vocabulary; norms whole. The model itself where `tensor` is 1. REQUIRES: check_axes().
+PlannedModel part_of_rank(const PlannedModel& model, int64_t tensor);
+// The configuration of that part: fewer heads, inner features and tokens of the vocabulary.
+models::DecoderConfig part_of_rank(const models::DecoderConfig& config, int64_t tensor);
+
+// Calls that a part of a step makes for activations, each all-gather or reduce-scatter of one size.
+struct AxisCalls {
+  int64_t forward = 0, backward = 0;
+};
+AxisCalls tensor_calls_of_block(models::Recompute recompute);   // of a hidden state
+AxisCalls tensor_calls_of_root();                               // likewise: of the embedding and of the head
+AxisCalls context_calls_of_block(models::Recompute recompute);  // of keys and values
+
+// Bytes of what travels in one of them, of all ranks of the axis together.
+int64_t tensor_call_bytes(const models::DecoderConfig& whole, const Setup& setup);
+int64_t context_call_bytes(const models::DecoderConfig& whole, const Setup& setup);
+
+// Adds the calls of a step. But for those of the loss, which send a few numbers for each token.
+void add_axis_calls(const PlannedModel& whole, const Setup& setup, CallLedger& calls);
+
+}  // namespace fsdp::plan
