@@ -11,6 +11,7 @@
 #include "io/weights/merged_source.h"
 #include "io/weights/open_weights.h"
 #include "io/weights/weights_copy.h"
+#include "models/config/stored_source.h"
 
 namespace fsdp::app {
 namespace {
@@ -18,8 +19,10 @@ namespace {
 // With adapters worked into their base: `base`, or, for a checkpoint, what it holds itself.
 std::unique_ptr<io::WeightSource> open_source(const std::string& path, const std::string& base,
                                               std::optional<io::DType> dtype) {
-  std::unique_ptr<io::WeightSource> source = io::open_weight_source(path);
-  if (!base.empty()) return io::open_merged_source(io::open_weight_source(base), io::read_adapter(*source), dtype);
+  std::unique_ptr<io::WeightSource> source = models::with_stored_names(io::open_weight_source(path));
+  if (!base.empty())
+    return io::open_merged_source(models::with_stored_names(io::open_weight_source(base)), io::read_adapter(*source),
+                                  dtype);
   if (!source->adapter_config()) return source;
   if (!source->config()) {
     throw Error(ErrorCode::kUsage, "[export] " + io::in_quotes(path) +

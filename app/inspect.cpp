@@ -64,7 +64,7 @@ void check_fit(const models::DecoderConfig& config, const fs::path& path) {
   for (const auto& parameter : decoder->named_parameters()) {
     expected.push_back({parameter.key(), parameter.value().sizes().vec()});
   }
-  models::check_weights(expected, io::ModelFolder::open(path));
+  models::check_weights(models::expected_tensors(expected, config), io::ModelFolder::open(path));
   std::puts("  the weights fit config.json");
 }
 

@@ -53,8 +53,10 @@ at::Tensor restarting_positions(const std::vector<int64_t>& lengths, int64_t row
 
 DecoderBodyImpl::DecoderBodyImpl(const DecoderConfig& config, const at::TensorOptions& options) {
   embed_tokens_ = register_module("embed_tokens", Linear(config.hidden_size, config.vocab_size, options));
-  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer)
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     layers_->push_back(DecoderLayer(config, layer, options));
+    layers_->ptr(static_cast<size_t>(layer))->as<DecoderLayer>()->set_balance(balance_);
+  }
   register_module("layers", layers_);
   norm_ = register_module("norm", RmsNorm(config.hidden_size, config.rms_norm_eps, options));
 }
@@ -126,14 +128,31 @@ const at::Tensor& DecoderImpl::head_VE() const { return lm_head_.is_empty() ? bo
 
 at::Tensor DecoderImpl::compute_logits(const at::Tensor& hidden_BTE) { return kernels::linear(hidden_BTE, head_VE()); }
 
+void DecoderImpl::set_expert_ranks(std::shared_ptr<ExpertRanks> ranks) {
+  int64_t number = 0;
+  for (const auto& layer : *layers()) {
+    Mixture mixture = layer->as<DecoderLayer>()->mixture();
+    const std::string name = "model.layers." + std::to_string(number++) + ".mlp";
+    if (!mixture.is_empty()) mixture->set_ranks(ranks, name);
+  }
+  expert_ranks_ = std::move(ranks);
+}
+
+at::Tensor DecoderImpl::run_body(const at::Tensor& input_ids_BT, const Sequence& sequence) {
+  const AttentionInputs inputs = make_inputs(input_ids_BT, sequence);
+  if (config_.experts.count == 0) return body_->forward(input_ids_BT, inputs, run_block_);
+  body_->balance().begin();
+  return body_->balance().finish(body_->forward(input_ids_BT, inputs, run_block_));
+}
+
 at::Tensor DecoderImpl::forward(const at::Tensor& input_ids_BT, const Sequence& sequence) {
-  const at::Tensor hidden_BTE = body_->forward(input_ids_BT, make_inputs(input_ids_BT, sequence), run_block_);
+  const at::Tensor hidden_BTE = run_body(input_ids_BT, sequence);
   return across_ ? across_->logits(hidden_BTE, head_VE()) : compute_logits(hidden_BTE);
 }
 
 at::Tensor DecoderImpl::loss(const at::Tensor& input_ids_BT, const at::Tensor& targets_N, const Sequence& sequence,
                              kernels::Reduction reduction, const kernels::LossTerms& terms) {
-  const at::Tensor hidden_BTE = body_->forward(input_ids_BT, make_inputs(input_ids_BT, sequence), run_block_);
+  const at::Tensor hidden_BTE = run_body(input_ids_BT, sequence);
   if (across_) return across_->loss(hidden_BTE, head_VE(), targets_N, reduction, terms);
   const at::Tensor hidden_NE = hidden_BTE.flatten(0, 1);
   const int64_t bytes = hidden_NE.size(0) * config_.vocab_size * static_cast<int64_t>(hidden_NE.element_size());

@@ -46,6 +46,8 @@ class DecoderBodyImpl : public torch::nn::Module {
 
   // The embedding's weight [V, E].
   const at::Tensor& embedding() const { return embed_tokens_->weight; }
+  // Of all layers of experts.
+  ExpertBalance& balance() { return *balance_; }
   // Of the activations: those of the norms. Where no gradients are asked for, matrices may be bf16 when these are fp32:
   // they are read as they are, and the sums stay fp32.
   at::TensorOptions activation_options() const { return norm_->weight.options().requires_grad(false); }
@@ -58,11 +60,13 @@ class DecoderBodyImpl : public torch::nn::Module {
   Linear embed_tokens_{nullptr};  // only its weight is used
   torch::nn::ModuleList layers_;
   RmsNorm norm_{nullptr};
+  std::shared_ptr<ExpertBalance> balance_ = std::make_shared<ExpertBalance>();
 };
 TORCH_MODULE(DecoderBody);
 
-// Parameter names, order and shapes are exactly Hugging Face's; with tied embeddings there is one tensor,
-// `model.embed_tokens.weight`, and no `lm_head.weight`. Not thread-safe.
+// Parameter names, order and shapes are exactly Hugging Face's (of experts those of transformers 5 in memory; files
+// have stored_parts()); with tied embeddings there is one tensor, `model.embed_tokens.weight`, and no `lm_head.weight`.
+// Not thread-safe.
 class DecoderImpl : public torch::nn::Module {
  public:
   // Parameters have the dtype and device of `options` and are uninitialised: call reset_parameters() or load_weights().
@@ -77,6 +81,14 @@ class DecoderImpl : public torch::nn::Module {
   at::Tensor loss(const at::Tensor& input_ids_BT, const at::Tensor& targets_N, const Sequence& sequence = {},
                   kernels::Reduction reduction = kernels::Reduction::kMean, const kernels::LossTerms& terms = {});
   static constexpr int64_t kMostLogitBytes = kMostWholeLogitBytes;
+
+  // Of the forward() or loss() before, with experts: the loss that keeps them equally busy, without the factor
+  // config().experts.balance_loss that transformers adds it with; a part of it where ranks are set, whose parts add up.
+  // 0-dim fp32, with a gradient; to be added to what that loss() gave, before its backward. Once; undefined without
+  // experts. COLLECTIVE over ranks that are set.
+  at::Tensor balance_loss() { return body_->balance().loss(expert_ranks_.get()); }
+  // Double [layers of experts, experts]: how many choices fell on each, on all ranks, known after balance_loss().
+  const at::Tensor& expert_counts() { return body_->balance().counts_LE(); }
 
   // Cross entropy of each target [B * T] alone, fp32, 0 where it is kernels::kIgnoreIndex; without gradients. Logits of
   // more than kMostLogitBytes are never whole in memory.
@@ -113,8 +125,13 @@ class DecoderImpl : public torch::nn::Module {
   // The parameters are parts, cut as AcrossRanks says: forward() and loss() then are COLLECTIVE over its ranks, which
   // call them alike. Tokens have to divide by their number. Not for the other calls.
   void set_across(std::shared_ptr<AcrossRanks> across);
+  // Experts are spread over ranks, or other ranks have other tokens: forward() and loss() then may be COLLECTIVE, as
+  // ExpertRanks says. Generation likewise, where experts are spread.
+  void set_expert_ranks(std::shared_ptr<ExpertRanks> ranks);
 
  private:
+  // Hidden states [B, T, E] after the last norm.
+  at::Tensor run_body(const at::Tensor& input_ids_BT, const Sequence& sequence);
   const at::Tensor& head_VE() const;
   at::Tensor compute_logits(const at::Tensor& hidden_BTE);
   // Hidden states [B, T, E] of tokens that the cache's forward has begun with.
@@ -129,7 +146,8 @@ class DecoderImpl : public torch::nn::Module {
   Linear lm_head_{nullptr};  // null with tied embeddings
   RotaryTable rotary_;
   BlockRunner run_block_;
-  std::shared_ptr<AcrossRanks> across_;  // null: whole
+  std::shared_ptr<AcrossRanks> across_;        // null: whole
+  std::shared_ptr<ExpertRanks> expert_ranks_;  // null: all experts and tokens are here
 };
 TORCH_MODULE(Decoder);
 

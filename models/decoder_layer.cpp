@@ -4,9 +4,6 @@
 
 #include <utility>
 
-#include "kernels/operators/swiglu.h"
-#include "kernels/products/linear.h"
-
 namespace fsdp::models {
 namespace {
 
@@ -23,49 +20,30 @@ auto call_of(RmsNorm norm) {
 
 }  // namespace
 
-GatedMlpImpl::GatedMlpImpl(const DecoderConfig& config, const at::TensorOptions& options)
-    : gate_proj_(config.hidden_size, config.intermediate_size, options),
-      up_proj_(config.hidden_size, config.intermediate_size, options),
-      down_proj_(config.intermediate_size, config.hidden_size, options) {
-  register_module("gate_proj", gate_proj_);
-  register_module("up_proj", up_proj_);
-  register_module("down_proj", down_proj_);
-}
-
-at::Tensor GatedMlpImpl::activate(const std::vector<at::Tensor>& gate_and_up) {
-  return kernels::swiglu(gate_and_up[0], gate_and_up[1]);
-}
-
-at::Tensor GatedMlpImpl::project_down(const at::Tensor& product_BTI) {
-  return across_ ? across_->leave_layer(kernels::linear(product_BTI, down_proj_->weight), down_proj_->bias, name_)
-                 : down_proj_(product_BTI);
-}
-
-void GatedMlpImpl::set_across(std::shared_ptr<AcrossRanks> across, const std::string& name) {
-  across_ = std::move(across);
-  name_ = name;
-}
-
 DecoderLayerImpl::DecoderLayerImpl(const DecoderConfig& config, int64_t layer, const at::TensorOptions& options)
     : self_attn_(config, layer, options),
-      mlp_(config, options),
       input_layernorm_(config.hidden_size, config.rms_norm_eps, options),
       post_attention_layernorm_(config.hidden_size, config.rms_norm_eps, options),
       run_input_(run_plainly) {
   register_module("self_attn", self_attn_);
-  register_module("mlp", mlp_);
+  if (config.has_experts(layer)) {
+    mixture_ = register_module("mlp", Mixture(config, options));
+  } else {
+    mlp_ = register_module("mlp", GatedMlp(config.hidden_size, config.intermediate_size, options));
+  }
   register_module("input_layernorm", input_layernorm_);
   register_module("post_attention_layernorm", post_attention_layernorm_);
 }
 
 void DecoderLayerImpl::set_projections(Projections projections) {
   self_attn_->set_projections(projections);
-  mlp_->set_projections(projections);
+  GatedMlp mlp = mixture_.is_empty() ? mlp_ : mixture_->shared_experts();
+  if (!mlp.is_empty()) mlp->set_projections(projections);
 }
 
 void DecoderLayerImpl::set_across(const std::shared_ptr<AcrossRanks>& across, const std::string& name) {
   self_attn_->set_across(across, name + ".self_attn");
-  mlp_->set_across(across, name + ".mlp");
+  if (!mlp_.is_empty()) mlp_->set_across(across, name + ".mlp");  // experts see a token by itself
 }
 
 void DecoderLayerImpl::set_input_runner(NotKept not_kept, InputRunner run_input) {
@@ -81,10 +59,10 @@ at::Tensor DecoderLayerImpl::forward(const at::Tensor& x_BTE, const AttentionInp
   const at::Tensor attended_BTE = self_attn_->attend(projections, inputs);
   if (not_kept_ == NotKept::kNothing) {
     const auto [h_BTE, normed_BTE] = post_attention_layernorm_->forward_sum(x_BTE, attended_BTE);
-    return h_BTE + mlp_(normed_BTE);
+    return h_BTE + (mixture_.is_empty() ? mlp_(normed_BTE) : mixture_(normed_BTE, *balance_));
   }
   const at::Tensor h_BTE = x_BTE + attended_BTE;
-  return h_BTE + run_mlp(h_BTE);
+  return h_BTE + (mixture_.is_empty() ? run_mlp(h_BTE) : mixture_(post_attention_layernorm_(h_BTE), *balance_));
 }
 
 // In parts, some of which are computed again.

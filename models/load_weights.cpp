@@ -8,9 +8,11 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "io/base/error.h"
+#include "models/config/stored_parts.h"
 #include "models/config/text_table.h"
 
 namespace fsdp::models {
@@ -81,18 +83,31 @@ void check_weights(const std::vector<ExpectedTensor>& expected, const io::ModelF
                                              text_table(rows));
 }
 
-void load_weights(torch::nn::Module& module, const io::ModelFolder& folder) {
+std::vector<ExpectedTensor> expected_tensors(const std::vector<ExpectedTensor>& parameters,
+                                             const DecoderConfig& config) {
+  std::vector<ExpectedTensor> expected;
+  for (const ExpectedTensor& parameter : parameters)
+    for (NamedShape& part : stored_parts(config, {parameter.name, parameter.shape}))
+      expected.push_back({std::move(part.name), std::move(part.shape)});
+  return expected;
+}
+
+void load_weights(torch::nn::Module& module, const DecoderConfig& config, const io::ModelFolder& folder) {
   at::NoGradGuard no_grad;
   const auto parameters = module.named_parameters();
   std::vector<ExpectedTensor> expected;
   for (const auto& parameter : parameters) expected.push_back({parameter.key(), parameter.value().sizes().vec()});
-  check_weights(expected, folder);
+  check_weights(expected_tensors(expected, config), folder);
   for (const auto& parameter : parameters) {
-    const io::TensorEntry& entry = *folder.find(parameter.key())->entry;
-    const at::Tensor stored = at::empty(entry.shape, at::TensorOptions().dtype(*scalar_type_of(entry.dtype)));
-    folder.read(parameter.key(), 0, entry.numel(), stored.data_ptr());
-    at::Tensor target = parameter.value();
-    target.copy_(stored);
+    const at::Tensor flat = parameter.value().view(-1);
+    int64_t begin = 0;
+    for (const NamedShape& part : stored_parts(config, {parameter.key(), parameter.value().sizes().vec()})) {
+      const io::TensorEntry& entry = *folder.find(part.name)->entry;
+      const at::Tensor stored = at::empty({entry.numel()}, at::TensorOptions().dtype(*scalar_type_of(entry.dtype)));
+      folder.read(part.name, 0, entry.numel(), stored.data_ptr());
+      flat.narrow(0, begin, entry.numel()).copy_(stored);
+      begin += entry.numel();
+    }
   }
 }
 

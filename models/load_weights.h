@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "io/hub/model_folder.h"
+#include "models/config/decoder_config.h"
 
 namespace fsdp::models {
 
@@ -22,9 +23,13 @@ struct ExpectedTensor {
 // tolerated. Reads no weights.
 void check_weights(const std::vector<ExpectedTensor>& expected, const io::ModelFolder& folder);
 
-// Fills every parameter of `module` from the tensor of the same name, converted from bf16, fp16, fp32 or fp64 to the
-// parameter's dtype. Reads one tensor at a time. Local.
-// Throws what check_weights() throws; nothing has been written then.
-void load_weights(torch::nn::Module& module, const io::ModelFolder& folder);
+// What a file has to have of these parameters: stored_parts() of them all.
+std::vector<ExpectedTensor> expected_tensors(const std::vector<ExpectedTensor>& parameters,
+                                             const DecoderConfig& config);
+
+// Fills every parameter of `module`, a decoder of `config`, from its stored_parts(), converted from bf16, fp16, fp32 or
+// fp64 to the parameter's dtype. Reads one tensor at a time. Local. Throws what check_weights() throws; nothing has
+// been written then.
+void load_weights(torch::nn::Module& module, const DecoderConfig& config, const io::ModelFolder& folder);
 
 }  // namespace fsdp::models

@@ -82,7 +82,7 @@ ALLOWED = {
     "fsdp/checkpoint": STATE_USERS | {"fsdp/checkpoint/state"},
     "fsdp/checkpoint/archive": STATE_USERS | {"fsdp/checkpoint/state", "fsdp/checkpoint"},
     "fsdp/functional": STATE_USERS,
-    "fsdp/parallel": GROUP | {"fsdp/group", "fsdp/deferred"},
+    "fsdp/parallel": GROUP | {"fsdp/group", "fsdp/deferred", "kernels/operators"},
     "fsdp/deferred": {"fsdp/base"},
     "fsdp/unit": GROUP | {"fsdp/group", "fsdp/schedule", "fsdp/deferred"},
     "fsdp/pipeline": {"fsdp/base", "fsdp/comm", "fsdp/group", "fsdp/mesh", "fsdp/optim", "fsdp/strategy", "fsdp/unit"},

@@ -27,6 +27,9 @@ bool rotates_neighbours(const models::DecoderConfig& config) {
 }
 
 void check_layers(const models::DecoderConfig& config) {
+  if (config.experts.count > 0)
+    refuse_gguf("model_type: got " + config.model_type +
+                ", expected a model without experts, whose tensors are one another's neighbours in llama.cpp.");
   const bool is_smollm3 = config.model_type == "smollm3";
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     const bool expected = !is_smollm3 || (layer + 1) % 4 != 0;

@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "io/base/error.h"
+#include "models/config/expert_keys.h"
 #include "models/config/family.h"
 
 namespace fsdp::models {
@@ -34,6 +35,7 @@ const Family& checked_family(const DecoderConfig& config) {
   if (!config.sliding_layers.empty() && family->window == WindowRule::kValue)
     throw error("sliding_layers: got a window in some layers, expected it in all for model_type " + family->model_type +
                 ". Choose qwen2.");
+  check_experts(*family, config);
   return *family;
 }
 
@@ -48,11 +50,25 @@ void add_window(const Family& family, const DecoderConfig& config, json& result)
     result["layer_types"].push_back(config.window(layer) > 0 ? "sliding_attention" : "full_attention");
 }
 
-// Of the seven matrices of one layer.
-int64_t matrix_parameters_per_layer(const DecoderConfig& config) {
+int64_t attention_matrix_parameters(const DecoderConfig& config) {
   const int64_t query = config.num_attention_heads * config.head_dim,
                 key = config.num_key_value_heads * config.head_dim;
-  return config.hidden_size * (2 * query + 2 * key + 3 * config.intermediate_size);
+  return config.hidden_size * (2 * query + 2 * key);
+}
+
+// Of gate, up and down, or of the router and so many of the experts.
+int64_t mlp_parameters(const DecoderConfig& config, int64_t layer, int64_t num_experts) {
+  if (!config.has_experts(layer)) return 3 * config.hidden_size * config.intermediate_size;
+  const ExpertsConfig& experts = config.experts;
+  return config.hidden_size * (experts.count + 3 * (num_experts * experts.inner_size + experts.shared_inner_size));
+}
+
+// Of all layers; of experts so many a layer.
+int64_t matrix_parameters(const DecoderConfig& config, int64_t num_experts) {
+  int64_t sum = 0;
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer)
+    sum += attention_matrix_parameters(config) + mlp_parameters(config, layer, num_experts);
+  return sum;
 }
 
 // Norms and biases.
@@ -61,6 +77,12 @@ int64_t vector_parameters_per_layer(const DecoderConfig& config) {
   if (config.attention_bias == AttentionBias::kNone) return norms;
   const int64_t inputs = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim;
   return norms + inputs + (config.attention_bias == AttentionBias::kInputsAndOutput ? config.hidden_size : 0);
+}
+
+int64_t all_parameters(const DecoderConfig& config, int64_t num_experts) {
+  const int64_t embeddings = config.vocab_size * config.hidden_size * (config.tie_word_embeddings ? 1 : 2);
+  return embeddings + matrix_parameters(config, num_experts) +
+         config.num_hidden_layers * vector_parameters_per_layer(config) + config.hidden_size;
 }
 
 // Of a sequence whose token i sees min(i + 1, window) tokens.
@@ -79,6 +101,10 @@ bool DecoderConfig::has_rope(int64_t layer) const {
 
 int64_t DecoderConfig::window(int64_t layer) const {
   return sliding_layers.empty() || sliding_layers.at(static_cast<size_t>(layer)) ? sliding_window : 0;
+}
+
+bool DecoderConfig::has_experts(int64_t layer) const {
+  return experts.count > 0 && (experts.dense_layers.empty() || !experts.dense_layers.at(static_cast<size_t>(layer)));
 }
 
 json to_hugging_face(const DecoderConfig& config) {
@@ -114,19 +140,17 @@ json to_hugging_face(const DecoderConfig& config) {
       result["no_rope_layers"].push_back(config.has_rope(layer) ? 1 : 0);
   }
   add_window(family, config, result);
+  add_experts(family, config, result);
   return result;
 }
 
-int64_t num_parameters(const DecoderConfig& config) {
-  const int64_t embeddings = config.vocab_size * config.hidden_size * (config.tie_word_embeddings ? 1 : 2);
-  const int64_t per_layer = matrix_parameters_per_layer(config) + vector_parameters_per_layer(config);
-  return embeddings + config.num_hidden_layers * per_layer + config.hidden_size;
-}
+int64_t num_parameters(const DecoderConfig& config) { return all_parameters(config, config.experts.count); }
+
+int64_t num_active_parameters(const DecoderConfig& config) { return all_parameters(config, config.experts.per_token); }
 
 double flops_per_token(const DecoderConfig& config, int64_t sequence_length) {
-  const double matrices =
-      static_cast<double>(config.num_hidden_layers) * static_cast<double>(matrix_parameters_per_layer(config)) +
-      static_cast<double>(config.vocab_size) * static_cast<double>(config.hidden_size);
+  const double matrices = static_cast<double>(matrix_parameters(config, config.experts.per_token)) +
+                          static_cast<double>(config.vocab_size) * static_cast<double>(config.hidden_size);
   double seen = 0;
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer)
     seen += mean_tokens_seen(sequence_length, config.window(layer));

@@ -27,6 +27,20 @@ struct RopeConfig {
 // Which projections of the attention block add a bias.
 enum class AttentionBias { kNone, kInputs, kInputsAndOutput };  // kInputs: q, k and v
 
+// Experts in place of the MLP of some layers: each token takes a few of them, and all that are shared.
+struct ExpertsConfig {
+  int64_t count = 0;              // 0: no layer has experts
+  int64_t per_token = 0;          // that a token chooses
+  int64_t inner_size = 0;         // of one expert: its intermediate_size
+  int64_t shared_inner_size = 0;  // of what every token takes beside those it chooses; 0: nothing
+  bool normalise = true;          // the weights of a token's experts add up to 1, before `scale`
+  double scale = 1;               // of those weights
+  int64_t groups = 1;             // equal parts of the experts; a token chooses in the best of them only
+  int64_t best_groups = 1;
+  std::vector<bool> dense_layers;  // one per layer: has an MLP of intermediate_size all the same; empty: none has
+  double balance_loss = 0.001;     // factor of the loss that keeps experts equally busy: router_aux_loss_coef
+};
+
 // A decoder of one of the supported families; plain data. Names are those of config.json, where it has them.
 struct DecoderConfig {
   std::string model_type = "llama";  // one of model_types()
@@ -44,6 +58,7 @@ struct DecoderConfig {
   std::vector<bool> no_rope_layers;  // one per layer; true = the layer HAS a rotary embedding (Hugging Face's reading)
   int64_t sliding_window = 0;        // a token sees so many, the last of them itself; 0: all before it
   std::vector<bool> sliding_layers;  // one per layer: has the window; empty: all have it
+  ExpertsConfig experts;
   bool tie_word_embeddings = false;
   int64_t max_position_embeddings = 2048;
   double initializer_range = 0.02;
@@ -57,10 +72,12 @@ struct DecoderConfig {
   bool has_rope(int64_t layer) const;
   // The window of layer `layer`; 0: none.
   int64_t window(int64_t layer) const;
+  // True if layer `layer` has experts in place of its MLP.
+  bool has_experts(int64_t layer) const;
 };
 
 // The values of model_type that are understood: llama (Llama 2 and 3, SmolLM2), smollm3, mistral, qwen2 (and 2.5),
-// qwen3.
+// qwen3, and with experts mixtral and qwen3_moe.
 const std::vector<std::string>& model_types();
 
 // What the family `model_type` brings of itself: biases, norms, tied embeddings, rotary base. Sizes are 0. Throws
@@ -81,8 +98,12 @@ nlohmann::json to_hugging_face(const DecoderConfig& config);
 // Number of parameters; a tied weight counts once.
 int64_t num_parameters(const DecoderConfig& config);
 
+// Of those, what one token is computed with: of experts as many as it takes.
+int64_t num_active_parameters(const DecoderConfig& config);
+
 // Floating point operations of the model per token, forward and backward, with causal attention over `sequence_length`
-// tokens: 6 (L P + V h) + 12 L n H d, where P are the matrix parameters of one layer, and n is the mean number of
+// tokens: 6 (L P + V h) + 12 L n H d, where P are the matrix parameters of one layer that a token
+// meets, and n is the mean number of
 // tokens that one sees: (s + 1) / 2 without a window. Look-ups, norms and softmax count nothing; recomputation does not
 // count.
 double flops_per_token(const DecoderConfig& config, int64_t sequence_length);

@@ -7,6 +7,7 @@
 #include "models/config/config_keys.h"
 #include "models/config/config_reader.h"
 #include "models/config/decoder_config.h"
+#include "models/config/expert_keys.h"
 #include "models/config/family.h"
 
 namespace fsdp::models {
@@ -217,8 +218,9 @@ DecoderConfig parse_decoder_config(const json& object, const std::string& origin
   check_maths(reader, family);
   DecoderConfig config = family_config(family.model_type);
   read_sizes(reader, family, config);
+  read_experts(reader, family, config);
   read_attention_bias(reader, family, config);
-  config.rms_norm_eps = reader.number("rms_norm_eps", 0, 1, 1e-6);
+  config.rms_norm_eps = reader.number("rms_norm_eps", 0, 1, family.experts == ExpertKeys::kMixtral ? 1e-5 : 1e-6);
   config.rope = read_rope(reader, family);
   config.no_rope_layers = read_no_rope_layers(reader, config);
   read_window(reader, family, config);

@@ -14,7 +14,11 @@ const std::vector<Family>& families() {
       {"mistral", "MistralForCausalLM", false, 1e4, 8, 0, 131072, WindowRule::kValue, 4096, kNoBias, false, false},
       {"qwen2", "Qwen2ForCausalLM", false, 1e4, 32, 0, 32768, WindowRule::kSwitched, 4096, AttentionBias::kInputs,
        false, false},
-      {"qwen3", "Qwen3ForCausalLM", false, 1e4, 32, 128, 32768, WindowRule::kSwitched, 4096, kNoBias, true, true}};
+      {"qwen3", "Qwen3ForCausalLM", false, 1e4, 32, 128, 32768, WindowRule::kSwitched, 4096, kNoBias, true, true},
+      {"mixtral", "MixtralForCausalLM", false, 1e6, 8, 0, 131072, WindowRule::kValue, 0, kNoBias, false, false,
+       ExpertKeys::kMixtral},
+      {"qwen3_moe", "Qwen3MoeForCausalLM", false, 1e4, 4, 0, 32768, WindowRule::kSwitched, 4096, kNoBias, true, true,
+       ExpertKeys::kQwen3Moe}};
   return all;
 }
 

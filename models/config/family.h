@@ -17,6 +17,13 @@ enum class WindowRule {
   kSwitchedNope,  // only with use_sliding_window: in layers without rotary embedding
 };
 
+// How a family's config.json and files of weights tell of experts.
+enum class ExpertKeys {
+  kNone,      // it has none
+  kMixtral,   // in all layers; intermediate_size is theirs; w1, w2, w3 of block_sparse_moe
+  kQwen3Moe,  // in the layers that decoder_sparse_step and mlp_only_layers leave
+};
+
 // What a family is, and what transformers assumes where a key is absent.
 struct Family {
   std::string model_type;
@@ -31,6 +38,7 @@ struct Family {
   AttentionBias bias;      // without the key attention_bias
   bool has_bias_key;       // whether attention_bias is one of its keys
   bool has_qk_norm;
+  ExpertKeys experts = ExpertKeys::kNone;
 };
 
 const std::vector<Family>& families();

@@ -26,9 +26,20 @@ std::vector<NamedShape> block_parameters(const DecoderConfig& config, int64_t la
     add("self_attn.q_norm.weight", {config.head_dim});
     add("self_attn.k_norm.weight", {config.head_dim});
   }
-  add_linear("mlp.gate_proj", inner, hidden, false);
-  add_linear("mlp.up_proj", inner, hidden, false);
-  add_linear("mlp.down_proj", hidden, inner, false);
+  const auto add_mlp = [&](const std::string& name, int64_t width) {
+    add_linear(name + ".gate_proj", width, hidden, false);
+    add_linear(name + ".up_proj", width, hidden, false);
+    add_linear(name + ".down_proj", hidden, width, false);
+  };
+  if (config.has_experts(layer)) {
+    const ExpertsConfig& experts = config.experts;
+    add_linear("mlp.gate", experts.count, hidden, false);
+    add("mlp.experts.gate_up_proj", {experts.count, 2 * experts.inner_size, hidden});
+    add("mlp.experts.down_proj", {experts.count, hidden, experts.inner_size});
+    if (experts.shared_inner_size > 0) add_mlp("mlp.shared_experts", experts.shared_inner_size);
+  } else {
+    add_mlp("mlp", inner);
+  }
   add("input_layernorm.weight", {hidden});
   add("post_attention_layernorm.weight", {hidden});
   return list;

@@ -103,6 +103,29 @@ Preset qwen3(const std::string& size, const Shape& shape, Embeddings embeddings)
   return {"qwen3-" + size, "Qwen/Qwen3-" + published, config};
 }
 
+Preset mixtral() {
+  DecoderConfig config = make_config("mixtral", {4096, 14336, 32, 32, 8}, kLlama2Tokens, Embeddings::kSeparate);
+  config.rms_norm_eps = 1e-5;
+  config.rope.theta = 1e6;
+  config.max_position_embeddings = 32768;
+  config.experts.count = 8;
+  config.experts.per_token = 2;
+  config.experts.inner_size = config.intermediate_size;
+  config.experts.balance_loss = 0.02;
+  return {"mixtral-8x7b", "mistralai/Mixtral-8x7B-v0.1", config};
+}
+
+Preset qwen3_moe(const std::string& size, const std::string& published, const Shape& shape, int64_t expert_size) {
+  DecoderConfig config = make_config("qwen3_moe", shape, kQwen3Tokens, Embeddings::kSeparate);
+  config.head_dim = 128;
+  config.rope.theta = 1e6;
+  config.max_position_embeddings = 40960;
+  config.experts.count = 128;
+  config.experts.per_token = 8;
+  config.experts.inner_size = expert_size;
+  return {"qwen3-" + size, "Qwen/Qwen3-" + published, config};
+}
+
 std::vector<Preset> make_presets() {
   constexpr Embeddings kTied = Embeddings::kTied, kSeparate = Embeddings::kSeparate;
   constexpr int64_t kShort = 32768, kLong = 131072;
@@ -134,6 +157,9 @@ std::vector<Preset> make_presets() {
       qwen3("8b", {4096, 12288, 36, 32, 8}, kSeparate),
       qwen3("14b", {5120, 17408, 40, 40, 8}, kSeparate),
       qwen3("32b", {5120, 25600, 64, 64, 8}, kSeparate),
+      mixtral(),
+      qwen3_moe("30b-a3b", "30B-A3B", {2048, 6144, 48, 32, 4}, 768),
+      qwen3_moe("235b-a22b", "235B-A22B", {4096, 12288, 94, 64, 4}, 1536),
   };
 }
 

@@ -2,13 +2,15 @@
 """Small golden set of this repository: tiny models of each family with the values that Hugging Face computes for them.
 
     pip install torch==2.11.0 transformers==5.23.0 safetensors
-    python make_golden.py [OUT]          # OUT: the folder of this script unless given
+    python make_golden.py [OUT [NAME ...]]   # OUT: the folder of this script unless given; NAME: some models only
 
 Files, written below OUT (all tensors in safetensors files):
     models/<name>/  config.json, model.safetensors as save_pretrained writes them;
                     expected.safetensors: input_ids, labels, logits, loss, grad.<parameter>;
                     packed.safetensors: one row of three documents: input_ids, position_ids, labels, cu_seqlens, logits,
-                    loss, grad.* of the embedding and of the key projections
+                    loss, grad.* of the embedding and of the key projections;
+                    of models with experts balanced.safetensors: loss with the balancing loss in it, which is there by
+                    itself as aux_loss, grad.* of the routers and of the first layer's query projection
     curves/<name>/  (the first two models) tokens.safetensors [steps, batch, seq + 1] int32, curve.json, final.safetensors (after curve fp32)
 
 Labels are shifted inside the loss: the logits at t predict labels[t + 1]; -100 carries no loss. What a step of a curve
@@ -23,8 +25,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch.func import functional_call
-from transformers import (AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config,
-                          SmolLM3Config)
+from transformers import (AutoModelForCausalLM, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config, Qwen3Config,
+                          Qwen3MoeConfig, SmolLM3Config)
 
 SEED = 7007  # with it, fp64 moves no loss and no gradient norm by more than 1e-6 (other seeds: up to 2e-4)
 BATCH, LENGTH, DOCUMENTS = 3, 19, (9, 1, 14)
@@ -52,12 +54,22 @@ MODELS = {
         vocab_size=63, hidden_size=18, intermediate_size=27, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=10, attention_bias=True, max_position_embeddings=64,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
+    "mixtral-mini": MixtralConfig(
+        vocab_size=53, hidden_size=16, intermediate_size=18, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=8, num_experts_per_tok=2, router_aux_loss_coef=0.3,
+        max_position_embeddings=64, rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
+    "qwen3moe-mini": Qwen3MoeConfig(  # the second layer has an MLP
+        vocab_size=55, hidden_size=20, intermediate_size=26, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=10,
+        mlp_only_layers=[1], norm_topk_prob=False, router_aux_loss_coef=0.2, max_position_embeddings=64,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
 }
 WITH_CURVES = ("smollm3-mini", "llama3-mini")
 
 
 def make_model(config, generator):
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
+    plain = {"experts_implementation": "eager"} if hasattr(config, "num_experts_per_tok") else {}
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", **plain).float()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
@@ -96,6 +108,16 @@ def packed_values(model, generator):
     return {"input_ids": torch.cat(documents, 1), "labels": labels,
             "position_ids": torch.cat([torch.arange(n) for n in DOCUMENTS])[None],
             "cu_seqlens": torch.tensor([0, *DOCUMENTS]).cumsum(0).int(), **kept}
+
+
+def balanced_values(model, expected):
+    model.zero_grad()
+    output = model(input_ids=expected["input_ids"], labels=expected["labels"], output_router_logits=True,
+                   use_cache=False)
+    output.loss.backward()
+    return {"loss": output.loss.detach(), "aux_loss": output.aux_loss.detach(),
+            **{f"grad.{name}": parameter.grad.clone() for name, parameter in model.named_parameters()
+               if "mlp.gate.weight" in name or "layers.0.self_attn.q_proj" in name}}
 
 
 def learning_rate(step):
@@ -160,12 +182,18 @@ def make_curves(folder, model, generator):
 
 def main():
     out = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent)
+    wanted = sys.argv[2:] or MODELS
     for index, (name, config) in enumerate(MODELS.items()):
+        if name not in wanted:
+            continue
         generator = torch.Generator().manual_seed(SEED + index)
         model, folder = make_model(config, generator), out / "models" / name
         model.save_pretrained(folder)
         (folder / "generation_config.json").unlink(missing_ok=True)
-        save_file(expected_values(model, generator), folder / "expected.safetensors")
+        expected = expected_values(model, generator)
+        save_file(expected, folder / "expected.safetensors")
+        if hasattr(config, "num_experts_per_tok"):
+            save_file(balanced_values(model, expected), folder / "balanced.safetensors")
         save_file(packed_values(model, generator), folder / "packed.safetensors")
         if name in WITH_CURVES:
             make_curves(out / "curves" / name, model, generator)

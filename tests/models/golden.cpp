@@ -41,7 +41,7 @@ Tensors read_tensors(const std::filesystem::path& path) {
 
 Decoder load_golden(const std::filesystem::path& folder, const std::filesystem::path& config) {
   Decoder model(read_decoder_config(config.empty() ? folder : config));
-  load_weights(*model, io::ModelFolder::open(folder));
+  load_weights(*model, model->config(), io::ModelFolder::open(folder));
   return model;
 }
 

@@ -80,7 +80,7 @@ TEST_F(LoadWeights, ConvertsAndToleratesATiedHead) {
       auto tensors = values_of(source, stored);
       tensors.push_back({"lm_head.weight", tensors[0].value});
       tensors.push_back({"model.layers.0.self_attn.rotary_emb.inv_freq", at::ones({2})});
-      load_weights(*target, write(tensors));
+      load_weights(*target, target->config(), write(tensors));
       for (const auto& parameter : target->named_parameters()) {
         const auto entry = std::find_if(tensors.begin(), tensors.end(),
                                         [&](const Stored& candidate) { return candidate.name == parameter.key(); });
@@ -101,7 +101,7 @@ TEST_F(LoadWeights, OneTableListsAllMismatchesAndNothingIsWritten) {
   tensors[3].name = "model.stranger.weight";
   const io::ModelFolder folder = write(tensors);
   try {
-    load_weights(*target, folder);
+    load_weights(*target, target->config(), folder);
     FAIL() << "no error";
   } catch (const io::Error& error) {
     const std::string message = error.what();

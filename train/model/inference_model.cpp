@@ -47,7 +47,7 @@ models::Decoder load_whole(const models::DecoderConfig& config, const io::ModelF
   models::Decoder decoder(config, at::TensorOptions().dtype(dtype).device(device));
   for (const at::Tensor& parameter : decoder->parameters()) at::Tensor(parameter).set_requires_grad(false);
   if (device.is_cpu()) move_to_large_pages(*decoder, folder);
-  models::load_weights(*decoder, folder);
+  models::load_weights(*decoder, config, folder);
   return decoder;
 }
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -17,6 +18,7 @@
 #include "io/hub/generation_config.h"
 #include "io/hub/model_folder_writer.h"
 #include "io/weights/adapter.h"
+#include "models/config/stored_parts.h"
 #include "models/load_weights.h"
 #include "text/tokenizer/byte_tokenizer.h"
 #include "train/axes/whole_parameter.h"
@@ -35,10 +37,37 @@ constexpr int64_t kReadBytes = int64_t{1} << 23;
 // Bytes between two pieces, of no use here, that are read along rather than read around: columns of other ranks.
 constexpr size_t kMostGap = size_t{1} << 16;
 
-void check_names_and_shapes(const NamedLeaves& leaves, const io::ModelFolder& folder) {
+// Elements of a stored tensor that are some of a parameter.
+struct StoredRange {
+  std::string name;
+  int64_t first;  // there
+  int64_t begin;  // in the range that was asked for
+  int64_t count;
+};
+
+// Where elements [first, first + count) of a parameter, flattened, are stored.
+std::vector<StoredRange> stored_ranges(const std::vector<models::NamedShape>& parts, int64_t first, int64_t count) {
+  std::vector<StoredRange> ranges;
+  int64_t place = 0;  // of the part in the parameter
+  for (const models::NamedShape& part : parts) {
+    const int64_t end = place + c10::multiply_integers(part.shape);
+    const int64_t from = std::max(first, place), to = std::min(first + count, end);
+    if (from < to) ranges.push_back({part.name, from - place, from - first, to - from});
+    place = end;
+  }
+  return ranges;
+}
+
+std::vector<models::NamedShape> stored_parts(const models::DecoderConfig& config, const std::string& name,
+                                             const at::Tensor& leaf) {
+  return models::stored_parts(config, {name, whole_sizes(leaf)});
+}
+
+void check_names_and_shapes(const NamedLeaves& leaves, const models::DecoderConfig& config,
+                            const io::ModelFolder& folder) {
   std::vector<models::ExpectedTensor> expected;
   for (const auto& [name, leaf] : leaves) expected.push_back({name, whole_sizes(leaf)});
-  models::check_weights(expected, folder);
+  models::check_weights(models::expected_tensors(expected, config), folder);
 }
 
 // A part of a leaf that is read at once.
@@ -66,12 +95,15 @@ struct PieceRun {
 constexpr int kReaders = 3;
 
 // What this rank needs, in the order in which it lies on the disk.
-std::vector<Piece> pieces_of(const NamedLeaves& leaves, const io::ModelFolder& folder) {
+std::vector<Piece> pieces_of(const NamedLeaves& leaves, const models::DecoderConfig& config,
+                             const io::ModelFolder& folder) {
   std::vector<Piece> pieces;
   for (const auto& [name, leaf] : leaves) {
     const at::Tensor flat = leaf.detach().view(-1);
+    const std::vector<models::NamedShape> parts = stored_parts(config, name, leaf);
     for (const WholeRun& run : whole_runs(leaf)) {
-      if (run.count > 0) pieces.push_back({*folder.find(name), run.first, flat.narrow(0, run.begin, run.count)});
+      for (const StoredRange& range : stored_ranges(parts, run.first, run.count))
+        pieces.push_back({*folder.find(range.name), range.first, flat.narrow(0, run.begin + range.begin, range.count)});
     }
   }
   const auto place = [](const Piece& piece) { return std::tuple(piece.stored.file->path(), piece.bytes().begin); };
@@ -80,9 +112,10 @@ std::vector<Piece> pieces_of(const NamedLeaves& leaves, const io::ModelFolder& f
 }
 
 // Runs of kReadBytes wherever there is so much side by side.
-std::vector<PieceRun> runs_of(const NamedLeaves& leaves, const io::ModelFolder& folder) {
+std::vector<PieceRun> runs_of(const NamedLeaves& leaves, const models::DecoderConfig& config,
+                              const io::ModelFolder& folder) {
   std::vector<PieceRun> runs;
-  for (Piece rest : pieces_of(leaves, folder)) {
+  for (Piece rest : pieces_of(leaves, config, folder)) {
     const auto size = static_cast<int64_t>(io::item_size(rest.stored.entry->dtype));
     while (rest.target.numel() > 0) {
       int64_t room = runs.empty() || !runs.back().is_followed_by(rest)
@@ -129,17 +162,20 @@ class ModelWriter {
   ModelWriter(const ShardedModel& model, const fs::path& folder) {
     std::vector<io::TensorDeclaration> tensors;
     for (const auto& [name, leaf] : named_parameters(*model.decoder)) {
-      tensors.push_back({name, io::DType::F32, whole_sizes(leaf)});
+      parts_[name] = stored_parts(model.decoder->config(), name, leaf);
+      for (const models::NamedShape& part : parts_[name]) tensors.push_back({part.name, io::DType::F32, part.shape});
     }
     writer_ = std::make_unique<io::ModelFolderWriter>(folder, std::move(tensors), io::kDefaultShardBytes);
   }
   void write(const std::string& name, int64_t first, const at::Tensor& values) {
     const at::Tensor flat = values.detach().to(at::kCPU, at::kFloat).contiguous();
-    writer_->write(name, first, flat.numel(), flat.const_data_ptr());
+    for (const StoredRange& range : stored_ranges(parts_.at(name), first, flat.numel()))
+      writer_->write(range.name, range.first, range.count, flat.const_data_ptr<float>() + range.begin);
   }
   void commit() { writer_->commit(); }
 
  private:
+  std::map<std::string, std::vector<models::NamedShape>> parts_;  // of each parameter
   std::unique_ptr<io::ModelFolderWriter> writer_;
 };
 
@@ -216,8 +252,9 @@ NamedLeaves without_adapters(NamedLeaves leaves) {
 void load_weights(const ShardedModel& model, const io::ModelFolder& folder) {
   const at::NoGradGuard no_grad;
   const NamedLeaves leaves = without_adapters(named_parameters(*model.decoder));
-  check_names_and_shapes(leaves, folder);
-  const std::vector<PieceRun> runs = runs_of(leaves, folder);
+  const models::DecoderConfig& config = model.decoder->config();
+  check_names_and_shapes(leaves, config, folder);
+  const std::vector<PieceRun> runs = runs_of(leaves, config, folder);
   io::run_workers(runs.size(), kReaders, [&](io::WorkQueue& queue) {
     const at::NoGradGuard no_grad_here;
     const at::DisableRecordFunctionGuard not_a_touch;

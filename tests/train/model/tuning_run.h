@@ -31,7 +31,7 @@ inline train::ModelChoice base_choice() {
 
 inline models::Decoder load_base() {
   models::Decoder decoder(models::read_decoder_config(base_folder()));
-  models::load_weights(*decoder, io::ModelFolder::open(base_folder()));
+  models::load_weights(*decoder, decoder->config(), io::ModelFolder::open(base_folder()));
   return decoder;
 }
 
