@@ -87,7 +87,7 @@ void DecoderBodyImpl::set_across(const std::shared_ptr<AcrossRanks>& across) {
 }
 
 DecoderImpl::DecoderImpl(DecoderConfig config, const at::TensorOptions& options)
-    : config_(std::move(config)), rotary_(config_.rope, config_.head_dim) {
+    : config_(std::move(config)), rotary_(config_.rope, config_.rotary_dim()) {
   body_ = register_module("model", DecoderBody(config_, options));
   if (!config_.tie_word_embeddings)
     lm_head_ = register_module("lm_head", Linear(config_.hidden_size, config_.vocab_size, options));

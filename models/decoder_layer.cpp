@@ -21,11 +21,14 @@ auto call_of(RmsNorm norm) {
 }  // namespace
 
 DecoderLayerImpl::DecoderLayerImpl(const DecoderConfig& config, int64_t layer, const at::TensorOptions& options)
-    : self_attn_(config, layer, options),
-      input_layernorm_(config.hidden_size, config.rms_norm_eps, options),
+    : input_layernorm_(config.hidden_size, config.rms_norm_eps, options),
       post_attention_layernorm_(config.hidden_size, config.rms_norm_eps, options),
       run_input_(run_plainly) {
-  register_module("self_attn", self_attn_);
+  if (config.latent.rank > 0) {
+    latent_attn_ = register_module("self_attn", LatentAttention(config, layer, options));
+  } else {
+    self_attn_ = register_module("self_attn", Attention(config, layer, options));
+  }
   if (config.has_experts(layer)) {
     mixture_ = register_module("mlp", Mixture(config, options));
   } else {
@@ -36,13 +39,14 @@ DecoderLayerImpl::DecoderLayerImpl(const DecoderConfig& config, int64_t layer, c
 }
 
 void DecoderLayerImpl::set_projections(Projections projections) {
-  self_attn_->set_projections(projections);
+  if (!self_attn_.is_empty()) self_attn_->set_projections(projections);
   GatedMlp mlp = mixture_.is_empty() ? mlp_ : mixture_->shared_experts();
   if (!mlp.is_empty()) mlp->set_projections(projections);
 }
 
 void DecoderLayerImpl::set_across(const std::shared_ptr<AcrossRanks>& across, const std::string& name) {
-  self_attn_->set_across(across, name + ".self_attn");
+  if (!self_attn_.is_empty()) self_attn_->set_across(across, name + ".self_attn");
+  if (!latent_attn_.is_empty()) latent_attn_->set_across(across, name + ".self_attn");
   if (!mlp_.is_empty()) mlp_->set_across(across, name + ".mlp");  // experts see a token by itself
 }
 
@@ -51,12 +55,16 @@ void DecoderLayerImpl::set_input_runner(NotKept not_kept, InputRunner run_input)
   run_input_ = not_kept == NotKept::kNothing ? run_plainly : std::move(run_input);
 }
 
+std::vector<at::Tensor> DecoderLayerImpl::project(const at::Tensor& normed_BTE) {
+  return latent_attn_.is_empty() ? self_attn_->project(normed_BTE) : latent_attn_->project(normed_BTE);
+}
+
 // What `make` functions capture, they capture by value: they may be called again after this forward has returned.
 at::Tensor DecoderLayerImpl::forward(const at::Tensor& x_BTE, const AttentionInputs& inputs) {
   const std::vector<at::Tensor> projections =
-      run_input_(call_of(input_layernorm_), {x_BTE},
-                 [&](const at::Tensor& normed_BTE) { return self_attn_->project(normed_BTE); });
-  const at::Tensor attended_BTE = self_attn_->attend(projections, inputs);
+      run_input_(call_of(input_layernorm_), {x_BTE}, [&](const at::Tensor& normed_BTE) { return project(normed_BTE); });
+  const at::Tensor attended_BTE =
+      latent_attn_.is_empty() ? self_attn_->attend(projections, inputs) : latent_attn_->attend(projections, inputs);
   if (not_kept_ == NotKept::kNothing) {
     const auto [h_BTE, normed_BTE] = post_attention_layernorm_->forward_sum(x_BTE, attended_BTE);
     return h_BTE + (mixture_.is_empty() ? mlp_(normed_BTE) : mixture_(normed_BTE, *balance_));

@@ -15,6 +15,7 @@
 #include "models/attention.h"
 #include "models/config/decoder_config.h"
 #include "models/gated_mlp.h"
+#include "models/latent_attention.h"
 #include "models/mixture.h"
 #include "models/rms_norm.h"
 
@@ -39,6 +40,7 @@ class DecoderLayerImpl : public torch::nn::Module {
 
   // Of q, k and v, and of gate and up.
   void set_projections(Projections projections);
+  // Null where it is latent.
   const Attention& attention() const { return self_attn_; }
   // One of them is null.
   const GatedMlp& mlp() const { return mlp_; }
@@ -54,7 +56,10 @@ class DecoderLayerImpl : public torch::nn::Module {
  private:
   at::Tensor run_mlp(const at::Tensor& x_BTE);
 
-  Attention self_attn_;
+  std::vector<at::Tensor> project(const at::Tensor& normed_BTE);
+
+  Attention self_attn_{nullptr};
+  LatentAttention latent_attn_{nullptr};
   GatedMlp mlp_{nullptr};
   Mixture mixture_{nullptr};
   std::shared_ptr<ExpertBalance> balance_;

@@ -53,7 +53,14 @@ void add_window(const Family& family, const DecoderConfig& config, json& result)
 int64_t attention_matrix_parameters(const DecoderConfig& config) {
   const int64_t query = config.num_attention_heads * config.head_dim,
                 key = config.num_key_value_heads * config.head_dim;
-  return config.hidden_size * (2 * query + 2 * key);
+  if (config.latent.rank == 0) return config.hidden_size * (2 * query + 2 * key);
+  const LatentConfig& latent = config.latent;
+  const int64_t values = config.num_attention_heads * latent.value_dim;
+  const int64_t still = config.num_attention_heads * (config.head_dim - latent.rope_dim);
+  const int64_t queries =
+      latent.query_rank > 0 ? latent.query_rank * (config.hidden_size + query) : config.hidden_size * query;
+  return queries + config.hidden_size * (latent.rank + latent.rope_dim) + latent.rank * (still + values) +
+         values * config.hidden_size;
 }
 
 // Of gate, up and down, or of the router and so many of the experts.
@@ -73,7 +80,8 @@ int64_t matrix_parameters(const DecoderConfig& config, int64_t num_experts) {
 
 // Norms and biases.
 int64_t vector_parameters_per_layer(const DecoderConfig& config) {
-  const int64_t norms = 2 * config.hidden_size + (config.has_qk_norm ? 2 * config.head_dim : 0);
+  const int64_t norms = 2 * config.hidden_size + (config.has_qk_norm ? 2 * config.head_dim : 0) + config.latent.rank +
+                        config.latent.query_rank;
   if (config.attention_bias == AttentionBias::kNone) return norms;
   const int64_t inputs = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim;
   return norms + inputs + (config.attention_bias == AttentionBias::kInputsAndOutput ? config.hidden_size : 0);
@@ -154,7 +162,8 @@ double flops_per_token(const DecoderConfig& config, int64_t sequence_length) {
   double seen = 0;
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer)
     seen += mean_tokens_seen(sequence_length, config.window(layer));
-  return 6 * matrices + 12 * seen * static_cast<double>(config.num_attention_heads * config.head_dim);
+  const int64_t values = config.latent.rank > 0 ? config.latent.value_dim : config.head_dim;
+  return 6 * matrices + 6 * seen * static_cast<double>(config.num_attention_heads * (config.head_dim + values));
 }
 
 }  // namespace fsdp::models

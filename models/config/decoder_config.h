@@ -27,6 +27,15 @@ struct RopeConfig {
 // Which projections of the attention block add a bias.
 enum class AttentionBias { kNone, kInputs, kInputsAndOutput };  // kInputs: q, k and v
 
+// Keys and values of all heads made of a short vector a token (multi-head latent attention, DeepSeek-V2). A head's
+// queries and keys have head_dim numbers, of which the last rope_dim turn with the position.
+struct LatentConfig {
+  int64_t rank = 0;        // of that vector: kv_lora_rank; 0: ordinary attention
+  int64_t query_rank = 0;  // of the same for queries: q_lora_rank; 0: none
+  int64_t rope_dim = 0;    // qk_rope_head_dim
+  int64_t value_dim = 0;   // of a head: v_head_dim, at most head_dim
+};
+
 // Experts in place of the MLP of some layers: each token takes a few of them, and all that are shared.
 struct ExpertsConfig {
   int64_t count = 0;              // 0: no layer has experts
@@ -53,6 +62,7 @@ struct DecoderConfig {
   int64_t head_dim = 0;
   double rms_norm_eps = 1e-6;
   AttentionBias attention_bias = AttentionBias::kNone;
+  LatentConfig latent;
   bool has_qk_norm = false;  // RMS norm of each head's query and key, before the rotary embedding
   RopeConfig rope;
   std::vector<bool> no_rope_layers;  // one per layer; true = the layer HAS a rotary embedding (Hugging Face's reading)
@@ -72,12 +82,14 @@ struct DecoderConfig {
   bool has_rope(int64_t layer) const;
   // The window of layer `layer`; 0: none.
   int64_t window(int64_t layer) const;
+  // How many numbers of a head turn with the position.
+  int64_t rotary_dim() const { return latent.rank > 0 ? latent.rope_dim : head_dim; }
   // True if layer `layer` has experts in place of its MLP.
   bool has_experts(int64_t layer) const;
 };
 
 // The values of model_type that are understood: llama (Llama 2 and 3, SmolLM2), smollm3, mistral, qwen2 (and 2.5),
-// qwen3, and with experts mixtral and qwen3_moe.
+// qwen3, and with experts mixtral, qwen3_moe and deepseek_v2.
 const std::vector<std::string>& model_types();
 
 // What the family `model_type` brings of itself: biases, norms, tied embeddings, rotary base. Sizes are 0. Throws

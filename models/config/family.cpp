@@ -18,7 +18,9 @@ const std::vector<Family>& families() {
       {"mixtral", "MixtralForCausalLM", false, 1e6, 8, 0, 131072, WindowRule::kValue, 0, kNoBias, false, false,
        ExpertKeys::kMixtral},
       {"qwen3_moe", "Qwen3MoeForCausalLM", false, 1e4, 4, 0, 32768, WindowRule::kSwitched, 4096, kNoBias, true, true,
-       ExpertKeys::kQwen3Moe}};
+       ExpertKeys::kQwen3Moe},
+      {"deepseek_v2", "DeepseekV2ForCausalLM", false, 1e4, 0, 0, 2048, WindowRule::kNone, 0, kNoBias, false, false,
+       ExpertKeys::kDeepseekV2}};
   return all;
 }
 

@@ -19,9 +19,10 @@ enum class WindowRule {
 
 // How a family's config.json and files of weights tell of experts.
 enum class ExpertKeys {
-  kNone,      // it has none
-  kMixtral,   // in all layers; intermediate_size is theirs; w1, w2, w3 of block_sparse_moe
-  kQwen3Moe,  // in the layers that decoder_sparse_step and mlp_only_layers leave
+  kNone,        // it has none
+  kMixtral,     // in all layers; intermediate_size is theirs; w1, w2, w3 of block_sparse_moe
+  kDeepseekV2,  // in the layers after first_k_dense_replace; some are shared; latent attention
+  kQwen3Moe,    // in the layers that decoder_sparse_step and mlp_only_layers leave
 };
 
 // What a family is, and what transformers assumes where a key is absent.

@@ -17,14 +17,33 @@ std::vector<NamedShape> block_parameters(const DecoderConfig& config, int64_t la
     add(name + ".weight", {out, in});
     if (has_bias) add(name + ".bias", {out});
   };
-  const bool input_bias = config.attention_bias != AttentionBias::kNone;
-  add_linear("self_attn.q_proj", queries, hidden, input_bias);
-  add_linear("self_attn.k_proj", keys, hidden, input_bias);
-  add_linear("self_attn.v_proj", keys, hidden, input_bias);
-  add_linear("self_attn.o_proj", hidden, queries, config.attention_bias == AttentionBias::kInputsAndOutput);
-  if (config.has_qk_norm) {
-    add("self_attn.q_norm.weight", {config.head_dim});
-    add("self_attn.k_norm.weight", {config.head_dim});
+  const auto add_attention = [&] {
+    const bool input_bias = config.attention_bias != AttentionBias::kNone;
+    add_linear("self_attn.q_proj", queries, hidden, input_bias);
+    add_linear("self_attn.k_proj", keys, hidden, input_bias);
+    add_linear("self_attn.v_proj", keys, hidden, input_bias);
+    add_linear("self_attn.o_proj", hidden, queries, config.attention_bias == AttentionBias::kInputsAndOutput);
+    if (config.has_qk_norm) {
+      add("self_attn.q_norm.weight", {config.head_dim});
+      add("self_attn.k_norm.weight", {config.head_dim});
+    }
+  };
+  if (config.latent.rank > 0) {
+    const LatentConfig& latent = config.latent;
+    if (latent.query_rank > 0) {
+      add_linear("self_attn.q_a_proj", latent.query_rank, hidden, false);
+      add("self_attn.q_a_layernorm.weight", {latent.query_rank});
+      add_linear("self_attn.q_b_proj", queries, latent.query_rank, false);
+    } else {
+      add_linear("self_attn.q_proj", queries, hidden, false);
+    }
+    const int64_t from_latent = config.head_dim - latent.rope_dim + latent.value_dim;
+    add_linear("self_attn.kv_a_proj_with_mqa", latent.rank + latent.rope_dim, hidden, false);
+    add("self_attn.kv_a_layernorm.weight", {latent.rank});
+    add_linear("self_attn.kv_b_proj", config.num_attention_heads * from_latent, latent.rank, false);
+    add_linear("self_attn.o_proj", hidden, config.num_attention_heads * latent.value_dim, false);
+  } else {
+    add_attention();
   }
   const auto add_mlp = [&](const std::string& name, int64_t width) {
     add_linear(name + ".gate_proj", width, hidden, false);

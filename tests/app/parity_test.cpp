@@ -67,7 +67,8 @@ TEST_P(ParityOfFamilies, LogitsLossAndGradients) {
       types.insert(io::read_json_file(folder.path() / "config.json").at("model_type"));
     }
   }
-  EXPECT_EQ(types, (std::set<std::string>{"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "smollm3"}));
+  EXPECT_EQ(types, (std::set<std::string>{"deepseek_v2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe",
+                                          "smollm3"}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ParityOfFamilies, testing::Values(1, 3));

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch.func import functional_call
-from transformers import (AutoModelForCausalLM, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config, Qwen3Config,
+from transformers import (AutoModelForCausalLM, DeepseekV2Config, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config, Qwen3Config,
                           Qwen3MoeConfig, SmolLM3Config)
 
 SEED = 7007  # with it, fp64 moves no loss and no gradient norm by more than 1e-6 (other seeds: up to 2e-4)
@@ -63,6 +63,18 @@ MODELS = {
         num_key_value_heads=2, head_dim=8, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=10,
         mlp_only_layers=[1], norm_topk_prob=False, router_aux_loss_coef=0.2, max_position_embeddings=64,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
+    "deepseek2-mini": DeepseekV2Config(  # an MLP in the first layer; three groups of two; values narrower than keys
+        vocab_size=51, hidden_size=20, intermediate_size=26, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=4, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2, moe_intermediate_size=10,
+        n_group=3, topk_group=2, topk_method="group_limited_greedy", routed_scaling_factor=1.7, norm_topk_prob=False,
+        first_k_dense_replace=1, q_lora_rank=None, kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4,
+        v_head_dim=8, max_position_embeddings=64, rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
+    "deepseek2-query-mini": DeepseekV2Config(  # queries by way of a short vector too, choice without groups
+        vocab_size=49, hidden_size=16, intermediate_size=22, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, moe_intermediate_size=8,
+        topk_method="greedy", norm_topk_prob=False, first_k_dense_replace=0, q_lora_rank=10, kv_lora_rank=8,
+        qk_nope_head_dim=4, qk_rope_head_dim=6, v_head_dim=10, max_position_embeddings=64,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
 }
 WITH_CURVES = ("smollm3-mini", "llama3-mini")
 
@@ -192,7 +204,7 @@ def main():
         (folder / "generation_config.json").unlink(missing_ok=True)
         expected = expected_values(model, generator)
         save_file(expected, folder / "expected.safetensors")
-        if hasattr(config, "num_experts_per_tok"):
+        if hasattr(config, "router_aux_loss_coef"):
             save_file(balanced_values(model, expected), folder / "balanced.safetensors")
         save_file(packed_values(model, generator), folder / "packed.safetensors")
         if name in WITH_CURVES:

@@ -177,6 +177,30 @@ TEST(ExpertKeys, AreReadAndWritten) {
   EXPECT_EQ(parse_decoder_config(changed, "test").experts.count, 4);
 }
 
+TEST(ExpertKeys, DeepSeekSaysThemInItsOwnWords) {
+  const auto folder = std::filesystem::path(FSDP_TEST_DATA_DIR) / "models/deepseek2-mini";
+  const DecoderConfig config = read_decoder_config(folder);
+  EXPECT_EQ(config.experts.shared_inner_size, 20);
+  EXPECT_EQ(config.experts.groups, 3);
+  EXPECT_EQ(config.head_dim, 10);
+  EXPECT_FALSE(config.has_experts(0));
+  EXPECT_TRUE(config.has_experts(1));
+  EXPECT_TRUE(config.warnings.empty());
+  const nlohmann::json written = to_hugging_face(config);
+  EXPECT_EQ(to_hugging_face(parse_decoder_config(written, "test")), written);
+  for (const auto& [key, value, text] :
+       {std::tuple<const char*, nlohmann::json, const char*>{"norm_topk_prob", true, "false, for this model_type"},
+        {"topk_method", "noaux_tc", "\"group_limited_greedy\""},
+        {"scoring_func", "sigmoid", "scoring_func"},
+        {"n_group", 4, "a divisor of n_routed_experts"},
+        {"v_head_dim", 11, "an integer from 1 to 10"},
+        {"rope_parameters", {{"rope_type", "yarn"}, {"rope_theta", 1e4}}, "\"default\" or \"llama3\""}}) {
+    nlohmann::json changed = written;
+    changed[key] = value;
+    EXPECT_NE(error_of(changed).find(text), std::string::npos) << key << error_of(changed);
+  }
+}
+
 TEST(ExpertKeys, WhatDoesNotFitIsRefused) {
   const auto refused = [](const char* key, nlohmann::json value, const std::string& family = "qwen3_moe") {
     nlohmann::json object = to_hugging_face(small_moe(family));
