@@ -249,6 +249,7 @@ PlanQuestion resolve(const PlanOptions& options) {
   } else {
     const models::DecoderConfig decoder = options.preset.empty() ? models::read_decoder_config(options.model)
                                                                  : train::preset_named(options.preset).config;
+    train::check_can_be_planned(decoder);
     setup = usual_setup(decoder);
     question.model = plan::decoder_model(options.preset.empty() ? options.model : options.preset, decoder);
   }

@@ -3,6 +3,8 @@
 
 #include <bit>
 #include <cmath>
+#include <fstream>
+#include <iterator>
 #include <regex>
 #include <string>
 #include <utility>
@@ -179,6 +181,119 @@ TEST_F(MeshAxes, WhatDoesNotFitIsRefusedByName) {
   EXPECT_EQ(simulated.exit_code, 2) << simulated.out;
   EXPECT_TRUE(contains(simulated.err, "got it with mesh.tp=2")) << simulated.err;
   EXPECT_FALSE(std::filesystem::exists(path("bad") + "/model"));
+}
+
+// A small Mixtral. The loss that balances experts is that of all ranks' tokens together.
+class MeshOfExperts : public MeshAxes {
+ protected:
+  std::string run_experts(const std::string& folder, const std::string& more = "",
+                          const std::string& family = "mixtral") const {
+    return run(folder, "--model.family=" + family +
+                           " --model.experts=8 --model.balance_loss=0.05 --model.init_std=0.1 " + more);
+  }
+  static std::string whole_file(const std::string& name) {
+    std::ifstream file(name, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  }
+};
+
+TEST_F(MeshOfExperts, TrainAsOneRankDoes) {
+  const struct {
+    const char* family;
+    const char* options;
+    std::vector<std::pair<int, const char*>> meshes;
+  } groups[] = {{"mixtral",
+                 "",
+                 {{2, "--mesh.ep=2"},
+                  {4, "--mesh.ep=2"},
+                  {4, "--mesh.ep=4"},
+                  {3, ""},
+                  {4, "--mesh.ep=2 --mesh.cp=2"},
+                  {4, "--mesh.ep=2 --shard.strategy=hybrid --shard.replicas=2"},
+                  {4, "--mesh.ep=4 --shard.strategy=optim --train.recompute=block"},
+                  {2, "--mesh.ep=2 --check.compare_replicas_every=3 --check.compute_twice_every=4"}}},
+                {"qwen3_moe",
+                 "--model.expert_ffn_size=24 --train.z_loss=1e-3 --tune.frozen=*layers.0*",
+                 {{2, "--mesh.ep=2"}, {4, "--mesh.ep=2"}}}};
+  for (const auto& [family, options, meshes] : groups) {
+    std::filesystem::remove_all(path("one"));
+    const CommandResult one = launch_fsdp(1, run_experts("one", options, family));
+    ASSERT_EQ(one.exit_code, 0) << one.err;
+    for (const auto& [ranks, mesh] : meshes) {
+      SCOPED_TRACE(std::string(family) + ", " + std::to_string(ranks) + " ranks, " + mesh);
+      std::filesystem::remove_all(path("spread"));
+      const CommandResult result = launch_fsdp(ranks, run_experts("spread", std::string(options) + " " + mesh, family));
+      ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
+      expect_same_run("spread", "one");
+      const double share = read_lines(path("spread") + "/metrics.jsonl")[0]["fullest_expert"];
+      EXPECT_GE(share, 1.0 / 8);
+      EXPECT_NEAR(share, read_lines(path("one") + "/metrics.jsonl")[0]["fullest_expert"].get<double>(), 0.02);
+    }
+  }
+}
+
+TEST_F(MeshOfExperts, ARunGoesOnOnAnotherMesh) {
+  const std::string longer = "--train.steps=16 --checkpoint.every_steps=1 ";
+  ASSERT_EQ(launch_fsdp(1, run_experts("one", longer)).exit_code, 0);
+  const std::pair<int, std::string> legs[] = {
+      {4, "--mesh.ep=2"}, {1, ""}, {4, "--mesh.ep=4"}, {3, ""}, {2, "--mesh.ep=2"}};
+  size_t leg = 0;
+  for (const auto& [ranks, mesh] : legs) {
+    const bool is_last = ++leg == std::size(legs);
+    const std::string fault = is_last        ? "FSDP_FAULT="
+                              : leg % 2 == 1 ? "FSDP_FAULT=kill@step.backward:hit=4"
+                                             : "FSDP_FAULT=term@step.end:hit=3";
+    const CommandResult result = launch_fsdp(ranks, run_experts("elastic", longer + mesh), {fault});
+    ASSERT_EQ(result.exit_code, is_last ? 0 : leg % 2 == 1 ? 137 : 75) << mesh << result.out << result.err;
+    EXPECT_TRUE(leg == 1 || contains(result.out, "checkpoint: resumed from")) << result.out;
+  }
+  expect_same_run("elastic", "one");
+  EXPECT_EQ(run_fsdp("verify " + path("elastic")).exit_code, 0);
+}
+
+// Every rank sends the same prompt through the experts of all.
+TEST_F(MeshOfExperts, SamplesAndTheSavedModel) {
+  const std::string sampled = "--sample.every_steps=5 --sample.max_tokens=5 --sample.prompts=line| ";
+  ASSERT_EQ(launch_fsdp(2, run_experts("plain", "--mesh.ep=2")).exit_code, 0);
+  const CommandResult result =
+      launch_fsdp(2, run_experts("sampled", sampled + "--mesh.ep=2 --checkpoint.every_steps=10"));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(ledger("sampled"), ledger("plain"));
+  EXPECT_EQ(read_lines(path("sampled") + "/samples.jsonl").size(), 4u);
+  const std::string model = path("sampled") + "/model";
+  for (const int ranks : {1, 2}) {
+    const CommandResult text =
+        launch_fsdp(ranks, "generate " + model + " --prompt line --max-tokens 6 --temperature 0");
+    EXPECT_EQ(text.exit_code, 0) << ranks << text.err;
+  }
+  const CommandResult look = run_fsdp("inspect " + model);
+  EXPECT_TRUE(contains(look.out, "block_sparse_moe.experts")) << look.out << look.err;
+  EXPECT_TRUE(contains(look.out, "the weights fit config.json")) << look.out << look.err;
+  // A checkpoint holds experts as one tensor, a folder of Hugging Face one by one: the same bytes either way.
+  ASSERT_EQ(run_fsdp("export " + path("sampled") + "/checkpoints/step-10 --out " + path("exported")).exit_code, 0);
+  EXPECT_EQ(whole_file(path("exported") + "/model.safetensors"), whole_file(model + "/model.safetensors"));
+  EXPECT_EQ(launch_fsdp(2, run_experts("again", "--model.path=" + model + " --mesh.ep=2")).exit_code, 0);
+}
+
+TEST_F(MeshOfExperts, WhatDoesNotFitIsRefusedByName) {
+  const std::pair<std::string, const char*> refusals[] = {
+      {run_experts("bad", "--mesh.ep=2 --model.experts=7"), "7 experts of a layer (model.experts)"},
+      {run_experts("bad", "--mesh.ep=4"), "mesh.ep: got 4 for 2 ranks"},
+      {run_experts("bad", "--mesh.ep=2 --mesh.tp=2"),
+       "shard.replicas x mesh.cp x mesh.tp x mesh.ep: got 1 x 1 x 2 x 2"},
+      {run_experts("bad", "--mesh.tp=2"), "got experts with mesh.tp = 2"},
+      {run("bad", "--mesh.ep=2"), "which has no experts"},
+      {run_experts("bad", "--dry-run"), "[plan] model_type mixtral: got 8 experts a layer, expected a dense model"},
+      {run_experts("bad", "--model.experts_per_token=9"), "num_experts_per_tok"}};
+  for (const auto& [command, message] : refusals) {
+    const CommandResult result = launch_fsdp(2, command);
+    EXPECT_EQ(result.exit_code, 2) << command << result.out;
+    EXPECT_TRUE(contains(result.err, message)) << command << result.err;
+  }
+  EXPECT_FALSE(std::filesystem::exists(path("bad") + "/model"));
+  const CommandResult plan = run_fsdp("plan --preset mixtral-8x7b --world 8");
+  EXPECT_EQ(plan.exit_code, 2) << plan.out;
+  EXPECT_TRUE(contains(plan.err, "[plan] model_type mixtral: got 8 experts a layer")) << plan.err;
 }
 
 }  // namespace

@@ -152,7 +152,8 @@ TEST(DecoderConfig, OtherFamiliesAreRefusedWithTheSupportedOnes) {
   for (const char* type : {"deepseek_v3", "qwen2_moe", "gemma", "gpt2"}) {
     const std::string message = error_of(with(llama(), "model_type", type));
     EXPECT_NE(message.find(type), std::string::npos);
-    EXPECT_NE(message.find("llama, smollm3, mistral, qwen2, qwen3, mixtral, qwen3_moe, deepseek_v2"), std::string::npos) << message;
+    EXPECT_NE(message.find("llama, smollm3, mistral, qwen2, qwen3, mixtral, qwen3_moe, deepseek_v2"), std::string::npos)
+        << message;
   }
   EXPECT_THROW(family_config("gpt2"), io::Error);
 }

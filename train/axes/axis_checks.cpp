@@ -40,8 +40,8 @@ void check_counts(const std::string& key, int64_t parts, const Counts& counts) {
     const int64_t below = count / parts * parts;
     refuse_axis(key + ": got " + std::to_string(parts) + " with " + std::to_string(count) + " " + what +
                 ", expected a multiple of it: " + (below > 0 ? std::to_string(below) + " or " : "") +
-                std::to_string(below + parts) + ". With this model and these sequences " + key + " may be " +
-                divisors_of_all(counts) + ".");
+                std::to_string(below + parts) + ". With this model " +
+                (key == "mesh.tp" ? "and these sequences " : "") + key + " may be " + divisors_of_all(counts) + ".");
   }
 }
 
@@ -76,6 +76,38 @@ std::vector<Refused> refused_with_tp(const Config& config) {
       {config.tune.method == "lora", "tune.method = \"lora\"", "full"}};
 }
 
+// That do not go with experts on different ranks.
+std::vector<Refused> refused_with_ep(const Config& config) {
+  return {
+      {config.optimizer.name == "muon", "optimizer.name = \"muon\", which wants whole matrices", "adamw, lion or sgd"},
+      {config.optimizer.name == "adamw_8bit", "optimizer.name = \"adamw_8bit\", which wants whole blocks of numbers",
+       "adamw, lion or sgd"},
+      {config.tune.method == "lora", "tune.method = \"lora\"", "full"}};
+}
+
+// That do not go with experts, wherever they are.
+void check_experts(const Config& config, const models::DecoderConfig& model) {
+  const std::string what = "model_type " + model.model_type;
+  const auto refuse_if = [&](bool is_asked, const std::string& setting, const std::string& instead) {
+    if (is_asked) refuse_axis(what + ": got experts with " + setting + ", expected " + instead + ". Set that.");
+  };
+  refuse_if(config.mesh.tp > 1, "mesh.tp = " + std::to_string(config.mesh.tp) + ", which cuts MLPs", "1");
+  refuse_if(config.shard.precision == "fp8", "shard.precision = \"fp8\"", "fp32, bf16 or fp16");
+  refuse_if(config.train.cuda_graphs, "train.cuda_graphs, whose shapes are fixed", "false");
+  refuse_if(config.train.world_invariant, "train.world_invariant, but sums of their tokens depend on the ranks",
+            "false");
+}
+
+void check_expert_parallel(const Config& config, const models::DecoderConfig& model) {
+  const int64_t parts = config.mesh.ep, experts = model.experts.count;
+  if (experts == 0)
+    refuse_axis("mesh.ep: got " + std::to_string(parts) + " with model_type " + model.model_type +
+                ", which has no experts, expected 1.");
+  check_settings("mesh.ep", refused_with_axes(config));
+  check_settings("mesh.ep", refused_with_ep(config));
+  check_counts("mesh.ep", parts, {{"experts of a layer (model.experts)", experts}});
+}
+
 // Each rank along "cp" has two equal chunks of a sequence, which those along "tp" divide.
 void check_tokens(const Config& config) {
   RankPlace place;
@@ -92,6 +124,7 @@ void check_tokens(const Config& config) {
 }  // namespace
 
 void check_axes(const Config& config, const models::DecoderConfig& model) {
+  if (model.experts.count > 0) check_experts(config, model);
   if (config.mesh.tp > 1) {
     check_settings("mesh.tp", refused_with_axes(config));
     check_settings("mesh.tp", refused_with_tp(config));
@@ -101,6 +134,7 @@ void check_axes(const Config& config, const models::DecoderConfig& model) {
     check_settings("mesh.cp", refused_with_axes(config));
     check_tokens(config);
   }
+  if (config.mesh.ep > 1) check_expert_parallel(config, model);
 }
 
 }  // namespace fsdp::train

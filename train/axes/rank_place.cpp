@@ -25,17 +25,29 @@ Mesh make_mesh(const World& world, int64_t replicas, const MeshConfig& axes) {
   check_divides(world, replicas, "shard.replicas: got " + std::to_string(replicas));
   check_divides(world, axes.tp, "mesh.tp: got " + std::to_string(axes.tp));
   check_divides(world, axes.cp, "mesh.cp: got " + std::to_string(axes.cp));
-  check_divides(world, replicas * axes.cp * axes.tp,
-                "shard.replicas x mesh.cp x mesh.tp: got " + std::to_string(replicas) + " x " +
-                    std::to_string(axes.cp) + " x " + std::to_string(axes.tp));
-  const int64_t shards = world.size / (replicas * axes.cp * axes.tp);
+  check_divides(world, axes.ep, "mesh.ep: got " + std::to_string(axes.ep));
+  const bool has_ep = axes.ep > 1;
+  check_divides(world, replicas * axes.cp * axes.tp * axes.ep,
+                std::string("shard.replicas x mesh.cp x mesh.tp") + (has_ep ? " x mesh.ep" : "") + ": got " +
+                    std::to_string(replicas) + " x " + std::to_string(axes.cp) + " x " + std::to_string(axes.tp) +
+                    (has_ep ? " x " + std::to_string(axes.ep) : ""));
+  const int64_t shards = world.size / (replicas * axes.cp * axes.tp * axes.ep);
   std::vector<MeshAxis> list = {{"replicate", static_cast<int>(replicas)}, {"shard", static_cast<int>(shards)}};
   if (axes.cp > 1) list.push_back({"cp", static_cast<int>(axes.cp)});
   if (axes.tp > 1) list.push_back({"tp", static_cast<int>(axes.tp)});
+  if (has_ep) list.push_back({"ep", static_cast<int>(axes.ep)});
   return {world, list};
 }
 
-Mesh sharding_mesh(const Mesh& mesh) { return mesh.has("cp") ? mesh.flattened({"shard", "cp"}, "shard") : mesh; }
+Mesh sharding_mesh(const Mesh& mesh) {
+  std::vector<std::string> axes = {"shard"};
+  for (const char* axis : {"cp", "ep"}) {
+    if (mesh.has(axis)) axes.emplace_back(axis);
+  }
+  return axes.size() > 1 ? mesh.flattened(axes, "shard") : mesh;
+}
+
+Mesh expert_sharding_mesh(const Mesh& mesh) { return mesh.has("cp") ? mesh.flattened({"shard", "cp"}, "shard") : mesh; }
 
 int64_t RankPlace::token_unit() const {
   return num_context == 1 ? num_tensor : num_context * std::lcm(int64_t{2}, int64_t{num_tensor});
@@ -43,8 +55,10 @@ int64_t RankPlace::token_unit() const {
 
 RankPlace rank_place(const Mesh& mesh) {
   RankPlace place;
-  place.data_index = mesh.index("replicate") * mesh.size("shard") + mesh.index("shard");
-  place.num_data = mesh.size("replicate") * mesh.size("shard");
+  place.num_expert = mesh.size("ep");
+  place.data_index =
+      (mesh.index("replicate") * mesh.size("shard") + mesh.index("shard")) * place.num_expert + mesh.index("ep");
+  place.num_data = mesh.size("replicate") * mesh.size("shard") * place.num_expert;
   place.num_tensor = mesh.size("tp");
   place.context_index = mesh.index("cp");
   place.num_context = mesh.size("cp");
@@ -56,7 +70,8 @@ RankPlace rank_place(const Mesh& mesh) {
 std::string describe_ranks(const World& world, const RankPlace& place) {
   return std::to_string(world.size) + " rank(s) (" + launcher_name() + ")" +
          (place.num_tensor == 1 ? "" : ", each layer cut over " + std::to_string(place.num_tensor)) +
-         (place.num_context == 1 ? "" : ", each sequence cut over " + std::to_string(place.num_context));
+         (place.num_context == 1 ? "" : ", each sequence cut over " + std::to_string(place.num_context)) +
+         (place.num_expert == 1 ? "" : ", experts spread over " + std::to_string(place.num_expert));
 }
 
 std::string describe_transport(const World& world) {

@@ -7,13 +7,15 @@
 
 namespace fsdp::train {
 
-// All ranks as the axes "replicate", "shard", "cp" and "tp", of which the last has neighbours. "cp" and "tp" are left
-// out where they have one rank. Throws Error(kUsage), naming the key and what would do, if shard.replicas, mesh.cp and
-// mesh.tp do not divide the ranks.
+// All ranks as the axes "replicate", "shard", "cp", "tp" and "ep", of which the last has neighbours. Those after
+// "shard" are left out where they have one rank. Throws Error(kUsage), naming the key and what would do, if
+// shard.replicas, mesh.cp, mesh.tp and mesh.ep do not divide the ranks.
 Mesh make_mesh(const World& world, int64_t replicas, const MeshConfig& axes = {});
 
-// The same for fully_shard(): weights are cut over "cp" as over "shard", whose gradients are sums over both.
+// The same for fully_shard(): weights are cut over "cp" and "ep" as over "shard", whose gradients are sums over them.
 Mesh sharding_mesh(const Mesh& mesh);
+// The same for experts, of which ranks along "ep" have different ones.
+Mesh expert_sharding_mesh(const Mesh& mesh);
 
 // What a rank has of the work, by its place in that mesh.
 struct RankPlace {
@@ -25,6 +27,8 @@ struct RankPlace {
   int num_context = 1;
   // Over how many ranks each layer is cut.
   int num_tensor = 1;
+  // Over how many ranks experts are spread; each of them has sequences of its own.
+  int num_expert = 1;
   // Whether its losses count where those of all ranks are added up: along "tp" all have the same.
   bool counts_losses = true;
   // Whether what it read counts: along "cp" and "tp" all have the same.

@@ -95,6 +95,7 @@ std::string to_json(const StepMetrics& m) {
   json["grad_norm"] = number(m.grad_norm);
   json["lr"] = m.lr;
   if (m.scaling) json["loss_scale"] = {{"scale", m.scaling->scale}, {"overflows", m.scaling->overflows}};
+  if (m.fullest_expert) json["fullest_expert"] = *m.fullest_expert;
   json["step_ms"] = m.step_ms;
   json["data_ms"] = m.data_ms;
   json["tokens_per_s"] = m.tokens_per_s;

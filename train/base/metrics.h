@@ -55,6 +55,8 @@ struct StepMetrics {
   std::optional<DeviceMemory> device = {};  // of rank 0; nothing on the CPU
   CommunicationCounts comm;
   std::optional<LossScaling> scaling = {};  // nothing where losses are not scaled
+  std::optional<double> fullest_expert =
+      {};  // its share of a layer's choices, at most, in this step; 1 / experts is even
   std::optional<SlowestRank> slowest = {};  // nothing before ranks have compared
 };
 

@@ -26,6 +26,10 @@ struct ModelConfig {
   std::string preset;
   int64_t head_dim = 0;
   int64_t sliding_window = 0;
+  int64_t experts = 8;
+  int64_t experts_per_token = 2;
+  int64_t expert_ffn_size = 0;
+  double balance_loss = 0.001;
 };
 
 struct DataConfig {
@@ -102,6 +106,7 @@ struct ShardConfig {
 struct MeshConfig {
   int64_t tp = 1;
   int64_t cp = 1;
+  int64_t ep = 1;
 };
 
 struct CheckpointConfig {

@@ -70,7 +70,8 @@ std::vector<Option> model_options() {
        "Hugging Face folder, or a config.json; empty: the model is model.preset or made from the keys below"},
       {"model.weights", FSDP_SLOT(model.weights), one_of({"auto", "load", "random"}),
        "load: from model.path; random: drawn from train.seed; auto: load where model.path has weights"},
-      {"model.family", FSDP_SLOT(model.family), one_of({"smollm3", "llama", "mistral", "qwen2", "qwen3"}),
+      {"model.family", FSDP_SLOT(model.family),
+       one_of({"smollm3", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"}),
        "architecture of a model made here"},
       {"model.vocab_size", FSDP_SLOT(model.vocab_size), at_least(0), "0: what the data set needs"},
       {"model.hidden_size", FSDP_SLOT(model.hidden_size), at_least(2), "width of the residual stream"},
@@ -90,6 +91,14 @@ std::vector<Option> model_options() {
        "width of an attention head, even; 0: hidden_size / heads"},
       {"model.sliding_window", FSDP_SLOT(model.sliding_window), at_least(0),
        "so many tokens a token sees, itself included; 0: all before it; not for llama"},
+      {"model.experts", FSDP_SLOT(model.experts), at_least(1),
+       "mixtral, qwen3_moe: experts of a layer, in place of its MLP; see docs/experts.md"},
+      {"model.experts_per_token", FSDP_SLOT(model.experts_per_token), at_least(1),
+       "mixtral, qwen3_moe: how many of them a token takes"},
+      {"model.expert_ffn_size", FSDP_SLOT(model.expert_ffn_size), at_least(0),
+       "qwen3_moe: inner width of an expert; 0: model.ffn_size, as mixtral has it"},
+      {"model.balance_loss", FSDP_SLOT(model.balance_loss), at_least(0),
+       "mixtral, qwen3_moe: factor of the loss that keeps experts equally busy, router_aux_loss_coef of config.json"},
   };
 }
 
@@ -252,6 +261,9 @@ std::vector<Option> mesh_options() {
       {"mesh.cp", FSDP_SLOT(mesh.cp), at_least(1),
        "context parallelism: ranks that have parts of the same sequences, and shard the weights between them, too; for "
        "sequences whose activations do not fit on one; divides the ranks, and twice it the sequence length"},
+      {"mesh.ep", FSDP_SLOT(mesh.ep), at_least(1),
+       "expert parallelism: ranks that have different experts of a layer, and sequences of their own; everything else "
+       "is sharded over them, too; divides the ranks and the experts; see docs/experts.md"},
   };
 }
 

@@ -383,6 +383,7 @@ class Run {
     metrics.grad_norm = result.grad_norm;
     metrics.lr = result.lr;
     if (result.loss_scale > 0) metrics.scaling = {result.loss_scale, num_overflows_};
+    if (result.fullest_expert > 0) metrics.fullest_expert = result.fullest_expert;
     metrics.step_ms = 1e3 * window.seconds / window.steps;
     metrics.data_ms = 1e3 * window.data_seconds / window.steps;
     metrics.tokens_per_s = window.steps * tokens / window.seconds;

@@ -61,6 +61,11 @@ double agreed_norm(double own, bool some_are_not_finite) {
   return std::isfinite(own) && some_are_not_finite ? std::numeric_limits<double>::quiet_NaN() : own;
 }
 
+// 1 / E where all experts are equally busy.
+double fullest_share(const at::Tensor& counts_LE) {
+  return (counts_LE / counts_LE.sum(1, /*keepdim=*/true)).max().item<double>();
+}
+
 std::string numbers_text(const StepResult& result) {
   return "loss " + std::to_string(result.loss) + ", gradient norm " + std::to_string(result.grad_norm);
 }
@@ -182,9 +187,10 @@ Trainer::Computed Trainer::compute() {
     fault_point("step.forward");
     const kernels::LossTerms terms{config_.z_loss, config_.label_smoothing};
     // Divided by the targets of all ranks, which add up.
-    const at::Tensor loss =
+    at::Tensor loss =
         summed_loss(model_.decoder, on_device(part_of_sequences(std::move(batch), model_.place), device), terms) /
         num_targets;
+    if (model_.decoder->config().experts.count > 0) loss = balanced(loss, computed);
     fault_point("step.backward");
     (scaler_ ? scaler_->scale(loss) : loss).backward();
     total.add_(loss.detach());
@@ -204,6 +210,15 @@ Trainer::Computed Trainer::compute() {
     for (double& loss : computed.losses) loss = computed.loss;
   }
   return computed;
+}
+
+// With the loss that keeps experts equally busy: the mean over microbatches, which all ranks have at a time.
+at::Tensor Trainer::balanced(const at::Tensor& loss, Computed& computed) const {
+  const at::Tensor balance = model_.decoder->balance_loss();
+  const at::Tensor& counts_LE = model_.decoder->expert_counts();
+  computed.expert_counts_LE = computed.expert_counts_LE.defined() ? computed.expert_counts_LE + counts_LE : counts_LE;
+  const double factor = model_.decoder->config().experts.balance_loss;
+  return factor == 0 ? loss : loss + balance * (factor / static_cast<double>(batches_.num_microbatches()));
 }
 
 Batch Trainer::next_batch(int64_t micro) const {
@@ -247,6 +262,7 @@ StepResult Trainer::agree(const Computed& computed, const RankNews& news) const 
   result.loss = num_micro == 0 ? sums[0] : sum_by_position(values.narrow(0, kFirstLoss, 2 * num_micro * world_.size));
   result.grad_norm = agreed_norm(computed.grad_norm, sums[7] > 0);
   if (scaler_) result.loss_scale = scaler_->current_scale();
+  if (computed.expert_counts_LE.defined()) result.fullest_expert = fullest_share(computed.expert_counts_LE);
   result.stop = sums[1] > 0;
   result.save = sums[5] > 0;
   result.saves_written = sums[2] == world_.size;

@@ -47,6 +47,7 @@ struct StepResult {
   bool stop_file = false;                   // rank 0 was asked to stop by a file
   double loss_scale = 0;                    // the loss was multiplied with before its backward; 0: none, not fp16
   bool overflowed = false;                  // kSkipped, because gradients did not fit into fp16 at that scale
+  double fullest_expert = 0;                // the largest share of a layer's choices that fell on one; 0: no experts
   std::optional<Spike> spike;               // the numbers are far above those of the steps before
 };
 
@@ -90,8 +91,10 @@ class Trainer {
     double grad_norm = 0;             // of all ranks
     at::Tensor clip_factor;           // likewise, on their device
     uint64_t batch_hash = 0;
+    at::Tensor expert_counts_LE = {};  // choices that fell on each expert, of all ranks; undefined without experts
   };
   Computed compute();
+  at::Tensor balanced(const at::Tensor& loss, Computed& computed) const;
   StepResult agree(const Computed& computed, const RankNews& news) const;
   bool has_overflowed(const StepResult& result) const;
   void update(const StepResult& result, const Computed& computed);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "train/axes/axes.h"
+#include "train/axes/expert_places.h"
 #include "train/base/agreement.h"
 #include "train/config/sum_tree.h"
 #include "train/model/fp8_layers.h"
@@ -16,7 +17,8 @@ namespace fsdp::train {
 namespace {
 
 // One parameter after the other, so that where they are cut no two are whole at a time.
-void set_parameters(models::Decoder& whole, const ModelChoice& choice, uint64_t seed, const Axes* axes) {
+void set_parameters(models::Decoder& whole, const ModelChoice& choice, uint64_t seed, const Axes* axes,
+                    const ExpertPlaces* experts) {
   const at::NoGradGuard no_grad;
   for (const auto& item : whole->named_parameters()) {
     if (choice.weights) {
@@ -25,6 +27,7 @@ void set_parameters(models::Decoder& whole, const ModelChoice& choice, uint64_t 
       whole->reset_parameter(item.key(), item.value(), seed);
     }
     if (axes != nullptr) axes->cut(item.key(), item.value());
+    if (experts != nullptr) cut_experts(item.key(), item.value(), *experts->ranks());
   }
 }
 
@@ -36,14 +39,16 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
   const auto seed = static_cast<uint64_t>(config.train.seed);
   const Mesh mesh = make_mesh(world, config.shard.replicas, config.mesh);
   const std::shared_ptr<Axes> axes = Axes::of(mesh);
+  const auto experts = choice.config.experts.count > 0 ? std::make_shared<ExpertPlaces>(mesh) : nullptr;
   // Deferred: block by block gets its values when it is sharded, and no rank ever holds the whole model.
   models::Decoder decoder = deferred([&] {
     models::Decoder whole(choice.config, at::TensorOptions().dtype(base_type(tuning, config.shard)));
-    set_parameters(whole, choice, seed, axes.get());
+    set_parameters(whole, choice, seed, axes.get(), experts.get());
     apply_tuning(tuning, whole, seed);
     return whole;
   });
   if (axes) axes->connect(decoder);
+  if (experts) decoder->set_expert_ranks(experts);
   use_fp8(decoder, config.shard);
   set_recomputation(decoder, parse_recomputation(config.train.recompute, config.train.recompute_every));
   ShardOptions options = shard_options(config.shard, device);

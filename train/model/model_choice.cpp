@@ -43,6 +43,13 @@ models::DecoderConfig inline_model(const ModelConfig& config, int64_t data_vocab
       model.no_rope_layers.push_back((layer + 1) % config.nope_interval != 0);
     }
   }
+  if (config.family == "mixtral" || config.family == "qwen3_moe") {
+    const bool has_own_size = config.family == "qwen3_moe" && config.expert_ffn_size > 0;
+    model.experts.count = config.experts;
+    model.experts.per_token = config.experts_per_token;
+    model.experts.inner_size = has_own_size ? config.expert_ffn_size : config.ffn_size;
+    model.experts.balance_loss = config.balance_loss;
+  }
   model = checked(model);
   if (data_eos_id >= 0) {
     model.eos_token_ids = {data_eos_id};
@@ -115,8 +122,10 @@ const models::Preset& preset_named(const std::string& name) {
 
 std::string size_text(const models::DecoderConfig& config) {
   const int64_t parameters = models::num_parameters(config);
-  return format_count(parameters) + " parameters, " + format_bytes(2 * parameters) + " in bf16, " +
-         format_bytes(4 * parameters) + " in fp32";
+  const int64_t active = models::num_active_parameters(config);
+  return format_count(parameters) + " parameters" +
+         (active < parameters ? " (" + format_count(active) + " of them for a token)" : "") + ", " +
+         format_bytes(2 * parameters) + " in bf16, " + format_bytes(4 * parameters) + " in fp32";
 }
 
 }  // namespace fsdp::train

@@ -57,6 +57,11 @@ ShardedModel parallelize(models::Decoder decoder, const Mesh& all_axes, const Sh
   std::vector<Unit> units;
   std::vector<std::string> prefixes;
   for (const auto& layer : *decoder->layers()) {
+    const models::Mixture& mixture = layer->as<models::DecoderLayer>()->mixture();
+    if (all_axes.has("ep") && !mixture.is_empty()) {
+      models::Experts experts = mixture->experts();
+      fully_shard(*experts, expert_sharding_mesh(all_axes), of_blocks);
+    }
     prefixes.push_back("model.layers." + std::to_string(units.size()) + ".");
     units.push_back(fully_shard(*layer, mesh, of_blocks));
   }
@@ -70,7 +75,9 @@ ShardedModel parallelize(models::Decoder decoder, const Mesh& all_axes, const Sh
 void set_projections(ShardedModel& model, const std::string& projections) {
   if (projections == "separate") return;
   const auto* layer = model.decoder->layers()->ptr(0)->as<models::DecoderLayer>();
-  if (!layer->attention()->can_fuse_projections() && !layer->mlp()->can_fuse_projections()) {
+  const bool fuses_attention = !layer->attention().is_empty() && layer->attention()->can_fuse_projections();
+  const bool fuses_mlp = !layer->mlp().is_empty() && layer->mlp()->can_fuse_projections();
+  if (!fuses_attention && !fuses_mlp) {
     throw Error(ErrorCode::kUsage,
                 "[config] train.projections: got fused, but no weights of one input lie side by side in this model: "
                 "expected sizes whose products are multiples of 16 bytes. Set it to separate.");

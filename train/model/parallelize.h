@@ -38,7 +38,8 @@ LayoutOptions root_layout(const OptimizerConfig& config);
 // COLLECTIVE. Shards a decoder over the ranks of `mesh`: each block is a unit, the embedding, the last norm and the
 // head are the root's. Gradients are summed over the ranks, not averaged: the trainer divides the loss by the number of
 // targets in the global batch, so that the number of ranks does not matter. Where the mesh has "tp" or "cp", Axes has
-// cut and connected the decoder. `blocks`: how blocks may be cut, where otherwise than the root.
+// cut and connected the decoder; where it has "ep", the experts of each block are a unit within it, and cut. `blocks`:
+// how blocks may be cut, where otherwise than the root.
 ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardOptions& options,
                          const std::optional<LayoutOptions>& blocks = {});
 

@@ -42,7 +42,15 @@ plan::Work planned_work(const Config& config, int64_t world) {
 
 }  // namespace
 
+void check_can_be_planned(const models::DecoderConfig& config) {
+  if (config.experts.count == 0) return;
+  refuse("model_type " + config.model_type + ": got " + std::to_string(config.experts.count) +
+         " experts a layer, expected a dense model: memory and time of experts are not in this version's plan. `fsdp "
+         "inspect` tells the number of parameters, and how many a token meets.");
+}
+
 plan::PlannedModel planned_model(const Config& config, const ModelChoice& choice) {
+  check_can_be_planned(choice.config);
   const Tuning tuning = choose_tuning(config.tune, choice, LoraBase::kPlanned);
   const models::Decoder outline = deferred([&] {
     models::Decoder whole(choice.config, at::TensorOptions().dtype(base_type(tuning, config.shard)));
@@ -66,6 +74,9 @@ plan::PlannedModel planned_model(const Config& config, const ModelChoice& choice
 }
 
 plan::Setup planned_setup(const Config& config, const RankCounts& ranks) {
+  if (config.mesh.ep != 1)
+    refuse("mesh.ep: got " + std::to_string(config.mesh.ep) +
+           ", expected 1: memory and time of experts are not in this version's plan. Leave it out for a plan without it.");
   const int64_t cut = config.mesh.tp * config.mesh.cp;
   if (cut < 1 || ranks.world % cut != 0)
     refuse("mesh.tp x mesh.cp: got " + std::to_string(config.mesh.tp) + " x " + std::to_string(config.mesh.cp) +

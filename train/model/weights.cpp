@@ -295,7 +295,7 @@ void save_model(const ShardedModel& model, const World& world, const fs::path& f
     fs::create_directories(staging);
     writer = std::make_unique<ModelWriter>(model, staging);
   });
-  if (model.place.num_tensor == 1 && gathers_main_weights(model, leaves)) {
+  if (model.place.num_tensor == 1 && model.place.num_expert == 1 && gathers_main_weights(model, leaves)) {
     write_gathered_units(model, world, writer.get(), leaves);
   } else {
     collect_main_weights(world, leaves, [&](const std::string& name, int64_t first, const at::Tensor& values) {
