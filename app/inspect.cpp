@@ -43,15 +43,27 @@ std::string window_text(const models::DecoderConfig& config) {
          (layers < config.num_hidden_layers ? " in " + std::to_string(layers) + " layers" : "");
 }
 
+std::string experts_text(const models::DecoderConfig& config) {
+  const models::ExpertsConfig& experts = config.experts;
+  if (experts.count == 0) return "";
+  int64_t layers = 0;
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) layers += config.has_experts(layer) ? 1 : 0;
+  return ", experts " + std::to_string(experts.count) + " of " + train::with_thousands(experts.inner_size) + ", " +
+         std::to_string(experts.per_token) + " for a token" +
+         (experts.shared_inner_size > 0 ? " beside " + train::with_thousands(experts.shared_inner_size) : "") +
+         (layers < config.num_hidden_layers ? ", in " + std::to_string(layers) + " layers" : "");
+}
+
 void print_config(const models::DecoderConfig& config) {
   std::printf("  %s: %s (%s exactly)\n", train::for_terminal(config.model_type).c_str(),
               train::size_text(config).c_str(), train::with_thousands(models::num_parameters(config)).c_str());
-  std::printf("  vocabulary %s, hidden %ld, mlp %ld, layers %ld, heads %ld / %ld of %ld, %s embeddings%s%s%s\n",
+  std::printf("  vocabulary %s, hidden %ld, mlp %ld, layers %ld, heads %ld / %ld of %ld, %s embeddings%s%s%s%s\n",
               train::with_thousands(config.vocab_size).c_str(), config.hidden_size, config.intermediate_size,
               config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, config.head_dim,
               config.tie_word_embeddings ? "tied" : "separate",
               config.attention_bias == models::AttentionBias::kNone ? "" : ", biases",
-              config.has_qk_norm ? ", norms of q and k" : "", window_text(config).c_str());
+              config.has_qk_norm ? ", norms of q and k" : "", window_text(config).c_str(),
+              experts_text(config).c_str());
   for (const std::string& warning : config.warnings) {
     std::printf("  note: %s\n", train::for_terminal(warning).c_str());
   }

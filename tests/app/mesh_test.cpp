@@ -268,6 +268,7 @@ TEST_F(MeshOfExperts, SamplesAndTheSavedModel) {
   }
   const CommandResult look = run_fsdp("inspect " + model);
   EXPECT_TRUE(contains(look.out, "block_sparse_moe.experts")) << look.out << look.err;
+  EXPECT_TRUE(contains(look.out, "experts 8 of 48, 2 for a token")) << look.out;
   EXPECT_TRUE(contains(look.out, "the weights fit config.json")) << look.out << look.err;
   // A checkpoint holds experts as one tensor, a folder of Hugging Face one by one: the same bytes either way.
   ASSERT_EQ(run_fsdp("export " + path("sampled") + "/checkpoints/step-10 --out " + path("exported")).exit_code, 0);
