@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace fsdp::plan {
 namespace {
@@ -20,7 +21,7 @@ constexpr std::array<PartText, kNumParts> kPartTexts = {{
     {"idle buffers", "held for other moments of the step"},
     {"activations", "kept for the backward, and gradients of them"},
     {"loss", "logits and what is made of them"},
-    {"reserve", "set aside: context, communicators, fragmentation"},
+    {"reserve", "set aside: context, communicators, fragmentation, pages of a disk"},
 }};
 
 std::string where_of(const PlannedModel& model, const Moment& moment) {
@@ -39,6 +40,36 @@ std::string where_of(const PlannedModel& model, const Moment& moment) {
   return {};
 }
 
+// Pages of the state that are in memory: what waits to be written (kMostBehind of the runtime), two pieces of what an
+// optimizer passes over (kDiskPiece), and of the largest unit what gathers read ahead and a reduction leaves.
+int64_t disk_window(const MemoryPlan& memory, const std::vector<std::vector<GroupPlan>>& units) {
+  constexpr int64_t kBehind = int64_t{64} << 20, kPiece = int64_t{2} << 20;
+  int64_t largest = 0;
+  for (const std::vector<GroupPlan>& unit : units) {
+    int64_t bytes = 0;
+    for (const GroupPlan& group : unit) bytes += 2 * group.gather_shard + group.main_grad;
+    largest = std::max(largest, bytes);
+  }
+  const int64_t piece = kPiece * 16;  // AdamW's four numbers for each element
+  return std::min(memory.all_on_disk(), kBehind + 2 * piece + largest);
+}
+
+// Beside a device the weights that are gathered rest there.
+void move_to_disk(MemoryPlan& memory, const std::vector<std::vector<GroupPlan>>& units, const Setup& setup) {
+  for (const Part part : {Part::kMainWeight, Part::kMainGrad, Part::kOptimizer}) {
+    std::swap(memory.bytes[static_cast<size_t>(part)], memory.on_disk[static_cast<size_t>(part)]);
+  }
+  const auto copy = static_cast<size_t>(Part::kModelWeight);
+  for (const std::vector<GroupPlan>& unit : units) {
+    for (const GroupPlan& group : unit) {
+      if (setup.transport == Transport::kNccl || group.residence != Residence::kReleased) continue;
+      memory.bytes[copy] -= group.model_weight;
+      memory.on_disk[copy] += group.model_weight;
+    }
+  }
+  memory.bytes[static_cast<size_t>(Part::kReserve)] += disk_window(memory, units);
+}
+
 }  // namespace
 
 std::string_view name(Part part) { return kPartTexts.at(static_cast<size_t>(part)).name; }
@@ -50,10 +81,12 @@ int64_t MemoryPlan::at_rest() const {
          (*this)[Part::kOptimizer];
 }
 
+int64_t MemoryPlan::all_on_disk() const { return std::accumulate(on_disk.begin(), on_disk.end(), int64_t{0}); }
+
 int64_t MemoryPlan::total() const { return std::accumulate(bytes.begin(), bytes.end(), int64_t{0}); }
 
 MemoryPlan plan_memory(const PlannedModel& model, const std::vector<std::vector<GroupPlan>>& units,
-                       const StepWalk& walk, int64_t reserve) {
+                       const StepWalk& walk, int64_t reserve, const Setup& setup) {
   MemoryPlan memory;
   const auto part = [&](Part which) -> int64_t& { return memory.bytes[static_cast<size_t>(which)]; };
   for (size_t i = 0; i < units.size(); ++i) {
@@ -79,6 +112,7 @@ MemoryPlan plan_memory(const PlannedModel& model, const std::vector<std::vector<
   part(Part::kActivations) = memory.peak.activations;
   part(Part::kLoss) = memory.peak.loss;
   part(Part::kReserve) = reserve;
+  if (setup.state == StatePlace::kDisk) move_to_disk(memory, units, setup);
   return memory;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/model.h"
+#include "plan/setup.h"
 #include "plan/step_walk.h"
 
 namespace fsdp::plan {
@@ -21,7 +22,7 @@ enum class Part {
   kIdle,         // buffers that the allocator holds for another moment of the step
   kActivations,
   kLoss,     // logits and their gradients
-  kReserve,  // what the caller sets aside: context and communicators of a GPU
+  kReserve,  // what the caller sets aside: context and communicators of a GPU; pages on their way to and from a disk
 };
 inline constexpr size_t kNumParts = 10;
 std::string_view name(Part part);
@@ -30,7 +31,8 @@ std::string_view meaning(Part part);
 // Bytes of one rank, of every part, at the moment of a steady step at which most is held.
 struct MemoryPlan {
   std::array<int64_t, kNumParts> bytes{};
-  int64_t padding = 0;  // part of the main weight that belongs to no parameter
+  std::array<int64_t, kNumParts> on_disk{};  // of parts that are there instead
+  int64_t padding = 0;                       // part of the main weight that belongs to no parameter
   Moment peak{};
   std::string where;  // the peak, in words: "backward of model.layers.79"
   // Largest block, for what two of them take.
@@ -38,11 +40,14 @@ struct MemoryPlan {
   int64_t largest_gradient_block = 0;
 
   int64_t operator[](Part part) const { return bytes[static_cast<size_t>(part)]; }
+  // In memory and on a disk.
+  int64_t size_of(Part part) const { return (*this)[part] + on_disk[static_cast<size_t>(part)]; }
+  int64_t all_on_disk() const;
   int64_t at_rest() const;  // weights, gradients, optimizer
   int64_t total() const;
 };
 
 MemoryPlan plan_memory(const PlannedModel& model, const std::vector<std::vector<GroupPlan>>& units,
-                       const StepWalk& walk, int64_t reserve);
+                       const StepWalk& walk, int64_t reserve, const Setup& setup);
 
 }  // namespace fsdp::plan

@@ -46,7 +46,7 @@ Report make_report(const PlannedModel& model, const Setup& setup, const ReportOp
   report.checkpoint_bytes = checkpoint_bytes_of(model, setup.optimizer);
   report.step = walk_step(part, units, activations, setup);
   add_axis_calls(model, setup, report.step.calls);
-  report.memory = plan_memory(part, units, report.step, options.reserve);
+  report.memory = plan_memory(part, units, report.step, options.reserve, setup);
   report.traffic = plan_traffic(units, report.step.calls, setup, options.network);
   return report;
 }
@@ -59,6 +59,7 @@ std::string describe(const Setup& setup) {
                      ", " + std::string(fsdp::name(setup.strategy)) + ", " + name(setup.precision) + ", " +
                      std::string(name(setup.optimizer));
   if (setup.reshard_after_forward) text += ", weights rest between forward and backward " + rest_text(setup);
+  if (setup.state == StatePlace::kDisk) text += ", state on a disk";
   text += "; " + std::to_string(work.microbatches) + " x " + std::to_string(work.microbatch_sequences) +
           " sequences of " + std::to_string(work.sequence_length) + " tokens";
   if (work.recompute != models::Recompute::kNone) {

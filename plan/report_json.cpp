@@ -41,6 +41,7 @@ json memory_json(const Report& report) {
           {"peak", memory.total()},
           {"peak_in", memory.where},
           {"padding", memory.padding},
+          {"on_disk", memory.all_on_disk()},
           {"buffers_held", report.step.held_bytes},
           {"largest_gathered_block", memory.largest_gathered_block},
           {"largest_gradient_block", memory.largest_gradient_block},

@@ -33,6 +33,10 @@ std::string memory_table(const Report& report) {
   }
   text += "  " + padded("at most", 24) + right(format_bytes(memory.total()), 12) + "  in the " + memory.where +
           "; at rest " + format_bytes(memory.at_rest()) + "\n";
+  if (memory.all_on_disk() > 0) {
+    text += "  " + padded("on a disk", 24) + right(format_bytes(memory.all_on_disk()), 12) +
+            "  main weights, gradients and optimizer, beside that\n";
+  }
   text += "  the largest block: weights " + format_bytes(memory.largest_gathered_block) + " gathered, gradients " +
           format_bytes(memory.largest_gradient_block) + "; padding " + decimal(report.traffic.padding_percent, 4) +
           " %\n";

@@ -30,6 +30,9 @@ enum class GatheredCopies { kPerRank, kOnePerHost };
 // What one rank does with the weights if it has all of them (WholeWeights of the runtime).
 enum class WholeShard { kInPlace, kCopied };
 
+// Main weights, gradients and optimizer state (MainWeights of the runtime).
+enum class StatePlace { kMemory, kDisk };
+
 // Element types as in fsdp::Precision; unset: the main weight's own.
 struct PlannedPrecision {
   std::optional<io::DType> param;
@@ -72,6 +75,7 @@ struct Setup {
   Transport transport = Transport::kNccl;
   GatheredCopies copies = GatheredCopies::kPerRank;
   WholeShard whole_shard = WholeShard::kInPlace;
+  StatePlace state = StatePlace::kMemory;
   int64_t node_size = 8;  // ranks per node; the last node may be smaller
   Work work;
 

@@ -7,6 +7,7 @@
 
 #include "fsdp/base/check.h"
 #include "fsdp/base/fault_point.h"
+#include "fsdp/buffer/disk_memory.h"
 #include "fsdp/checkpoint/collected_state.h"
 #include "io/base/error.h"
 
@@ -50,6 +51,7 @@ namespace {
 
 // Some check and copy while the disk works for the others.
 constexpr int kThreads = 4;
+constexpr uint64_t kBatchBytes = uint64_t{128} << 20;
 constexpr size_t kMostDifferences = 12;  // told one by one
 
 std::string shape_text(const std::vector<int64_t>& shape) { return c10::str(at::IntArrayRef(shape)); }
@@ -137,15 +139,33 @@ void Loader::add_ranges(Request& request, std::vector<io::ReadRange>& ranges) co
   }
 }
 
+// What goes to a disk goes there before the next batch comes.
+void Loader::read_in_batches(const std::vector<io::ReadRange>& ranges) const {
+  const bool is_streamed = std::any_of(requests_.begin(), requests_.end(),
+                                       [](const Request& request) { return is_on_disk(request.slice.data); });
+  for (size_t begin = 0; begin < ranges.size();) {
+    size_t end = begin;
+    uint64_t bytes = 0;
+    while (end < ranges.size() && (!is_streamed || bytes < kBatchBytes)) bytes += ranges[end++].bytes;
+    const std::vector<io::ReadRange> batch(ranges.begin() + static_cast<int64_t>(begin),
+                                           ranges.begin() + static_cast<int64_t>(end));
+    io::read_ranges(folder_, manifest_, batch, kThreads);
+    for (const io::ReadRange& range : batch) write_behind(range.out, static_cast<int64_t>(range.bytes));
+    begin = end;
+  }
+}
+
 void Loader::read(const Sections& sections) {
   for (const auto& [name, state] : sections.list()) state->before_read();
   std::vector<io::ReadRange> ranges;
   for (Request& request : requests_) add_ranges(request, ranges);
   for (const io::ReadRange& range : ranges) bytes_ += static_cast<int64_t>(range.bytes);
   fault_point("resume.read");
-  io::read_ranges(folder_, manifest_, std::move(ranges), kThreads);
+  read_in_batches(ranges);
   for (Request& request : requests_) {
-    if (request.staging.defined()) request.slice.data.copy_(request.staging.view(request.slice.data.sizes()));
+    if (!request.staging.defined()) continue;
+    request.slice.data.copy_(request.staging.view(request.slice.data.sizes()));
+    write_behind(request.slice.data);
     request.staging.reset();
   }
 }

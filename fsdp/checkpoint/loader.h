@@ -38,6 +38,7 @@ class Loader {
   bool request_replica(const std::string& name, const at::Tensor& tensor);
   void note(const std::string& difference);
   void find_surplus(const Sections& sections);
+  void read_in_batches(const std::vector<io::ReadRange>& ranges) const;
   void add_ranges(Request& request, std::vector<io::ReadRange>& ranges) const;
 
   const World& world_;

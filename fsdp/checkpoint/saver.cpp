@@ -11,6 +11,7 @@
 #include "fsdp/base/block_signals.h"
 #include "fsdp/base/check.h"
 #include "fsdp/base/fault_point.h"
+#include "fsdp/buffer/disk_memory.h"
 #include "fsdp/checkpoint/checked_files.h"
 #include "fsdp/checkpoint/checkpoint.h"
 #include "fsdp/checkpoint/collected_state.h"
@@ -47,6 +48,12 @@ std::string utc_now() {
 void copy_past_cache(void* to, const void* from, size_t bytes) {
   kernels::raw::copy_bytes(static_cast<std::byte*>(to), static_cast<const std::byte*>(from),
                            static_cast<int64_t>(bytes), kernels::raw::Stores::kPastCache);
+}
+
+// State on a disk has no room for a snapshot: it goes from file to file.
+void copy_and_let_go(void* to, const void* from, size_t bytes) {
+  io::copy_bytes(to, from, bytes);
+  write_behind(from, static_cast<int64_t>(bytes));
 }
 
 std::string random_token() {
@@ -116,7 +123,7 @@ struct Saver::Work {
  private:
   void update_plan(const CollectedState& collected);
   std::vector<const void*> sources_of(const CollectedState& collected) const;
-  void write(const std::vector<const void*>& sources);
+  void write(const std::vector<const void*>& sources, bool is_streamed);
   void commit(const std::vector<std::string>& files);
   void prune();
   void abandon() noexcept;
@@ -179,20 +186,23 @@ void Saver::Work::start(int64_t new_step, const State& state) {
   step = new_step;
   values = std::move(collected.values);
   in_flight = true;
-  write(sources_of(collected));
+  const bool is_streamed = std::any_of(collected.slices.begin(), collected.slices.end(),
+                                       [](const TensorSlice& slice) { return is_on_disk(slice.data); });
+  write(sources_of(collected), is_streamed);
   stalled_seconds = seconds_since(begin);
 }
 
 // Whatever fails here is told in finish(), where all ranks hear it.
-void Saver::Work::write(const std::vector<const void*>& sources) {
+void Saver::Work::write(const std::vector<const void*>& sources, bool is_streamed) {
   const fs::path path = staging / file_name(world.rank, world.size);
   std::promise<io::CheckpointFile> done;
   file = done.get_future();
   try {
     fault_point("save.snapshot");
-    if (options.writing == SaverOptions::Writing::kBlocking) {
+    if (options.writing == SaverOptions::Writing::kBlocking || is_streamed) {
       fault_point("save.write");
-      done.set_value(io::write_image(checked_files(), path, *image, sources, num_threads()));
+      const auto copy = is_streamed ? copy_and_let_go : io::copy_bytes;
+      done.set_value(io::write_image(checked_files(), path, *image, sources, num_threads(), copy));
       return;
     }
     arena.resize(image->bytes());

@@ -173,17 +173,35 @@ void GradientBuffers::narrow_to_reduce_dtype() {
   wide_buffer_.release(*spec_.allocator);
 }
 
+void GradientBuffers::make_main_grad() {
+  const layout::FlatLayout& layout = *spec_.main_layout;
+  if (!spec_.disk || passes_) {
+    main_grad_ =
+        DBuffer(spec_.main_layout, spec_.main_placement, spec_.main_index, spec_.main_options, Backing::kOwned);
+    return;
+  }
+  const int64_t numel = spec_.main_placement == Placement::kShard ? layout.shard_numel : layout.total_numel();
+  main_grad_ = DBuffer(spec_.main_layout, spec_.main_placement, spec_.main_index,
+                       spec_.disk->zeros(numel, spec_.main_options.dtype().toScalarType()));
+}
+
 // Leaves' .grad decides: the main grad counts as empty where it is undefined, which is what zero_grad() makes of it.
 Accumulate GradientBuffers::prepare_main_grad() {
   if (!main_grad_.defined()) {
-    main_grad_ =
-        DBuffer(spec_.main_layout, spec_.main_placement, spec_.main_index, spec_.main_options, Backing::kOwned);
+    make_main_grad();
     for (size_t i = 0; i < spec_.leaves.size(); ++i)
       grad_slices_.push_back(main_grad_.part(i).detach());  // no view, so that zero_grad() may detach it
   }
-  if (std::exchange(reduced_since_publish_, true)) return Accumulate::kAdd;
+  if (std::exchange(reduced_since_publish_, true)) {
+    read_ahead(main_grad_.local());
+    return Accumulate::kAdd;
+  }
   for (size_t i = 0; i < spec_.leaves.size(); ++i) had_gradient_[i] = spec_.leaves[i].grad().defined();
-  if (std::find(had_gradient_.begin(), had_gradient_.end(), true) == had_gradient_.end()) return Accumulate::kOverwrite;
+  if (std::find(had_gradient_.begin(), had_gradient_.end(), true) == had_gradient_.end()) {
+    forget_content(main_grad_.local());
+    return Accumulate::kOverwrite;
+  }
+  read_ahead(main_grad_.local());
   for (size_t i = 0; i < spec_.leaves.size(); ++i) {
     at::Tensor& grad = spec_.leaves[i].mutable_grad();
     if (!grad.defined()) {
@@ -356,6 +374,7 @@ void GradientBuffers::finish_reduce(const std::string& unit) {
   try {
     reduce_.wait();
     take_outcome();
+    if (has_outcome_) write_behind(main_grad_.local());
   } catch (...) {
     failure = std::current_exception();
   }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fsdp/buffer/dbuffer.h"
+#include "fsdp/buffer/disk_memory.h"
 #include "fsdp/buffer/scratch.h"
 #include "fsdp/group/all_reduce_hook.h"
 #include "fsdp/group/grad_scale.h"
@@ -41,7 +42,8 @@ struct GradientSpec {
   // Gradients are collected where their sums go, because there is nobody to add them up with and no dtype between: no
   // buffer, no pass over it. What a backward that throws has added stays, as in an unsharded model.
   bool in_main_grad = false;
-  std::vector<at::Tensor> leaves;  // get .grad
+  std::vector<at::Tensor> leaves;    // get .grad
+  std::shared_ptr<DiskMemory> disk;  // not null: the main grad is there
 };
 
 // Whether a gradient waits in its buffer for a later microbatch or goes out with this one.
@@ -110,6 +112,8 @@ class GradientBuffers {
   bool waits(size_t i) const;
   // Throws that away, of parameter i alone.
   void forget(size_t i);
+  // Whether the main grad is used up as soon as it is there: such a one is not sent to the disk.
+  void set_passing(bool passing) { passes_ = passing; }
   // Resets the leaves' .grad and returns the main grad's memory.
   void free_main_grad();
 
@@ -121,6 +125,7 @@ class GradientBuffers {
   void fill_missing(DBuffer& buffer);
   void narrow_to_reduce_dtype();
   comm::Accumulate prepare_main_grad();
+  void make_main_grad();
   std::pair<at::Tensor, comm::Accumulate> prepare_outcome();  // where a reduction writes, and how
   void take_outcome();
   at::Tensor take_staging();
@@ -136,6 +141,7 @@ class GradientBuffers {
 
   GradientSpec spec_;
   bool has_replicas_;
+  bool passes_ = false;
   DBuffer main_grad_;  // made by the first reduction
   std::vector<at::Tensor> grad_slices_;
   DBuffer reduce_buffer_;

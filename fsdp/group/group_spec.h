@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "fsdp/buffer/buffer_allocator.h"
+#include "fsdp/buffer/disk_memory.h"
 #include "fsdp/group/group_links.h"
 #include "fsdp/group/group_owner.h"
 #include "fsdp/group/main_weights.h"
@@ -33,6 +34,7 @@ struct GroupSpec {
   Precision precision;
   WholeWeights whole_weights = WholeWeights::kInPlace;
   MainWeights main_weights = MainWeights::kOnDevice;
+  std::shared_ptr<DiskMemory> disk;  // for MainWeights::kOnDisk
   GroupLinks links;
   std::shared_ptr<BufferAllocator> allocator;
   std::weak_ptr<GroupOwner> owner;

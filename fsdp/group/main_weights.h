@@ -10,6 +10,10 @@ enum class MainWeights {
   // rank's part of the weights in the dtype they are gathered in. It comes up to date at the first gather after a step,
   // gradients leave when they are reduced: the host waits for the device at each of them.
   kOnHost,
+  // In a file of ShardOptions::offload_folder, for state that is larger than memory: unit by unit they are read ahead,
+  // and written behind, by those who pass over them (gathers, reductions, norms, this library's optimizers). Beside a
+  // GPU as kOnHost, in memory that is not page-locked. Ranks of a host gather weights each for itself.
+  kOnDisk,
 };
 
 }  // namespace fsdp

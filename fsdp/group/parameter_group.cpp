@@ -32,7 +32,10 @@ ParameterGroup::ParameterGroup(GroupSpec spec)
     sizes_.push_back(parameter.sizes().vec());
     parameters_.emplace_back(parameter.getIntrusivePtr());
   }
-  copies_whole_ = spec.whole_weights == WholeWeights::kCopied && traits_.shards_main_weight && whole_main_weight();
+  const bool is_on_disk = spec.main_weights == MainWeights::kOnDisk;
+  if (is_on_disk) disk_ = std::move(spec.disk);
+  copies_whole_ =
+      (spec.whole_weights == WholeWeights::kCopied || is_on_disk) && traits_.shards_main_weight && whole_main_weight();
   make_buffers(spec);
   adopt_parameters(spec.parameters);
   make_leaves(spec.precision);
@@ -49,20 +52,22 @@ void ParameterGroup::make_buffers(const GroupSpec& spec) {
   const at::ScalarType main_dtype = parameters.front().scalar_type();
   const at::ScalarType param_dtype = spec.precision.param.value_or(main_dtype);
   const auto options = parameters.front().options().device(spec.device).requires_grad(false);
-  is_on_host_ = spec.main_weights == MainWeights::kOnHost && !spec.device.is_cpu();
+  is_on_host_ = spec.main_weights != MainWeights::kOnDevice && !spec.device.is_cpu();
   auto main_options = is_on_host_ ? options.device(at::kCPU) : options;
-  if (is_on_host_ && spec.device.is_cuda()) main_options = main_options.pinned_memory(true);
+  if (is_on_host_ && spec.device.is_cuda() && !disk_) main_options = main_options.pinned_memory(true);
   const int rank = links_.shard->rank();
   const Placement placement = traits_.shards_main_weight ? Placement::kShard : Placement::kReplicate;
+  const bool is_where_computed = !is_on_host_ && !disk_;
   residence_ =
-      choose_residence(traits_, {whole_main_weight() && !copies_whole_, param_dtype == main_dtype && !is_on_host_,
-                                 links_.host && !over_replicas() && !copies_whole_});
+      choose_residence(traits_, {whole_main_weight() && !copies_whole_, param_dtype == main_dtype && is_where_computed,
+                                 links_.host && !over_replicas() && !copies_whole_ && !disk_});
 
-  main_weight_ = DBuffer(main_layout_, placement, main_index_, main_options, Backing::kOwned);
+  main_weight_ = resting_buffer(main_layout_, placement, main_index_, main_options);
   for (size_t i = 0; i < parameters.size(); ++i) {
     const layout::Range slice = main_slice(i);
     main_weight_.part(i).copy_(parameters[i].detach().view({-1}).narrow(0, slice.begin, slice.size()));
   }
+  write_behind(main_weight_.local());
   if (residence_ == Residence::kAliased) {
     unsharded_ = is_alone() ? main_weight_ : main_weight_.alias();
     weight_phase_ = PhaseOf<WeightPhase>(WeightPhase::kUnsharded);
@@ -72,9 +77,17 @@ void ParameterGroup::make_buffers(const GroupSpec& spec) {
     const Backing backing = residence_ == Residence::kPersistent ? Backing::kOwned : Backing::kSlab;
     unsharded_ = DBuffer(layout_, Placement::kReplicate, rank, options.dtype(param_dtype), backing);
     if (residence_ == Residence::kReleased && (param_dtype != main_dtype || over_replicas() || is_on_host_)) {
-      model_weight_ = DBuffer(layout_, Placement::kShard, rank, options.dtype(param_dtype), Backing::kOwned);
+      model_weight_ = resting_buffer(layout_, Placement::kShard, rank, options.dtype(param_dtype));
     }
   }
+}
+
+// On the disk, where this group is there and the buffer is the host's.
+DBuffer ParameterGroup::resting_buffer(const std::shared_ptr<const layout::FlatLayout>& layout, Placement placement,
+                                       int index, const at::TensorOptions& options) const {
+  if (!disk_ || !options.device().is_cpu()) return {layout, placement, index, options, Backing::kOwned};
+  const int64_t numel = placement == Placement::kShard ? layout->shard_numel : layout->total_numel();
+  return {layout, placement, index, disk_->zeros(numel, options.dtype().toScalarType())};
 }
 
 void ParameterGroup::share_unsharded(const at::TensorOptions& options) {
@@ -128,7 +141,10 @@ void ParameterGroup::make_leaves(const Precision& precision) {
   spec.main_index = main_index_;
   spec.sum_options = main.options().device(unsharded_.local().device());
   spec.main_options = main.options().dtype(precision.main_grad.value_or(main.scalar_type()));
-  if (is_on_host_ && spec.sum_options.device().is_cuda()) spec.main_options = spec.main_options.pinned_memory(true);
+  spec.disk = disk_;
+  if (is_on_host_ && spec.sum_options.device().is_cuda() && !disk_) {
+    spec.main_options = spec.main_options.pinned_memory(true);
+  }
   spec.reduce_dtype = precision.reduce.value_or(main.scalar_type());
   spec.accumulate_dtype = precision.accumulate.value_or(main.scalar_type());
   spec.traits = traits_;
@@ -346,6 +362,7 @@ void ParameterGroup::refresh_model_weight() {
     const at::Tensor source = gather_source();
     writable(source.defined() ? source : unsharded_.local()).copy_(main_weight_.local());
   }
+  if (copies) write_behind(main_weight_.local());
   model_revision_ = revision;
   publish_model_weight();
 }

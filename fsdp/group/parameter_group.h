@@ -81,6 +81,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   int64_t gathered_bytes() const;
   // The main weight and its gradient are in memory of the host, the gathered weights elsewhere.
   bool is_on_host() const { return is_on_host_; }
+  // Null unless main weight and gradient are on a disk: where states of an optimizer belong too.
+  const std::shared_ptr<DiskMemory>& disk() const { return disk_; }
   // Undefined, or the low-precision copy of this rank's main weight. An optimizer may write it together with the main
   // weight and then calls set_model_weight_current().
   at::Tensor model_weight_copy() const;
@@ -156,7 +158,10 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void count_missing_gradients_as_zero();
   // An optimizer's update of this group, to be called in the backward as soon as its gradients are reduced; empty:
   // none.
-  void set_update_in_backward(std::function<void()> update) { update_in_backward_ = std::move(update); }
+  void set_update_in_backward(std::function<void()> update) {
+    update_in_backward_ = std::move(update);
+    gradients_->set_passing(updates_in_backward());
+  }
   bool updates_in_backward() const { return update_in_backward_ != nullptr; }
   void update_in_backward();
 
@@ -168,6 +173,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void make_leaves(const Precision& precision);
   void share_unsharded(const at::TensorOptions& options);
   void share_main_weight();
+  DBuffer resting_buffer(const std::shared_ptr<const layout::FlatLayout>& layout, Placement placement, int index,
+                         const at::TensorOptions& options) const;
   void await_readers();
   void refresh_model_weight();
   // [Note: Memory that nobody may read] Operators are seen before they read gathered weights; torch::save() and
@@ -197,8 +204,9 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   int main_index_ = 0;
   int part_ = 0;
   SumOrder sum_order_ = SumOrder::kAsTheyCome;
-  bool is_on_host_ = false;    // MainWeights::kOnHost, and the device is another
-  bool copies_whole_ = false;  // WholeWeights::kCopied, and there is one shard
+  bool is_on_host_ = false;           // MainWeights::kOnHost or kOnDisk, and the device is another
+  std::shared_ptr<DiskMemory> disk_;  // MainWeights::kOnDisk
+  bool copies_whole_ = false;         // WholeWeights::kCopied, and there is one shard
   Residence residence_ = Residence::kReleased;
   std::shared_ptr<BufferAllocator> allocator_;
   std::weak_ptr<GroupOwner> owner_;

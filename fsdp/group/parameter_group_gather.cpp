@@ -38,6 +38,7 @@ int64_t ParameterGroup::start_unshard(const std::string& cause) {
     return 0;
   }
   int64_t bytes = 0;
+  read_ahead(source);
   comm::Job job =
       from_forward_group ? gather_from_forward_group(cause, &bytes) : gather_from_shards(source, cause, &bytes);
   job.after = points_before_gather(is_fresh, from_forward_group, revision);
@@ -80,7 +81,12 @@ comm::Job ParameterGroup::gather_from_shards(const at::Tensor& source, const std
   *bytes = copies_whole_ ? unsharded_.bytes() : received_bytes(unsharded_.bytes(), *links_.shard);
   const comm::CallLabel label = label_of("gather", cause);
   if (!over_replicas() || replica_revision_ == model_revision_) {
-    return comm::Job("gather", unit_name_, unsharded_.all_gather_from(source, links_.shard, label));
+    comm::Stage gather = unsharded_.all_gather_from(source, links_.shard, label);
+    // With no other rank to meet, the disk gets the time until the weights are waited for.
+    if (!disk_ || links_.shard->size() > 1) return comm::Job("gather", unit_name_, std::move(gather));
+    comm::Job job("gather", unit_name_, [] { return comm::Pending(); });
+    job.next.push_back(std::move(gather));
+    return job;
   }
   // Every replica wrote its part of this shard group's weights; all of them come before the gather that they are for.
   *bytes += received_bytes(model_weight_.bytes(), *links_.replicate);
@@ -107,6 +113,7 @@ void ParameterGroup::finish_unshard() {
   }
   forget_forward_shard();
   refuse_access_unless_current();
+  if (disk_ && residence_ == Residence::kReleased) write_behind(gather_source());
 }
 
 void ParameterGroup::reshard(const StreamPoint& end) {

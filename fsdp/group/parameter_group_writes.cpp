@@ -35,6 +35,7 @@ void ParameterGroup::write_back() {
           writable(unsharded_.local()).narrow(0, layout_->offsets[i] + slice.begin, slice.size()).to(main.device());
       const at::Tensor changed = main.to(written.scalar_type()).ne(written);
       main.copy_(at::where(changed, written.to(main.scalar_type()), main));
+      write_behind(main);
     }
   }
   note_main_weight_write();

@@ -8,6 +8,7 @@
 
 #include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
+#include "fsdp/buffer/disk_memory.h"
 #include "fsdp/group/cut.h"
 #include "fsdp/group/leaves.h"
 #include "fsdp/group/parameter_group.h"
@@ -101,7 +102,9 @@ struct PartialSum {
 // without a gradient.
 std::vector<PartialSum> local_sums(const std::vector<at::Tensor>& leaves, double p) {
   std::vector<PartialSum> sums;
-  for (const at::Tensor& leaf : leaves) {
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const at::Tensor& leaf = leaves[i];
+    if (i + 1 < leaves.size()) read_ahead(leaves[i + 1].grad());
     const auto member = registry::find_leaf(leaf);
     FSDP_CHECK(
         !member || !member->group->updates_in_backward(), "[clip_grad_norm_] unit '", member->group->unit_name(),
@@ -114,7 +117,9 @@ std::vector<PartialSum> local_sums(const std::vector<at::Tensor>& leaves, double
       return item.comms == comms && item.device == leaf.device() && item.order == order;
     });
     if (known == sums.end()) known = sums.insert(sums.end(), PartialSum{comms, leaf.device(), p, order});
-    if (leaf.grad().defined()) known->add(leaf.grad());
+    if (!leaf.grad().defined()) continue;
+    known->add(leaf.grad());
+    write_behind(leaf.grad());
   }
   return sums;
 }
@@ -179,6 +184,7 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& leaves, double max_nor
     } else {
       leaf.grad().mul_(found.factor.to(leaf.device()));
     }
+    write_behind(leaf.grad());
   }
   return found.norm;
 }

@@ -8,6 +8,7 @@
 
 #include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
+#include "fsdp/buffer/disk_memory.h"
 #include "fsdp/group/cut.h"
 #include "fsdp/group/parameters.h"
 #include "fsdp/group/registry.h"
@@ -197,7 +198,10 @@ const FlatParameters::Stretch& FlatParameters::states_of(const Leaf& leaf) {
   for (const StateSpec& spec : needs_of(leaf).states) {
     if (stretch.states.size() == needs_of(leaf).states.size()) break;
     const int64_t numel = (stretch.numel + spec.block - 1) / spec.block;
-    stretch.states.push_back(at::zeros({numel}, options.dtype(spec.dtype.value_or(leaf.tensor.scalar_type()))));
+    const at::ScalarType dtype = spec.dtype.value_or(leaf.tensor.scalar_type());
+    const bool is_on_disk = leaf.group && leaf.group->disk();
+    stretch.states.push_back(is_on_disk ? leaf.group->disk()->zeros(numel, dtype)
+                                        : at::zeros({numel}, options.dtype(dtype)));
   }
   return stretch;
 }
@@ -249,6 +253,7 @@ void FlatParameters::for_each_run(const Update& update) {
   }
   for (size_t first = 0; first < leaves_.size();) {
     const size_t end = end_of_run(first);
+    if (end < leaves_.size()) read_ahead_from(leaves_[end]);
     update_run(first, end, update);
     const bool is_last = end == leaves_.size() || leaves_[end].group != leaves_[first].group;
     if (is_last && leaves_[first].group) leaves_[first].group->publish_model_weight();
@@ -280,6 +285,21 @@ FlatParameters::~FlatParameters() {
   for (const auto& group : in_backward_) group->set_update_in_backward(nullptr);
 }
 
+// The first piece of a run that begins with this leaf, as far as it lies on a disk.
+void FlatParameters::read_ahead_from(const Leaf& leaf) const {
+  if (!leaf.group || !leaf.group->disk() || leaf.tensor.numel() == 0) return;
+  const auto ahead = [](const at::Tensor& whole, int64_t begin) {
+    if (whole.defined()) read_ahead(whole.narrow(0, begin, std::min(kDiskPiece, whole.numel() - begin)));
+  };
+  ahead(leaf.group->main_weight().local(), leaf.begin);
+  if (has_flat_gradient(leaf)) ahead(leaf.group->gradients().main_grad().local(), leaf.begin);
+  const Stretch& stretch = stretches_[leaf.stretch];
+  for (size_t i = 0; i < stretch.states.size(); ++i) {
+    const int64_t block = needs_of(leaf).states[i].block;
+    ahead(stretch.states[i], (leaf.begin - stretch.begin) / block);
+  }
+}
+
 void FlatParameters::update_run(size_t first, size_t end, const Update& update) {
   const Leaf& head = leaves_[first];
   const at::Tensor& gradient = head.tensor.grad();
@@ -292,7 +312,11 @@ void FlatParameters::update_run(size_t first, size_t end, const Update& update) 
              " elements for a parameter of ", head.tensor.numel(), ". Do not replace .grad by another shape.");
   const bool write_copy = head.group && head.group->begin_model_weight_write();
   const FlatRun run = make_run(first, end, write_copy);
-  if (run.weight.numel() > 0) update_in_dtype(run, update);
+  if (run.weight.numel() > 0) {
+    const auto update_here = [&](const FlatRun& here) { update_in_dtype(here, update); };
+    const bool is_on_disk = head.group && head.group->disk();
+    is_on_disk ? pass_over_disk(run, update_here) : update_here(run);
+  }
   if (head.group) {
     head.group->note_raw_main_weight_write();
   } else {

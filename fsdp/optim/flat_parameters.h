@@ -98,6 +98,7 @@ class FlatParameters {
   };
 
   void enter_library() const;
+  void read_ahead_from(const Leaf& leaf) const;
   void update_run(size_t first, size_t end, const Update& update);
   void add_leaf(const at::Tensor& tensor, size_t options);
   std::string name_of(const Leaf& leaf) const;

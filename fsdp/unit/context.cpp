@@ -74,6 +74,16 @@ Context::~Context() {
   if (reduce_lane_) reduce_lane_->give_up();
 }
 
+std::shared_ptr<DiskMemory> Context::disk_for(const ShardOptions& options) {
+  const bool is_on_disk = options.main_weights == MainWeights::kOnDisk;
+  FSDP_CHECK(is_on_disk == !options.offload_folder.empty(), "[fully_shard] ShardOptions::offload_folder: got '",
+             options.offload_folder.string(), "', expected a folder with MainWeights::kOnDisk and none without.");
+  if (!is_on_disk) return nullptr;
+  std::shared_ptr<DiskMemory>& disk = disks_[options.offload_folder];
+  if (!disk) disk = std::make_shared<DiskMemory>(options.offload_folder);
+  return disk;
+}
+
 void Context::set_ranks_of_step(const std::vector<int>& ranks) {
   if (comm_->ranks() == ranks) return;
   const bool is_unused =

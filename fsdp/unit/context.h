@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "fsdp/base/trace.h"
+#include "fsdp/buffer/disk_memory.h"
 #include "fsdp/group/parameter_group.h"
 #include "fsdp/mesh/mesh.h"
 #include "fsdp/schedule/turns.h"
@@ -79,6 +81,9 @@ class Context : public GroupOwner, private schedule::UnitWeights, public std::en
 
   Counters& counters() { return counters_; }
   const std::shared_ptr<BufferAllocator>& allocator() const { return allocator_; }
+  // For MainWeights::kOnDisk, this rank's file in the folder of the options, made at first use; else null. Throws
+  // Error(kUsage) for a folder without that or that without a folder, Error(kFileSystem).
+  std::shared_ptr<DiskMemory> disk_for(const ShardOptions& options);
   const std::shared_ptr<comm::Lane>& gather_lane() const { return gather_lane_; }
   const std::shared_ptr<comm::Lane>& reduce_lane() const { return reduce_lane_; }
   c10::Device device() const { return device_; }
@@ -172,6 +177,7 @@ class Context : public GroupOwner, private schedule::UnitWeights, public std::en
   c10::Device device_;
   std::shared_ptr<comm::Comm> comm_;  // of a step
   std::shared_ptr<BufferAllocator> allocator_;
+  std::map<std::filesystem::path, std::shared_ptr<DiskMemory>> disks_;
   std::shared_ptr<comm::Lane> gather_lane_;  // null in a world of one on the CPU; both the same where unified
   std::shared_ptr<comm::Lane> reduce_lane_;
   std::thread::id user_thread_;

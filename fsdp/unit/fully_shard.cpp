@@ -264,6 +264,7 @@ void add_group(const std::shared_ptr<LiveUnit>& unit, SubjectParameters members,
   spec.precision = options.precision;
   spec.whole_weights = options.whole_weights;
   spec.main_weights = options.main_weights;
+  spec.disk = unit->state.context->disk_for(options);
   spec.links = links;
   spec.allocator = unit->state.context->allocator();
   spec.owner = unit->state.context;

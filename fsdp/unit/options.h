@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
@@ -101,6 +102,7 @@ struct ShardOptions {
   BufferSync buffers = BufferSync::kPerRank;
   WholeWeights whole_weights = WholeWeights::kInPlace;
   MainWeights main_weights = MainWeights::kOnDevice;
+  std::filesystem::path offload_folder = {};  // of MainWeights::kOnDisk: exists, on a fast disk of this host
   // Where the weights live from then on; unset: where the parameters are. A model that was built on the CPU, deferred
   // or not, gets to a GPU this way without ever being there as a whole; its buffers stay, so move them (Module::to)
   // before.

@@ -184,7 +184,10 @@ MemoryCategories Unit::memory() const {
   memory.grads = resting.main_grad;
   for (const UnitState* unit : state_->subtree()) {
     for (const auto& group : unit->groups) {
-      if (!group->is_on_host()) continue;
+      if (group->disk() && !group->is_on_host() && group->residence() == Residence::kReleased) {
+        memory.params -= group->resting_copy_bytes();
+      }
+      if (!group->is_on_host() && !group->disk()) continue;
       memory.params -= bytes_per_rank(group->main_weight());
       memory.grads -= bytes_per_rank(group->gradients().main_grad());
     }

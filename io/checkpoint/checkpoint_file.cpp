@@ -97,6 +97,8 @@ CheckpointFile write_chunks(FileOps& files, const std::filesystem::path& path, u
 
 }  // namespace
 
+void copy_bytes(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
+
 std::string FlatRange::entry_name() const {
   return name + "[" + std::to_string(begin) + ":" + std::to_string(end) + "]";
 }
@@ -126,7 +128,7 @@ FileImage::FileImage(std::vector<FlatRange> ranges) : ranges_(std::move(ranges))
 }
 
 void FileImage::compose(std::span<const void* const> sources, uint64_t begin, uint64_t end, void* out) const {
-  compose(sources, begin, end, out, [](void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); });
+  compose(sources, begin, end, out, copy_bytes);
 }
 
 void FileImage::compose(std::span<const void* const> sources, uint64_t begin, uint64_t end, void* out,
@@ -158,10 +160,10 @@ void FileImage::compose(std::span<const void* const> sources, uint64_t begin, ui
 }
 
 CheckpointFile write_image(FileOps& files, const std::filesystem::path& path, const FileImage& image,
-                           std::span<const void* const> sources, int num_threads) {
+                           std::span<const void* const> sources, int num_threads, FileImage::CopyBytes copy) {
   return write_chunks(files, path, image.bytes(), std::min(image.bytes(), kChunkBytes), num_threads,
                       [&](uint64_t begin, uint64_t end, void* buffer) {
-                        image.compose(sources, begin, end, buffer);
+                        image.compose(sources, begin, end, buffer, copy);
                         return buffer;
                       });
 }

@@ -25,6 +25,9 @@ struct FlatRange {
   std::string entry_name() const;
 };
 
+// memcpy().
+void copy_bytes(void* to, const void* from, size_t bytes);
+
 // What a file of ranges looks like before it exists: a safetensors file whose entries are 1-D. Each range starts at a
 // multiple of 64 bytes of the file (gaps are entries named "pad/<n>" of dtype U8), the first at a multiple of
 // kDirectAlignment.
@@ -56,8 +59,10 @@ class FileImage {
 
 // Writes a whole image to a new file and syncs it: `num_threads` workers compose, hash and write chunk after chunk.
 // Signals are blocked in the workers. Returns what the manifest says of it. Throws Error(kFileSystem).
+// `copy` is called by the workers, for each piece of a source once or more.
 CheckpointFile write_image(FileOps& files, const std::filesystem::path& path, const FileImage& image,
-                           std::span<const void* const> sources, int num_threads);
+                           std::span<const void* const> sources, int num_threads,
+                           FileImage::CopyBytes copy = copy_bytes);
 
 // The same from memory that holds the composed image already (image.bytes() bytes, aligned to kDirectAlignment and
 // with room up to the next multiple of it): nothing is copied.

@@ -112,6 +112,8 @@ TEST_F(Tune, StoppedTuningGoesOnBitForBit) {
         Kind{"adapters, dropout", 2, method + "--tune.lora_dropout=0.2", "adapter_model.safetensors"},
         Kind{"adapters, base in bf16", 2, method + "--shard.precision=bf16", "adapter_model.safetensors"},
         Kind{"adapters, HSDP", 4, method + "--shard.strategy=hybrid --shard.replicas=2", "adapter_model.safetensors"},
+        Kind{"state on a disk", 2, "--shard.offload=disk --shard.precision=bf16", "model.safetensors"},
+        Kind{"adapters on a disk, base too", 2, method + "--shard.offload=disk", "adapter_model.safetensors"},
         Kind{"frozen blocks", 2, "--tune.frozen=model.embed_tokens.*,model.layers.[0-1].*", "model.safetensors"}}) {
     const std::string more =
         kind.options + " --train.steps=9 --checkpoint.every_steps=4 --resume=auto " + "--output.overwrite=replace";
@@ -128,6 +130,23 @@ TEST_F(Tune, StoppedTuningGoesOnBitForBit) {
     const std::string file = std::string("/model/") + kind.weights;
     EXPECT_TRUE(read_file(path("stopped") + file) == read_file(path("straight") + file)) << kind.name;
   }
+}
+
+// What a disk holds is what memory would hold.
+TEST_F(Tune, StateOnADiskTrainsTheSameModel) {
+  const std::string more = "--train.microbatch_sequences=2 --train.steps=6 ";
+  ASSERT_EQ(launch_fsdp(2, train(more + "--output.folder=" + path("memory"))).exit_code, 0);
+  const CommandResult disk =
+      launch_fsdp(2, train(more + "--shard.offload=disk --shard.offload_folder=" + path("fast/disk") +
+                           " --output.folder=" + path("disk")));
+  ASSERT_EQ(disk.exit_code, 0) << disk.err;
+  EXPECT_EQ(read_file(path("disk") + "/ledger.jsonl"), read_file(path("memory") + "/ledger.jsonl"));
+  EXPECT_TRUE(read_file(path("disk") + "/model/model.safetensors") ==
+              read_file(path("memory") + "/model/model.safetensors"));
+  EXPECT_TRUE(std::filesystem::is_empty(path("fast/disk")));  // the files have no names
+  const CommandResult nowhere = run_fsdp(train("--shard.offload=disk --shard.offload_folder=" + path("run.toml/x")));
+  EXPECT_EQ(nowhere.exit_code, 7);
+  EXPECT_TRUE(contains(nowhere.err, "shard.offload_folder")) << nowhere.err;
 }
 
 TEST_F(Tune, AnAdapterTrainsOn) {

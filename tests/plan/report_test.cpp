@@ -11,6 +11,7 @@
 namespace fsdp::plan::report_test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 Report small_report(int64_t node = 8) {
@@ -32,6 +33,29 @@ TEST(PlanReport, PartsAddUp) {
   EXPECT_EQ(json["traffic"]["gather_bytes"].get<int64_t>() + json["traffic"]["reduce_bytes"].get<int64_t>(),
             json["traffic"]["inside_node"].get<int64_t>() + json["traffic"]["between_nodes"].get<int64_t>());
   EXPECT_EQ(json["memory"]["parts"]["reserve"], int64_t{1} << 30);
+}
+
+// What a disk holds is as large as in memory; of it memory has the pages on their way, whatever the model's size.
+TEST(PlanReport, StateOnADiskIsNotInMemory) {
+  plan::Setup setup;
+  setup.shards = 2;
+  setup.precision = parse_planned_precision("bf16");
+  setup.transport = Transport::kSharedMemory;
+  const PlannedModel model = decoder_model("smollm2-1.7b", models::find_preset("smollm2-1.7b")->config);
+  setup.copies = GatheredCopies::kPerRank;
+  const Report memory = make_report(model, setup);
+  setup.state = StatePlace::kDisk;
+  setup.copies = GatheredCopies::kOnePerHost;  // which a state on a disk overrides
+  const Report disk = make_report(model, setup);
+  EXPECT_EQ(disk.memory.all_on_disk(), memory.memory.at_rest());
+  EXPECT_EQ(disk.memory.at_rest(), 0);
+  for (const Part part : {Part::kMainWeight, Part::kModelWeight, Part::kMainGrad, Part::kOptimizer}) {
+    EXPECT_EQ(disk.memory.size_of(part), memory.memory[part]) << name(part);
+  }
+  EXPECT_LT(disk.memory[Part::kReserve], int64_t{1} << 30);
+  EXPECT_EQ(disk.memory.total(), memory.memory.total() - memory.memory.at_rest() + disk.memory[Part::kReserve]);
+  EXPECT_THAT(to_text(disk), AllOf(HasSubstr("  on a disk "), HasSubstr("state on a disk")));
+  EXPECT_EQ(to_json(disk)["memory"]["on_disk"], memory.memory.at_rest());
 }
 
 TEST(PlanReport, TheTableNamesEveryPartThatIsThere) {

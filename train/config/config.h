@@ -101,6 +101,8 @@ struct ShardConfig {
   int64_t prefetch_depth = 1;
   std::string device = "cpu";
   std::string whole_weights = "in_place";
+  std::string offload = "none";
+  std::string offload_folder;
 };
 
 struct MeshConfig {

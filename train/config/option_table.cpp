@@ -250,6 +250,11 @@ std::vector<Option> shard_options() {
       {"shard.whole_weights", FSDP_SLOT(shard.whole_weights), one_of({"in_place", "copied"}),
        "where one rank has every shard, as alone: compute with the weights where they are, or gather and free copies "
        "as if there were other ranks, to see what sharding costs"},
+      {"shard.offload", FSDP_SLOT(shard.offload), one_of({"none", "disk"}),
+       "disk: main weights, gradients and optimizer state in a file of each rank, read and written unit by unit, for a "
+       "model whose state is larger than memory; see docs/optimizers.md"},
+      {"shard.offload_folder", FSDP_SLOT(shard.offload_folder), any(),
+       "of that: a folder of a fast disk of each host, which is made; empty: output.folder"},
   };
 }
 

@@ -39,7 +39,7 @@ std::optional<plan::Report> plan_if_known(const Config& config, const ModelChoic
 }
 
 std::string planned_optimizer(const plan::Report& plan) {
-  return ", optimizer " + format_bytes(plan.memory[plan::Part::kOptimizer]);
+  return ", optimizer " + format_bytes(plan.memory.size_of(plan::Part::kOptimizer));
 }
 
 std::optional<plan::Forecast> forecast_run(const Config& config, const ModelChoice& choice, const plan::Report& plan) {
@@ -85,7 +85,7 @@ std::string compare_with_plan(const plan::Report& plan, const Unit& root, int64_
   using plan::Part;
   const RestingBytes rest = root.resting_bytes();
   const MemoryCategories memory = root.memory();
-  const auto planned = [&](Part part) { return plan.memory[part]; };
+  const auto planned = [&](Part part) { return plan.memory.size_of(part); };
   return "plan: this rank holds " +
          compared("weights", rest.main_weight + rest.model_weight,
                   planned(Part::kMainWeight) + planned(Part::kModelWeight)) +

@@ -1,6 +1,8 @@
 #include "train/model/build_model.h"
 
+#include <filesystem>
 #include <memory>
+#include <system_error>
 #include <utility>
 
 #include "train/axes/axes.h"
@@ -31,6 +33,18 @@ void set_parameters(models::Decoder& whole, const ModelChoice& choice, uint64_t 
   }
 }
 
+// Disks may be each host's own.
+void make_offload_folder(ShardOptions& options, const std::string& otherwise, const World& world) {
+  if (options.offload_folder.empty()) options.offload_folder = otherwise;
+  on_all_ranks(world, [&] {
+    std::error_code error;
+    std::filesystem::create_directories(options.offload_folder, error);
+    if (!error) return;
+    throw Error(ErrorCode::kFileSystem, "[train] shard.offload_folder: " + options.offload_folder.string() +
+                                            " cannot be made: " + error.message() + ". Choose another folder.");
+  });
+}
+
 }  // namespace
 
 ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const Config& config, const World& world,
@@ -52,6 +66,7 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
   use_fp8(decoder, config.shard);
   set_recomputation(decoder, parse_recomputation(config.train.recompute, config.train.recompute_every));
   ShardOptions options = shard_options(config.shard, device);
+  if (options.main_weights == MainWeights::kOnDisk) make_offload_folder(options, config.output.folder, world);
   options.layout = root_layout(config.optimizer);
   options.sum_order = sum_order(config.train);
   if (config.train.cuda_graphs) keep_addresses(options);

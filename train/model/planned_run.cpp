@@ -111,6 +111,7 @@ plan::Setup planned_setup(const Config& config, const RankCounts& ranks) {
                                                   : plan::Transport::kTwoLevel;
   setup.copies = plan::GatheredCopies::kOnePerHost;
   if (options.whole_weights == WholeWeights::kCopied) setup.whole_shard = plan::WholeShard::kCopied;
+  if (options.main_weights == MainWeights::kOnDisk) setup.state = plan::StatePlace::kDisk;
   setup.work = planned_work(config, groups);
   return setup;
 }

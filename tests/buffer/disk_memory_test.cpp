@@ -1,0 +1,155 @@
+#include "fsdp/buffer/disk_memory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <linux/magic.h>
+#include <sys/resource.h>
+#include <sys/vfs.h>
+#include <torch/torch.h>
+
+#include <csignal>
+#include <thread>
+#include <vector>
+
+#include "fsdp/base/error.h"
+#include "tests/io/temporary_folder.h"
+
+namespace fsdp::disk_memory_test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int64_t kNumel = int64_t{3} << 20;
+
+class DiskMemoryTest : public ::testing::Test {
+ protected:
+  io::TemporaryFolder folder_;
+  std::shared_ptr<DiskMemory> disk_ = std::make_shared<DiskMemory>(folder_.path());
+
+  bool is_in_memory_itself() const {
+    struct statfs system {};
+    statfs(folder_.path().c_str(), &system);
+    return system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC;
+  }
+};
+
+TEST_F(DiskMemoryTest, TensorsAreOrdinaryOnes) {
+  const torch::Tensor tensor = disk_->zeros(kNumel, torch::kFloat);
+  EXPECT_TRUE(is_on_disk(tensor));
+  EXPECT_FALSE(is_on_disk(torch::zeros({4})));
+  EXPECT_TRUE(torch::equal(tensor, torch::zeros({kNumel})));
+  const torch::Tensor wanted = torch::arange(kNumel, torch::kFloat);
+  tensor.copy_(wanted);
+  EXPECT_TRUE(torch::equal(tensor.narrow(0, 5, 100), wanted.narrow(0, 5, 100)));
+  EXPECT_TRUE(is_on_disk(tensor.narrow(0, kNumel - 1, 1)));
+}
+
+TEST_F(DiskMemoryTest, WhatWasWrittenBehindComesBack) {
+  const torch::Tensor tensor = disk_->zeros(kNumel, torch::kFloat);
+  const torch::Tensor wanted = torch::arange(kNumel, torch::kFloat);
+  tensor.copy_(wanted);
+  write_behind(tensor);
+  disk_->finish_writes();
+  if (!is_in_memory_itself()) {
+    EXPECT_EQ(bytes_in_memory(tensor), 0);
+  }
+  read_ahead(tensor);
+  EXPECT_TRUE(torch::equal(tensor, wanted));
+}
+
+// Nobody waits for the writer before the next change.
+TEST_F(DiskMemoryTest, ChangesWhileItIsWrittenAreKept) {
+  const torch::Tensor tensor = disk_->zeros(kNumel, torch::kFloat);
+  for (int pass = 0; pass < 20; ++pass) {
+    tensor.add_(1);
+    write_behind(tensor);
+    tensor.narrow(0, kNumel / 2, 100).add_(1);
+  }
+  EXPECT_EQ(tensor[0].item<float>(), 20);
+  EXPECT_EQ(tensor[kNumel / 2].item<float>(), 40);
+  EXPECT_EQ(tensor.sum(torch::kDouble).item<double>(), 20.0 * (kNumel + 100));
+}
+
+TEST_F(DiskMemoryTest, SeveralThreadsPassOverIt) {
+  const torch::Tensor tensor = disk_->zeros(8 * kNumel / 4, torch::kFloat);
+  std::vector<std::thread> threads;
+  for (int64_t i = 0; i < 4; ++i) {
+    threads.emplace_back([part = tensor.narrow(0, i * kNumel / 2, kNumel / 2), i] {
+      for (int pass = 0; pass < 5; ++pass) {
+        read_ahead(part);
+        part.add_(static_cast<double>(i + 1));
+        write_behind(part);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int64_t i = 0; i < 4; ++i) {
+    const torch::Tensor part = tensor.narrow(0, i * kNumel / 2, kNumel / 2);
+    EXPECT_TRUE(torch::equal(part, torch::full_like(part, 5.0 * static_cast<double>(i + 1))));
+  }
+}
+
+TEST_F(DiskMemoryTest, ForgottenContentIsNotReadAgain) {
+  const torch::Tensor tensor = disk_->zeros(kNumel, torch::kFloat);
+  tensor.fill_(7);
+  write_behind(tensor);
+  forget_content(tensor);
+  tensor.fill_(8);
+  EXPECT_TRUE(torch::equal(tensor, torch::full_like(tensor, 8)));
+}
+
+TEST_F(DiskMemoryTest, RoomComesBackWithTheTensor) {
+  {
+    const torch::Tensor tensor = disk_->zeros(kNumel, torch::kFloat);
+    tensor.fill_(1);
+    write_behind(tensor);
+    EXPECT_EQ(disk_->taken_bytes(), kNumel * 4);
+  }
+  EXPECT_EQ(disk_->taken_bytes(), 0);
+  // Addresses may be the same; their content is not.
+  const torch::Tensor next = disk_->zeros(kNumel, torch::kFloat);
+  EXPECT_TRUE(torch::equal(next, torch::zeros_like(next)));
+}
+
+TEST_F(DiskMemoryTest, TheFileHasNoName) {
+  const torch::Tensor tensor = disk_->zeros(16, torch::kFloat);
+  EXPECT_EQ(folder_.num_files(), 0u);
+}
+
+TEST_F(DiskMemoryTest, AFolderThatIsNotThereIsAnErrorByName) {
+  try {
+    const DiskMemory missing(folder_ / "missing");
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kFileSystem);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("missing"), HasSubstr("No such file or directory")));
+  }
+}
+
+// A limit on the size of files stands in for a disk that is full: the system refuses the same call.
+TEST_F(DiskMemoryTest, AFullDiskIsAnErrorByName) {
+  const auto before = std::signal(SIGXFSZ, SIG_IGN);
+  struct rlimit limit {};
+  getrlimit(RLIMIT_FSIZE, &limit);
+  const rlim_t old = limit.rlim_cur;
+  limit.rlim_cur = rlim_t{1} << 20;
+  setrlimit(RLIMIT_FSIZE, &limit);
+  ErrorCode code{};
+  std::string text;
+  try {
+    disk_->zeros(kNumel, torch::kFloat);
+  } catch (const Error& error) {
+    code = error.code();
+    text = error.what();
+  }
+  limit.rlim_cur = old;
+  setrlimit(RLIMIT_FSIZE, &limit);
+  std::signal(SIGXFSZ, before);
+  EXPECT_EQ(code, ErrorCode::kFileSystem);
+  EXPECT_THAT(text, AllOf(HasSubstr(folder_.path().string()), HasSubstr("12.0 MiB"), HasSubstr("free")));
+  EXPECT_EQ(disk_->taken_bytes(), 0);
+}
+
+}  // namespace
+}  // namespace fsdp::disk_memory_test
