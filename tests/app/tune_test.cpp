@@ -114,6 +114,7 @@ TEST_F(Tune, StoppedTuningGoesOnBitForBit) {
         Kind{"adapters, HSDP", 4, method + "--shard.strategy=hybrid --shard.replicas=2", "adapter_model.safetensors"},
         Kind{"state on a disk", 2, "--shard.offload=disk --shard.precision=bf16", "model.safetensors"},
         Kind{"adapters on a disk, base too", 2, method + "--shard.offload=disk", "adapter_model.safetensors"},
+        Kind{"balanced batches", 2, "--data.balance=true", "model.safetensors"},
         Kind{"frozen blocks", 2, "--tune.frozen=model.embed_tokens.*,model.layers.[0-1].*", "model.safetensors"}}) {
     const std::string more =
         kind.options + " --train.steps=9 --checkpoint.every_steps=4 --resume=auto " + "--output.overwrite=replace";

@@ -37,6 +37,7 @@ struct DataConfig {
   int64_t sequence_length = 512;
   std::string train_split = "train";
   std::string heldout_split = "heldout";
+  bool balance = false;
 };
 
 struct TrainConfig {

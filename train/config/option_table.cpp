@@ -111,6 +111,10 @@ std::vector<Option> data_options() {
        "tokens per sequence; documents are packed into sequences, attention stays inside a document"},
       {"data.train_split", FSDP_SLOT(data.train_split), any(), "split that is trained on"},
       {"data.heldout_split", FSDP_SLOT(data.heldout_split), any(), "split that is evaluated on; empty: none"},
+      {"data.balance", FSDP_SLOT(data.balance), any(),
+       "deal the sequences of a batch so that attention, whose work grows with the length of documents, takes all "
+       "ranks "
+       "equally long"},
   };
 }
 

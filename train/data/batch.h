@@ -17,6 +17,8 @@ struct Batch {
   at::Tensor input_ids_BT;    // int64
   at::Tensor targets_N;       // int64 [B * T], kNoTarget where nothing is predicted
   models::Sequence sequence;  // where documents start
+  // Of its rows in the endless row of sequences that training consumes; empty: one after the other from the batch's.
+  std::vector<int64_t> places = {};
 };
 
 // The sequences of a split as one batch, in this order. Where `sequences` is empty: sequence 0 without targets, so that

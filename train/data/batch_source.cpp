@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fsdp/base/error.h"
@@ -54,6 +55,14 @@ PackedBatches::PackedBatches(const Config& config, const RankPlace& place, const
       micro_sequences_(microbatch_sequences(config.train, place.num_data)),
       tree_(sum_tree_of(config, place.num_data)) {
   check_batch(config.train, place, data);
+  if (!config.data.balance) return;
+  if (tree_) {
+    throw Error(
+        ErrorCode::kUsage,
+        "[data] data.balance: got true with train.world_invariant, expected one of them: equal bits on any number "
+        "of ranks need sequences in one order, and dealing depends on that number.");
+  }
+  balanced_ = DealShape{place.num_data, num_microbatches(), micro_sequences_};
 }
 
 int64_t PackedBatches::consumed(int64_t step) const {
@@ -76,17 +85,40 @@ int64_t PackedBatches::first_sequence(int64_t micro) const {
 
 int64_t PackedBatches::position(int64_t step, int64_t micro) const { return consumed(step) + first_sequence(micro); }
 
-Batch PackedBatches::read_microbatch(int64_t consumed, int64_t micro) const {
-  return make_batch(data_, order_.sequences(consumed + first_sequence(micro), micro_sequences_));
+PackedBatches::GlobalBatch PackedBatches::global_batch(int64_t consumed) const {
+  std::vector<int64_t> sequences = order_.sequences(consumed, batch_sequences_);
+  if (!balanced_) return {std::move(sequences), {}};
+  std::vector<double> work;
+  for (const int64_t sequence : sequences) work.push_back(data_.attention_work(sequence));
+  GlobalBatch dealt;
+  for (const int64_t index : deal_by_work(work, *balanced_)) {
+    dealt.sequences.push_back(sequences[static_cast<size_t>(index)]);
+    dealt.places.push_back(consumed + index);
+  }
+  return dealt;
 }
 
-Batch PackedBatches::microbatch(int64_t step, int64_t micro) const { return read_microbatch(consumed(step), micro); }
+Batch PackedBatches::read_microbatch(const GlobalBatch& global_batch, int64_t micro) const {
+  const auto part_of = [&](const std::vector<int64_t>& whole) {
+    if (whole.empty()) return whole;
+    const auto first = whole.begin() + first_sequence(micro);
+    return std::vector<int64_t>(first, first + micro_sequences_);
+  };
+  Batch batch = make_batch(data_, part_of(global_batch.sequences));
+  batch.places = part_of(global_batch.places);
+  return batch;
+}
+
+Batch PackedBatches::microbatch(int64_t step, int64_t micro) const {
+  return read_microbatch(global_batch(consumed(step)), micro);
+}
 
 StepBatches PackedBatches::read_step(int64_t consumed) const {
   StepBatches step;
-  step.num_targets = std::max<int64_t>(1, data_.num_targets(order_.sequences(consumed, batch_sequences_)));
+  const GlobalBatch whole = global_batch(consumed);
+  step.num_targets = std::max<int64_t>(1, data_.num_targets(whole.sequences));
   for (int64_t micro = 0; micro < num_microbatches(); ++micro) {
-    step.microbatches.push_back(read_microbatch(consumed, micro));
+    step.microbatches.push_back(read_microbatch(whole, micro));
   }
   return step;
 }

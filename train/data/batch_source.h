@@ -7,6 +7,7 @@
 #include "fsdp/strategy/sum_order.h"
 #include "train/axes/rank_place.h"
 #include "train/config/config.h"
+#include "train/data/balance.h"
 #include "train/data/batch.h"
 #include "train/data/data_order.h"
 #include "train/data/packed_split.h"
@@ -48,7 +49,8 @@ class StepSource : public BatchSource {
 void check_batch(const TrainConfig& config, const RankPlace& place, const PackedSplit& data);
 
 // The shuffled sequences of a split, mixed by the weights of its sources: a rank has the contiguous part of each global
-// batch that its place says, or the parts that a tree of sums gives it.
+// batch that its place says, or the parts that a tree of sums gives it, or, with data.balance, those sequences of the
+// batch that make the ranks' attention work equal.
 class PackedBatches : public StepSource {
  public:
   // `data` must outlive this. Throws as check_batch() and sum_tree_of().
@@ -68,7 +70,13 @@ class PackedBatches : public StepSource {
   const PackedSplit& data() const { return data_; }
 
  private:
-  Batch read_microbatch(int64_t consumed, int64_t micro) const;
+  // In the order in which ranks and their microbatches have parts of it.
+  struct GlobalBatch {
+    std::vector<int64_t> sequences;
+    std::vector<int64_t> places;  // where they are in the row of sequences; empty: one after the other
+  };
+  GlobalBatch global_batch(int64_t consumed) const;
+  Batch read_microbatch(const GlobalBatch& global_batch, int64_t micro) const;
   int64_t first_sequence(int64_t micro) const;
 
   const PackedSplit& data_;
@@ -80,6 +88,7 @@ class PackedBatches : public StepSource {
   int64_t rank_sequences_;   // of each global batch
   int64_t micro_sequences_;  // of each microbatch
   std::optional<SumTreeOrder> tree_;
+  std::optional<DealShape> balanced_;
 };
 
 }  // namespace fsdp::train

@@ -75,6 +75,21 @@ int64_t PackedSplit::num_targets(const std::vector<int64_t>& sequences) const {
   return sum;
 }
 
+double PackedSplit::attention_work(int64_t sequence) const {
+  const auto [dataset, first, inputs] = window(sequence);
+  double work = 0;
+  int64_t begin = 0;
+  const auto end_at = [&](int64_t end) {
+    const auto length = static_cast<double>(end - begin);
+    work += length * (length + 1) / 2;
+    begin = end;
+  };
+  for (const int64_t start : dataset->document_starts(first + 1, inputs)) end_at(start + 1);
+  end_at(inputs);
+  end_at(sequence_length_);  // padding, if any
+  return work;
+}
+
 Example PackedSplit::read(int64_t sequence) const {
   const auto [dataset, first, inputs] = window(sequence);
   std::vector<int32_t> tokens(static_cast<size_t>(inputs) + 1);

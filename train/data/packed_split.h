@@ -52,6 +52,9 @@ class PackedSplit {
   // The same, summed.
   int64_t num_targets(const std::vector<int64_t>& sequences) const;
 
+  // Pairs of tokens that attention joins in a sequence: of each token those of its document up to it. From the index.
+  double attention_work(int64_t sequence) const;
+
   Example read(int64_t sequence) const;
 
  private:

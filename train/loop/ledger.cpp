@@ -39,7 +39,8 @@ uint64_t hash_rows(const Batch& batch, int64_t first) {
   uint64_t sum = 0;
   for (int64_t row = 0; row < rows; ++row) {
     const size_t offset = static_cast<size_t>(row) * row_bytes;
-    const uint64_t parts[3] = {static_cast<uint64_t>(first + row), io::hash_bytes({inputs + offset, row_bytes}),
+    const int64_t place = batch.places.empty() ? first + row : batch.places[static_cast<size_t>(row)];
+    const uint64_t parts[3] = {static_cast<uint64_t>(place), io::hash_bytes({inputs + offset, row_bytes}),
                                io::hash_bytes({targets + offset, row_bytes})};
     sum += io::hash_bytes({reinterpret_cast<const char*>(parts), sizeof(parts)});
   }
