@@ -37,6 +37,7 @@ class SectionSource : public StateSource {
     if (found == section->end() || !found->is_string()) return std::nullopt;
     return found->get<std::string>();
   }
+  void pass_over(const std::string& tensor) override { loader_.asked_.insert(full(tensor)); }
   void refuse(const std::string& difference) override { loader_.note(section_ + ": " + difference); }
   int saved_world_size() const override { return static_cast<int>(loader_.manifest_.world_size); }
 

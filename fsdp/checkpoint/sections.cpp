@@ -20,7 +20,7 @@ bool is_plain(const std::string& name) { return !name.empty() && name.find_first
 }  // namespace
 
 Sections::Sections(const State& state, const std::string& operation) : model_(tensors_of(state.model, operation)) {
-  own("model", make_module_state(model_));
+  own("model", make_module_state(model_, state.keeps));
   if (is_given(state.optimizer)) own("optimizer", make_optimizer_state(state.optimizer, model_));
   for (const auto& [name, optimizer] : state.more_optimizers) {
     FSDP_CHECK(is_plain(name) && is_given(optimizer), "[", operation, "] state.more_optimizers: got the name '", name,

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <ios>
+#include <map>
 #include <sstream>
 
 #include "fsdp/fsdp.h"
@@ -335,6 +336,45 @@ TEST(CheckpointState, OfATorchScriptModule) {
     train(again, other, 1);
     expect_same_bits(parameters(again), parameters(whole));
     EXPECT_TRUE(torch::equal(again.attr("scale").toTensor(), whole.attr("scale").toTensor()));
+  });
+}
+
+// A frozen base stays out of the checkpoint, and as it is.
+TEST(CheckpointState, LeavesAloneWhatIsNotKept) {
+  const TemporaryFolder folder;
+  const auto make = [](uint64_t seed) {
+    return make_seeded(seed, [] { return nn::Sequential(nn::Linear(6, 6), nn::Linear(6, 4)); });
+  };
+  run_ranks(2, [&](const World& world) {
+    nn::Sequential one = make(kSeed), other = make(kOtherSeed);
+    for (nn::Sequential* model : {&one, &other}) {
+      for (torch::Tensor& frozen : (*model)[0]->parameters()) frozen.requires_grad_(false);
+      fully_shard(**model, Mesh::shard(world));
+    }
+    const auto keeps = [](const std::string& name) { return name.starts_with("1."); };
+    checkpoint::save(folder / "step-1", {.model = *one, .keeps = keeps});
+    const std::string manifest = read_text(folder / "step-1/manifest.json");
+    EXPECT_THAT(manifest, ::testing::HasSubstr("model/1.weight"));
+    EXPECT_THAT(manifest, Not(::testing::HasSubstr("model/0.weight")));
+    std::map<std::string, torch::Tensor> before;
+    for (const auto& [name, leaf] : named_parameters(*other)) before[name] = leaf.detach().clone();
+    const auto wanted = named_parameters(*one);
+    checkpoint::load(folder / "step-1", {.model = *other, .keeps = keeps});
+    size_t i = 0;
+    for (const auto& [name, leaf] : named_parameters(*other)) {
+      EXPECT_TRUE(torch::equal(leaf, keeps(name) ? wanted[i].second : before.at(name))) << name;
+      ++i;
+    }
+    // All of it does not fit, a part of all does, and what trains may not stay out.
+    EXPECT_THAT(testing::error_of([&] { checkpoint::load(folder / "step-1", {.model = *other}); }),
+                ::testing::HasSubstr("model/0.weight is missing"));
+    checkpoint::save(folder / "step-2", {.model = *one});
+    checkpoint::load(folder / "step-2", {.model = *other, .keeps = keeps});
+    EXPECT_THAT(testing::error_of([&] {
+                  checkpoint::save(folder / "step-3",
+                                   {.model = *one, .keeps = [](const std::string&) { return false; }});
+                }),
+                ::testing::HasSubstr("which trains"));
   });
 }
 

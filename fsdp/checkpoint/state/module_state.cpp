@@ -12,10 +12,19 @@ namespace {
 
 class ModuleState : public Stateful {
  public:
-  explicit ModuleState(const ModuleTensors& module) : module_(module) {}
+  ModuleState(const ModuleTensors& module, std::function<bool(const std::string&)> keeps_name)
+      : module_(module), keeps_(std::move(keeps_name)) {
+    for (const ModuleTensor& tensor : module_.tensors) {
+      FSDP_CHECK(keeps(tensor) || !tensor.tensor->requires_grad(), "[checkpoint] state.keeps: got no for '",
+                 tensor.name,
+                 "', which trains, expected yes: its training would be lost. Freeze it before it is "
+                 "sharded, or keep it.");
+    }
+  }
 
   void save(StateSink& sink) override {
     for (const ModuleTensor& tensor : module_.tensors) {
+      if (!keeps(tensor)) continue;
       if (tensor.member) {
         sink.slice(WholeRange(tensor).to_save(tensor.name, leaf_of(tensor)));
       } else {
@@ -27,7 +36,9 @@ class ModuleState : public Stateful {
   void load(StateSource& source) override {
     read_.clear();
     for (const ModuleTensor& tensor : module_.tensors) {
-      if (tensor.member) {
+      if (!keeps(tensor)) {
+        source.pass_over(tensor.name);
+      } else if (tensor.member) {
         const WholeRange range(tensor);
         const TensorSlice slice = range.to_load(tensor.name, leaf_of(tensor));
         if (range.is_exchanged()) read_.push_back({&tensor, slice});
@@ -57,7 +68,10 @@ class ModuleState : public Stateful {
     return tensor.member->group->leaf(tensor.member->index).detach().view(-1);
   }
 
+  bool keeps(const ModuleTensor& tensor) const { return !keeps_ || keeps_(tensor.name); }
+
   const ModuleTensors& module_;
+  std::function<bool(const std::string&)> keeps_;
   std::vector<std::pair<const ModuleTensor*, TensorSlice>> read_;  // what ranks of a cut exchange then
 };
 
@@ -70,8 +84,9 @@ ModuleTensors tensors_of(const ModelRef& model, const std::string& operation) {
                                  : fsdp::tensors_of(*model.script, operation);
 }
 
-std::unique_ptr<Stateful> make_module_state(const ModuleTensors& tensors) {
-  return std::make_unique<ModuleState>(tensors);
+std::unique_ptr<Stateful> make_module_state(const ModuleTensors& tensors,
+                                            const std::function<bool(const std::string&)>& keeps) {
+  return std::make_unique<ModuleState>(tensors, keeps);
 }
 
 }  // namespace fsdp::checkpoint

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -57,6 +58,8 @@ class StateSource {
   // Of another rank if more ranks load than have saved. True if all ranks had the same. `tensor` has the right shape.
   virtual bool replica(const std::string& name, const at::Tensor& tensor) = 0;
   virtual std::optional<std::string> value(const std::string& key) const = 0;
+  // The checkpoint may have this tensor, and nobody here wants it.
+  virtual void pass_over(const std::string& tensor) = 0;
   // Something else does not fit: told together with all that is missing or has another shape.
   virtual void refuse(const std::string& difference) = 0;
   // How many ranks saved.
@@ -103,6 +106,9 @@ struct State {
   std::map<std::string, OptimizerRef> more_optimizers = {};  // of the same model, by name
   std::map<std::string, Stateful*> others = {};              // by name; not "model", "optimizer", "scaler" or "random"
   GradScaler* scaler = nullptr;  // fp16's loss scale; a checkpoint without one leaves it as it is
+  // Which of the model's tensors are in the checkpoint, by name; empty: all. The others, which must not train, are the
+  // program's to bring back: the base of an adapter. A load leaves them alone, whether the checkpoint has them or not.
+  std::function<bool(const std::string& name)> keeps = {};
 };
 
 }  // namespace checkpoint
