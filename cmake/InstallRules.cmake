@@ -3,7 +3,7 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(FSDP_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/fsdp)
-install(TARGETS fsdp fsdp_kernels EXPORT fsdpTargets
+install(TARGETS fsdp fsdp_kernels fsdp_c EXPORT fsdpTargets
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
         FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT fsdpTargets NAMESPACE fsdp:: DESTINATION ${FSDP_PACKAGE_DIR})
@@ -13,7 +13,7 @@ write_basic_package_version_file(${CMAKE_BINARY_DIR}/fsdpConfigVersion.cmake COM
 install(FILES ${CMAKE_BINARY_DIR}/fsdpConfig.cmake ${CMAKE_BINARY_DIR}/fsdpConfigVersion.cmake
               cmake/FindLibTorch.cmake
         DESTINATION ${FSDP_PACKAGE_DIR})
-set_target_properties(fsdp fsdp_kernels PROPERTIES INSTALL_RPATH "$ORIGIN")
+set_target_properties(fsdp fsdp_kernels fsdp_c PROPERTIES INSTALL_RPATH "$ORIGIN")
 if(TARGET fsdp_app)
   install(TARGETS fsdp_app RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   set_target_properties(fsdp_app PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${LIBTORCH_DIR}/lib")

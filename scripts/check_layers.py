@@ -84,6 +84,7 @@ ALLOWED = {
     "fsdp/functional": STATE_USERS,
     "fsdp/parallel": GROUP | {"fsdp/group", "fsdp/deferred", "kernels/operators"},
     "fsdp/deferred": {"fsdp/base"},
+    "fsdp/c": LIBRARY | {"fsdp/group", "fsdp/optim", "fsdp/checkpoint", "fsdp/checkpoint/archive"},
     "fsdp/unit": GROUP | {"fsdp/group", "fsdp/schedule", "fsdp/deferred"},
     "fsdp/pipeline": {"fsdp/base", "fsdp/comm", "fsdp/group", "fsdp/mesh", "fsdp/optim", "fsdp/strategy", "fsdp/unit"},
     "fsdp/plan": PURE | {"fsdp/base", "fsdp/group", "fsdp/mesh", "fsdp/unit", "io/base", "plan"},

@@ -35,7 +35,7 @@ version="" libtorch_version=""
 find_build() {
   command -v patchelf >/dev/null || fail "no patchelf, which makes paths relative. Install it (apt-get install patchelf)."
   if [ -z "$build" ]; then
-    FSDP_TARGETS="fsdp_app fsdp" scripts/setup.sh
+    FSDP_TARGETS="fsdp_app fsdp fsdp_c" scripts/setup.sh
     build=build/release
   fi
   libtorch=$(sed -n 's/^LIBTORCH_DIR:PATH=//p' "$build/CMakeCache.txt")

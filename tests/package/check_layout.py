@@ -65,7 +65,7 @@ def check_tarball(root, machine_paths):
     for path in programs:
         check_elf(path, root)
     check_texts(root, machine_paths)
-    for name in ("bin/fsdp", "bin/fsdp-quickstart", "include/fsdp/fsdp.h", "lib/cmake/fsdp/fsdpConfig.cmake",
+    for name in ("bin/fsdp", "bin/fsdp-quickstart", "include/fsdp/fsdp.h", "include/fsdp/c/fsdp_c.h", "lib/cmake/fsdp/fsdpConfig.cmake",
                  "libtorch/include/ATen/ATen.h", "share/man/man1/fsdp-train.1", "share/fsdp/configs/quickstart.toml"):
         expect((root / name).is_file(), f"{name}: is missing")
     version = run([root / "bin/fsdp", "--version"])
@@ -85,6 +85,17 @@ def check_cmake(root, scratch):
     result = run(["cmake", "-S", scratch / "program", "-B", scratch / "program/build", f"-DCMAKE_PREFIX_PATH={root}"],
                  PATH=os.environ["PATH"])
     expect(result.returncode == 0 and f"SHARED_LIBRARY with {root}/libtorch" in result.stdout, f"find_package: {result}")
+
+
+def check_c(root, source, scratch):
+    """A program in C needs the header, the library and a C compiler."""
+    program = scratch / "c_training"
+    built = run(["cc", "-std=c11", source / "tests/c/c_training.c", "-I", root / "include", "-L", root / "lib", "-lfsdp_c",
+                 f"-Wl,-rpath,{root}/lib", "-o", program], PATH=os.environ["PATH"])
+    expect(built.returncode == 0, f"a program in C: {built}")
+    if built.returncode == 0:
+        started = run([program])
+        expect(started.returncode == 2 and not started.stderr, f"a program in C without arguments: {started}")
 
 
 def install_wheel(wheel, site):
@@ -138,6 +149,7 @@ def main():
         (scratch / "staged").rename(moved)
         check_tarball(moved, [str(build), str(source)])
         check_cmake(moved, scratch)
+        check_c(moved, source, scratch)
         subprocess.run(package + ["wheel", str(moved)], check=True, env=environment)
         check_wheel(next((scratch / "packages").glob("*.whl")), moved, scratch)
     print("\n".join(problems) if problems else "check_layout: no problem")
