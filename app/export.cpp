@@ -6,6 +6,7 @@
 
 #include "app/command_line.h"
 #include "app/gguf/gguf_export.h"
+#include "app/progress/watched_source.h"
 #include "app/weight_options.h"
 #include "fsdp/base/error.h"
 #include "io/weights/merged_source.h"
@@ -42,7 +43,10 @@ int export_gguf(const std::unique_ptr<io::WeightSource>& source, const std::stri
                 "Pass --config.");
   const io::CopyPlan plan = io::plan_copy(*source, "", std::nullopt);
   const io::GgmlType type = parse_gguf_type(dtype, plan);
-  const std::string why_no_vocabulary = write_gguf(*source, plan, output, *config, type);
+  std::string why_no_vocabulary;
+  copy_with_progress("export", *source, plan.wanted, [&](const io::WeightSource& watched) {
+    why_no_vocabulary = write_gguf(watched, plan, output, *config, type);
+  });
   std::printf("export: %zu tensors, matrices as %s -> %s\n", plan.outputs.size(), std::string(io::name(type)).c_str(),
               output.path.c_str());
   if (!why_no_vocabulary.empty())
@@ -104,12 +108,14 @@ int run_export(const Arguments& arguments) {
   const std::unique_ptr<io::WeightSource> source = open_source(path, base, target);
   const io::CopyPlan plan = io::plan_copy(*source, "", target);
   if (is_dcp) {
-    io::write_dcp_folder(*source, plan, output, prefix);
+    copy_with_progress("export", *source, plan.wanted,
+                       [&](const io::WeightSource& watched) { io::write_dcp_folder(watched, plan, output, prefix); });
     print_copy("export", *source, plan, out);
     return 0;
   }
   const std::optional<nlohmann::json> config = find_config("export", config_path, *source);
-  io::write_model_folder(*source, plan, output, config);
+  copy_with_progress("export", *source, plan.wanted,
+                     [&](const io::WeightSource& watched) { io::write_model_folder(watched, plan, output, config); });
   print_copy("export", *source, plan, out);
   if (!config) {
     std::puts("export: the source has no config.json; pass --config before training or generating with this folder");

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "app/command_line.h"
+#include "app/progress/watched_source.h"
 #include "app/weight_options.h"
 #include "io/weights/open_weights.h"
 #include "io/weights/weights_copy.h"
@@ -44,8 +45,8 @@ int run_import(const Arguments& arguments) {
   const std::unique_ptr<io::WeightSource> source = io::open_weight_source(path);
   const std::optional<nlohmann::json> config = find_config("import", config_path, *source);
   const io::CopyPlan plan = io::plan_copy(*source, prefix, target);
-  io::write_model_folder(*source, plan, output, config);
-
+  copy_with_progress("import", *source, plan.wanted,
+                     [&](const io::WeightSource& watched) { io::write_model_folder(watched, plan, output, config); });
   print_copy("import", *source, plan, out);
   if (!config) {
     std::puts(

@@ -3,13 +3,15 @@
 #include <vector>
 
 #include "app/command_line.h"
+#include "app/progress/progress_line.h"
 #include "app/verbs.h"
 #include "fsdp/base/error.h"
 #include "fsdp/base/units.h"
-#include "fsdp/checkpoint/checkpoint.h"
 #include "io/base/error.h"
+#include "io/checkpoint/checkpoint_file.h"
 #include "io/checkpoint/checkpoint_folder.h"
 #include "io/checkpoint/checkpoint_manifest.h"
+#include "train/base/console.h"
 #include "train/base/terminal_text.h"
 
 namespace fsdp::app {
@@ -27,16 +29,26 @@ std::vector<fs::path> checkpoints_of(const fs::path& folder) {
   return paths;
 }
 
+// Throws io::Error where the checkpoint is damaged. Returns its bytes.
+int64_t check_bytes(const fs::path& path, const io::CheckpointManifest& manifest, int threads) {
+  int64_t total = 0;
+  for (const io::CheckpointFile& file : manifest.files) total += static_cast<int64_t>(file.bytes);
+  train::Console console(train::Console::detect(stdout, 0));
+  ProgressLine progress(console, "verify", total);
+  io::verify_chunks(path, manifest, 0, 1, threads, [&](uint64_t bytes) { progress.add(static_cast<int64_t>(bytes)); });
+  return total;
+}
+
 bool is_whole(const fs::path& path, int threads) {
   try {
-    const int64_t bytes = checkpoint::verify(path, threads);
     const io::CheckpointManifest manifest = io::read_manifest(path);
+    const int64_t bytes = check_bytes(path, manifest, threads);
     std::printf("whole    %s: step %lld, %s in %zu file(s), %zu tensors, written %s by %lld rank(s)\n", path.c_str(),
                 static_cast<long long>(manifest.step), format_bytes(bytes).c_str(), manifest.files.size(),
                 manifest.tensors.size(), train::for_terminal(manifest.created).c_str(),
                 static_cast<long long>(manifest.world_size));
     return true;
-  } catch (const Error& error) {
+  } catch (const io::Error& error) {
     std::printf("damaged  %s: %s\n", path.c_str(), train::for_terminal(error.what()).c_str());
     return false;
   }

@@ -119,7 +119,7 @@ ALLOWED = {
 PARTS = {"text/tokenizer/json": "text/tokenizer", "text/tokenizer/stages": "text/tokenizer", "app/launch": "app",
          "app/report": "app",
          "app/completion": "app", "app/config": "app", "app/doctor": "app", "app/gguf": "app",
-         "app/trace": "app", "app/bench": "app", "app/child": "app",
+         "app/trace": "app", "app/bench": "app", "app/progress": "app", "app/child": "app",
          "fsdp/unit/sharding": "fsdp/unit"}
 EVERYTHING = {"fsdp", "app"}  # `fsdp` is the umbrella header
 

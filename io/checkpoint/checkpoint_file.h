@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -86,8 +87,9 @@ void read_ranges(const std::filesystem::path& folder, const CheckpointManifest& 
                  int num_threads);
 
 // Reads every chunk whose number (counted over all files) is part_index modulo num_parts, and checks its hash; checks
-// all file sizes. Throws as read_ranges().
+// all file sizes. Each worker tells `checked`, where there is one, the size of every chunk that is right. Throws as
+// read_ranges().
 void verify_chunks(const std::filesystem::path& folder, const CheckpointManifest& manifest, int part_index,
-                   int num_parts, int num_threads);
+                   int num_parts, int num_threads, const std::function<void(uint64_t bytes)>& checked = {});
 
 }  // namespace fsdp::io

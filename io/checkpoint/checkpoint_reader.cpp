@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -182,7 +183,7 @@ void read_ranges(const std::filesystem::path& folder, const CheckpointManifest& 
 }
 
 void verify_chunks(const std::filesystem::path& folder, const CheckpointManifest& manifest, int part_index,
-                   int num_parts, int num_threads) {
+                   int num_parts, int num_threads, const std::function<void(uint64_t bytes)>& checked) {
   if (num_parts < 1 || part_index < 0 || part_index >= num_parts) {
     throw Error(ErrorKind::kUsage, "[checkpoint] got part " + std::to_string(part_index) + " of " +
                                        std::to_string(num_parts) + ", expected a part from 0 to below their number.");
@@ -206,7 +207,9 @@ void verify_chunks(const std::filesystem::path& folder, const CheckpointManifest
     const AlignedBuffer buffer(buffer_bytes);
     FolderReader reader(folder, manifest);
     while (const std::optional<size_t> item = queue.next()) {
-      reader.file(chunks[*item].file).read(chunks[*item].chunk, Way::kPastCache, buffer.data());
+      const auto [file, chunk] = chunks[*item];
+      reader.file(file).read(chunk, Way::kPastCache, buffer.data());
+      if (checked) checked(std::min(kChunkBytes, manifest.files[file].bytes - chunk * kChunkBytes));
     }
   });
 }
