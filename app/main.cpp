@@ -9,6 +9,7 @@
 #include <string>
 
 #include "app/verbs.h"
+#include "fsdp/base/advice.h"
 #include "fsdp/base/error.h"
 #include "kernels/base/cpu_isa.h"
 #include "train/base/failure.h"
@@ -43,7 +44,8 @@ int run(const std::vector<std::string>& arguments) {
   }
   const fsdp::app::Verb* verb = fsdp::app::find_verb(name);
   if (verb == nullptr) {
-    throw fsdp::Error(fsdp::ErrorCode::kUsage, "unknown verb " + name + "; `fsdp --help` lists the verbs");
+    throw fsdp::Error(fsdp::ErrorCode::kUsage, "unknown verb " + name + "; did you mean " +
+                                                   fsdp::app::nearest_verb(name) + "? `fsdp --help` lists the verbs");
   }
   return verb->run({arguments.begin() + 1, arguments.end()});
 }
@@ -54,10 +56,15 @@ void print_failure(const std::string& message) {
                color ? "\x1b[0m" : "");
 }
 
+void print_advice(const fsdp::Advice& advice) {
+  std::fprintf(stderr, "fsdp: advice: %s\n", fsdp::train::for_terminal(advice.text).c_str());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // past a limit on the size of files, writes then fail with a message
+  fsdp::set_advice_handler(print_advice);
   try {
     fsdp::train::leave(run({argv + 1, argv + argc}));
   } catch (...) {

@@ -57,10 +57,16 @@ std::string split_line(const char* name, const train::PreparedSplit& split, cons
   return line;
 }
 
-void print_result(const train::PrepareResult& result, const std::string& output, train::Console& console) {
+void print_result(const train::PrepareResult& result, const std::string& output, bool wants_heldout,
+                  train::Console& console) {
   const double megabytes = static_cast<double>(result.num_text_bytes) / 1e6;
   console.line(split_line("train", result.train, result));
   console.line(split_line("heldout", result.heldout, result));
+  if (wants_heldout && result.heldout.num_documents == 0) {
+    console.line("prepare: nothing was held out: " + train::with_thousands(result.train.num_documents) +
+                 " document(s) are few for that share. A .txt file is one document unless --separator cuts it; "
+                 "--holdout 1 holds out one");
+  }
   const int64_t tokens = result.train.num_tokens + result.heldout.num_tokens;
   console.line(train::format_text(
       "prepare: %s files (%s empty), %.1f MB of text, %.2f bytes per token, %s empty documents left out",
@@ -123,7 +129,8 @@ int run_prepare(const Arguments& arguments) {
   faults::arm(0);
 
   train::Console console(train::Console::detect(stdout, 0));
-  print_result(train::prepare(options, console), output, console);
+  const bool wants_heldout = options.holdout > 0 || options.holdout_documents > 0;
+  print_result(train::prepare(options, console), output, wants_heldout, console);
   return 0;
 }
 

@@ -1,5 +1,9 @@
 #include "app/verbs.h"
 
+#include <algorithm>
+
+#include "train/base/edit_distance.h"
+
 namespace fsdp::app {
 
 const std::vector<Verb>& verbs() {
@@ -33,6 +37,14 @@ const Verb* find_verb(const std::string& name) {
     }
   }
   return nullptr;
+}
+
+std::string nearest_verb(const std::string& name) {
+  const std::vector<Verb>& all = verbs();
+  const auto distance = [&](const Verb& verb) { return train::edit_distance(name, verb.name); };
+  return std::min_element(all.begin(), all.end(),
+                          [&](const Verb& a, const Verb& b) { return distance(a) < distance(b); })
+      ->name;
 }
 
 }  // namespace fsdp::app

@@ -39,4 +39,7 @@ const std::vector<Verb>& verbs();
 // The verb of that name, or null.
 const Verb* find_verb(const std::string& name);
 
+// The name most like this one, which is none.
+std::string nearest_verb(const std::string& name);
+
 }  // namespace fsdp::app

@@ -36,9 +36,12 @@ Error no_weights_error(const std::filesystem::path& folder) {
   for (const auto& item : std::filesystem::directory_iterator(folder, ignored)) {
     if (is_pickle(item.path())) return pickle_error(folder, item.path().filename().native());
   }
+  const std::filesystem::path of_run = folder / "model";
+  const bool is_run = std::filesystem::exists(of_run / "model.safetensors", ignored);
   return model_error(folder,
                      "got a folder without model.safetensors and model.safetensors.index.json, expected one of "
-                     "them. Check the path.");
+                     "them. " +
+                         (is_run ? "Did you mean " + in_quotes(of_run.native()) + "?" : "Check the path."));
 }
 
 // The index as shard -> names of its tensors, with the names checked.

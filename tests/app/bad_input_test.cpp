@@ -43,14 +43,17 @@ TEST_F(BadInput, Configuration) {
                "bad.toml:2:1: unknown key train.step; did you mean train.steps?");
   expect_launched_error(launch_fsdp(3, "train " + path("bad.toml")), 2, "bad.toml:2:1");
   expect_error(run_fsdp("train"), 2, "data.path is not set");
-  expect_error(run_fsdp("trian"), 2, "unknown verb trian");
+  expect_error(run_fsdp("trian"), 2, "unknown verb trian; did you mean train?");
   expect_error(run_fsdp("prepare --out x y"), 2, "[fsdp prepare]");
   expect_error(run_fsdp("--version", {"FSDP_CPU_ISA=avx9"}), 2,
                "[FSDP_CPU_ISA] instruction set: got \"avx9\", expected one of native, scalar");
 }
 
 TEST_F(BadInput, DataThatIsMissingOrDamaged) {
-  expect_error(run_fsdp(train("--data.path=" + path("nothing"))), 3, "nothing");
+  const std::string make_one = "expected a data set. Make one with `fsdp prepare`";
+  expect_error(run_fsdp(train("--data.path=" + path("nothing"))), 3, "nothing: got nothing there, " + make_one);
+  expect_error(run_fsdp(train("--data.path=" + path("text"))), 3, "got a folder without dataset.json, " + make_one);
+  expect_error(run_fsdp(train("--data.path=" + path("run.toml"))), 3, "got a file, " + make_one);
   expect_error(run_fsdp(train("--data.train_split=tarin")), 3, "tarin");
   std::string shard;
   for (const auto& entry : fs::directory_iterator(path("data"))) {
@@ -97,6 +100,9 @@ TEST_F(BadInput, ModelsThatDoNotFit) {
   fs::remove(path("good/model/model.safetensors"));
   expect_error(run_fsdp(train(load + " --model.weights=load")), 4, "model.safetensors");
   expect_error(run_fsdp("generate " + path("text")), 4, "got a folder without model.safetensors");
+  fs::create_directory(path("text/model"));
+  std::ofstream(path("text/model/model.safetensors"));
+  expect_error(run_fsdp("generate " + path("text")), 4, "Did you mean '" + path("text/model") + "'?");
 }
 
 TEST_F(BadInput, OutputThatCannotBeUsed) {

@@ -88,6 +88,18 @@ TEST_F(Data, PrepareTellsWhatItDid) {
 }
 
 // Which sequences a step reads depends on neither ranks nor interruptions, also where they come from several sources.
+TEST_F(Data, PrepareTellsThatNothingWasHeldOut) {
+  std::ofstream(path("one.txt")) << "one document\n";
+  for (const char* holdout : {"5%", "0"}) {
+    const CommandResult result =
+        run_fsdp("prepare " + path("one.txt") + " -o " + path("one") + " --overwrite --holdout " + holdout);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(contains(result.out, "prepare: nothing was held out: 1 document(s) are few for that share."),
+              std::string(holdout) == "5%")
+        << result.out;
+  }
+}
+
 TEST_F(Data, MixturesAreReadExactlyOnceByAnyNumberOfRanks) {
   prepare_other("second", "--holdout 0");
   const std::string sets = path("data") + ":0.7," + path("second") + ":0.3";

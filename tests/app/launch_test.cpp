@@ -130,7 +130,8 @@ TEST(Launch, BadArguments) {
   for (const Case& c :
        {Case{"launch", "--nproc is missing"}, Case{"launch --nproc 2", "nothing to start"},
         Case{"launch --nproc zero -- train", "got 'zero', expected a whole number from 1 to 4096"},
-        Case{"launch --nproc 0 -- train", "from 1 to 4096"}, Case{"launch --nproc 2 -- trian", "unknown verb trian"},
+        Case{"launch --nproc 0 -- train", "from 1 to 4096"},
+        Case{"launch --nproc 2 -- trian", "unknown verb trian; did you mean train?"},
         Case{"launch --nproc 2 -- launch --nproc 2 -- train", "cannot launch itself"},
         Case{"launch --nprocs 2 -- train", "unknown option --nprocs"},
         Case{"launch --nproc 2 --grace -1 -- train", "expected a number of seconds from 0"},

@@ -80,13 +80,14 @@ std::string JsonPathEvents::problem() const {
     if (num_seen_[i] == 0) {
       const std::string there_are =
           i == 0 && !root_names_.empty() ? " (there are: " + in_quotes(root_names_) + ")" : "";
-      return "got no field " + name + there_are + ", expected a string there. Choose another text field.";
+      return "got no field " + name + there_are +
+             ", expected a string there. Choose another text field (--text-field).";
     }
     if (num_seen_[i] > 1) return "got the field " + name + " a second time, expected it once. Repair the line.";
     const std::string_view wanted = i + 1 == names_.size() ? "a string" : "an object";
     if (found_level_ == i && found_type_ != wanted && !found_type_.empty()) {
       return "got " + std::string(found_type_) + " in field " + name + ", expected " + std::string(wanted) +
-             ". Choose another text field.";
+             ". Choose another text field (--text-field).";
     }
   }
   return {};

@@ -85,6 +85,18 @@ std::string describe_mixture(const PackedSplit& data) {
   return "; mixture: " + text;
 }
 
+// What people name first: the text itself, or the folder of a run.
+void check_is_dataset(const fs::path& folder) {
+  std::error_code problem;  // such as no permission, which the open will tell
+  if (fs::exists(folder / "dataset.json", problem) || problem) return;
+  std::error_code ignored;
+  const char* what = fs::is_directory(folder, ignored) ? "a folder without dataset.json"
+                     : fs::exists(folder, ignored)     ? "a file"
+                                                       : "nothing there";
+  refuse(ErrorCode::kData, "data.path: " + folder.string() + ": got " + what +
+                               ", expected a data set. Make one with `fsdp prepare`, and name its folder.");
+}
+
 }  // namespace
 
 Splits open_splits(const DataConfig& config) {
@@ -94,6 +106,7 @@ Splits open_splits(const DataConfig& config) {
   const std::vector<MixturePart> parts = parse_mixture(config.path);
   std::vector<PackedSplit::Source> sources;
   for (const MixturePart& part : parts) {
+    check_is_dataset(part.path);
     sources.push_back({io::TokenDataset::open(part.path, config.train_split), part.weight});
     const io::TokenDataset& data = sources.back().dataset;
     check_not_empty(data, config.train_split);

@@ -147,7 +147,8 @@ class Run {
 
   int end() {
     console_.line("train: " + std::to_string(trainer_.steps_done()) + " steps in " + clock_text(pace_.elapsed()));
-    if (plan_) console_.line("train: " + compare_with_plan(*plan_, model_.root, trainer_.optimizer_bytes()));
+    if (plan_ && pace_.mean_step_seconds() > 0)
+      console_.line("train: " + compare_with_plan(*plan_, model_.root, trainer_.optimizer_bytes()));
     if (forecast_) console_.line("train: " + compare_with_forecast(*forecast_, pace_.median_step_seconds()));
     write_samples();
     if (!report_heldout(config_.train.final_eval_batches)) return stop(agreed_reason());
