@@ -51,6 +51,12 @@ void update_in_dtype(const FlatRun& run, const FlatParameters::Update& update) {
   });
 }
 
+void check_is_not_sharded(const at::Tensor& tensor) {
+  FSDP_CHECK(!registry::find_parameter(tensor),
+             "[optimizer] got a parameter of a sharded module, which only holds data ",
+             "while its unit is in use. Build the optimizer on fsdp::parameters(module), after fully_shard().");
+}
+
 }  // namespace
 
 FlatParameters::FlatParameters(std::string optimizer, const std::vector<LeafGroup>& groups)
@@ -75,9 +81,7 @@ FlatParameters::FlatParameters(std::string optimizer, const std::vector<LeafGrou
 
 void FlatParameters::add_leaf(const at::Tensor& tensor, size_t options) {
   FSDP_CHECK(tensor.is_leaf(), "[optimizer] got a tensor that is computed from others, expected leaves.");
-  FSDP_CHECK(!registry::find_parameter(tensor),
-             "[optimizer] got a parameter of a sharded module, which only holds data ",
-             "while its unit is in use. Build the optimizer on fsdp::parameters(module).");
+  check_is_not_sharded(tensor);
   FSDP_CHECK(can_step(tensor, needs_[options].weights), "[optimizer] got a parameter of dtype ", tensor.scalar_type(),
              " on ", tensor.device(),
              ", expected fp32 main weights, or fp64 on the CPU. Use torch::optim, or shard fp32 parameters with "
@@ -238,7 +242,11 @@ FlatRun FlatParameters::make_run(size_t first, size_t end, bool write_copy) {
 void FlatParameters::enter_library() const {
   std::set<std::shared_ptr<GroupOwner>> owners;
   for (const Leaf& leaf : leaves_) {
-    if (leaf.group) owners.insert(leaf.group->owner());
+    if (leaf.group) {
+      owners.insert(leaf.group->owner());
+    } else {
+      check_is_not_sharded(leaf.tensor);  // since the optimizer was built
+    }
   }
   owners.erase(nullptr);
   for (const auto& owner : owners) owner->on_library_entry();
