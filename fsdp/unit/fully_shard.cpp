@@ -61,18 +61,19 @@ std::vector<ParameterGroup*> groups_below(UnitState& unit) {
   return groups;
 }
 
-// Units whose parameters all lie below the module: they are nested in it.
+// Units whose parameters all lie below the module: they are nested in it. A tied weight alone makes none.
 std::vector<UnitState*> nested_units(const SubjectParameters& all, const Context& context) {
-  std::unordered_set<const c10::StorageImpl*> storages;
+  std::map<const ParameterGroup*, std::set<size_t>> found;
   for (const SubjectParameter& parameter : all) {
-    if (parameter.tensor.has_storage()) storages.insert(parameter.tensor.storage().unsafeGetStorageImpl());
+    const auto member = registry::find_parameter(parameter.tensor);
+    if (member) found[member->group.get()].insert(member->index);
   }
   std::vector<UnitState*> nested;
   for (UnitState* unit : context.units()) {
     if (unit == nullptr || unit->parent != nullptr) continue;
     const std::vector<ParameterGroup*> groups = groups_below(*unit);
     const bool below = std::all_of(groups.begin(), groups.end(), [&](const ParameterGroup* group) {
-      return storages.count(group->unsharded().local().storage().unsafeGetStorageImpl()) > 0;
+      return found.count(group) > 0 && found.at(group).size() == group->num_parameters();
     });
     if (below && !groups.empty()) nested.push_back(unit);
   }
