@@ -22,7 +22,7 @@ namespace fsdp {
 // operators it runs.
 // COLLECTIVE over the mesh, same order of calls everywhere. Afterwards the module's parameters keep shape and identity,
 // but their memory is filled only while the unit is in use; optimizers work on fsdp::parameters(module).
-// The parameters must be floating point leaves, contiguous, at least 1-D, and all of a world's on one device: the CPU,
+// The parameters must be floating point leaves without gaps in memory, and all of a world's on one device: the CPU,
 // or a GPU, for which the library fsdp::cuda is loaded then (load_cuda). On a GPU nothing of a step waits for it on the
 // host; gathers and reductions are work of streams of their own.
 // Throws Error(kUsage): a parameter is unsuitable (it is named), ranks differ in layout, options or initial weights
