@@ -158,6 +158,23 @@ void resolve_time(const PlanOptions& options, const std::string& configured, Pla
   }
 }
 
+// "o3" is a precision of the weights too.
+void apply_o3(const PlanOptions& options, PlanQuestion& question) {
+  plan::Setup& setup = question.space.base;
+  const bool is_o3 = setup.precision == plan::parse_planned_precision("o3");
+  if (setup.optimizer == plan::Optimizer::kAdamWCompensated && !is_o3)
+    refuse("precision: got " + options.precision.value_or("none") +
+           " with weights of o3, expected o3. Set "
+           "--shard.precision instead.");
+  if (!is_o3) return;
+  if (setup.optimizer == plan::Optimizer::kAdamW) setup.optimizer = plan::Optimizer::kAdamWCompensated;
+  std::vector<plan::PlannedUnit*> units = {&question.model.root};
+  for (plan::PlannedUnit& block : question.model.blocks) units.push_back(&block);
+  for (plan::PlannedUnit* unit : units) {
+    for (plan::PlannedParameter& parameter : unit->parameters) parameter.dtype = io::DType::BF16;
+  }
+}
+
 void apply(const PlanOptions& options, plan::Setup& setup) {
   if (options.strategy) setup.strategy = strategy_named(*options.strategy);
   if (options.precision) setup.precision = plan::parse_planned_precision(*options.precision);
@@ -191,7 +208,7 @@ void add_plan_options(CLI::App& parser, PlanOptions& options) {
                     "shard=16, replicate=8,shard=16 or 8x16; shard=16,cp=2,tp=8; one axis may be left to --world");
   parser.add_option("--strategy", options.strategy, "optim_grads_params (ZeRO-3), hybrid (HSDP), ...");
   parser.add_option("--precision", options.precision,
-                    "fp32, bf16, fp16, or bf16_reduce, fp16_reduce: gradients travel so, too");
+                    "fp32, bf16, fp16, o3, or bf16_reduce, fp16_reduce: gradients travel so, too");
   parser.add_option("--optimizer", options.optimizer, "adamw, sgd, sgd_momentum, muon, lion or adamw_8bit");
   parser.add_option("--sequence", options.sequence_length, "tokens of a sequence");
   parser.add_option("--microbatch", options.microbatch, "sequences of a microbatch, of each rank");
@@ -256,6 +273,7 @@ PlanQuestion resolve(const PlanOptions& options) {
   mesh.apply_to(setup);
   setup.node_size = options.node;
   apply(options, setup);
+  apply_o3(options, question);
   question.space.options.network = options.network;
   question.space.options.network.rails = options.rails.value_or(options.node);
   const bool on_gpu = setup.transport == plan::Transport::kNccl;

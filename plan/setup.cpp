@@ -63,19 +63,21 @@ std::string_view name_of(const Value& value, const Names<Value, N>& names) {
   return found == names.end() ? std::string_view("other") : found->first;
 }
 
-constexpr Names<PlannedPrecision, 5> kPrecisions = {{
+constexpr Names<PlannedPrecision, 6> kPrecisions = {{
     {"fp32", {io::DType::F32, io::DType::F32, io::DType::F32}},
     {"bf16", {io::DType::BF16, io::DType::F32, io::DType::F32}},
     {"bf16_reduce", {io::DType::BF16, io::DType::BF16, io::DType::F32}},
     {"fp16", {io::DType::F16, io::DType::F32, io::DType::F32}},
     {"fp16_reduce", {io::DType::F16, io::DType::F16, io::DType::F32}},
+    {"o3", {io::DType::BF16, io::DType::BF16, io::DType::BF16}},
 }};
-constexpr Names<Optimizer, 6> kOptimizers = {{{"adamw", Optimizer::kAdamW},
+constexpr Names<Optimizer, 7> kOptimizers = {{{"adamw", Optimizer::kAdamW},
                                               {"sgd", Optimizer::kSgd},
                                               {"sgd_momentum", Optimizer::kSgdMomentum},
                                               {"muon", Optimizer::kMuon},
                                               {"lion", Optimizer::kLion},
-                                              {"adamw_8bit", Optimizer::kAdamW8Bit}}};
+                                              {"adamw_8bit", Optimizer::kAdamW8Bit},
+                                              {"adamw_compensated", Optimizer::kAdamWCompensated}}};
 constexpr Names<models::Recompute, 4> kRecomputes = {{{"none", models::Recompute::kNone},
                                                       {"elementwise", models::Recompute::kElementwise},
                                                       {"gate_up", models::Recompute::kGateUp},
@@ -218,6 +220,8 @@ int64_t state_bytes(Optimizer optimizer, int64_t numel, int64_t element_bytes) {
     case Optimizer::kSgdMomentum:
     case Optimizer::kLion:
       return numel * element_bytes;
+    case Optimizer::kAdamWCompensated:
+      return 3 * numel * element_bytes;
     case Optimizer::kAdamW8Bit:  // two codes, and two fp32 scales for each 256
       return 2 * numel + 8 * ((numel + 255) / 256);
   }

@@ -18,7 +18,7 @@
 namespace fsdp::plan {
 
 // kMuon: matrices of the blocks by it, whole and dealt out to balanced owners; the rest by AdamW.
-enum class Optimizer { kAdamW, kSgd, kSgdMomentum, kMuon, kLion, kAdamW8Bit };
+enum class Optimizer { kAdamW, kSgd, kSgdMomentum, kMuon, kLion, kAdamW8Bit, kAdamWCompensated };
 
 // What carries collectives, as far as memory goes: NCCL (weights on GPUs); on CPUs Gloo, memory that all ranks share,
 // or memory within nodes and Gloo between them.
@@ -109,11 +109,11 @@ struct MeshShape {
 MeshShape parse_mesh(std::string_view text, int64_t world);
 
 // "fp32"; "bf16": bf16 weights, fp32 gradients on the wire; "bf16_reduce": those in bf16, too;
-// "fp16" and "fp16_reduce": likewise.
+// "fp16" and "fp16_reduce": likewise; "o3": all in bf16, with parameters that are bf16 themselves.
 PlannedPrecision parse_planned_precision(std::string_view text);
 std::string name(const PlannedPrecision& precision);
 Optimizer parse_optimizer(std::string_view text);  // "adamw", "sgd", "sgd_momentum", "muon", "lion",
-                                                   // "adamw_8bit"
+                                                   // "adamw_8bit", "adamw_compensated" (WeightDigits)
 std::string_view name(Optimizer optimizer);
 // Bytes that it keeps of so many elements of a main weight. kMuon: of what it leaves to AdamW. kAdamW8Bit: but for what
 // blocks of a tensor's end that are not full add, 8 bytes for each tensor.

@@ -11,6 +11,7 @@
 #include "kernels/operators/cross_entropy.h"
 #include "kernels/operators/cross_entropy_parts.h"
 #include "kernels/products/linear_parts.h"
+#include "kernels/products/narrow_linear.h"
 
 namespace fsdp::kernels {
 namespace {
@@ -236,6 +237,8 @@ at::Tensor linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor& weight
   static const auto op =
       find_operator<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool, double, double)>(
           "fsdp::linear_cross_entropy");
+  if (is_narrow(weight_VE))
+    return linear_cross_entropy(x_NE.to(at::kBFloat16), weight_VE.to(at::kBFloat16), targets_N, reduction, terms);
   // On a device the forward makes gradients for a loss of gradient 1: those of a mean would vanish in fp16.
   if (!x_NE.is_cpu() && x_NE.scalar_type() == at::kHalf && reduction == Reduction::kMean) {
     const at::Tensor valid = targets_N.ne(kIgnoreIndex).sum().clamp_min(1);

@@ -11,6 +11,7 @@
 #include "kernels/products/fp8_weights.h"
 #include "kernels/products/linear.h"
 #include "kernels/products/linear_parts.h"
+#include "kernels/products/narrow_linear.h"
 #include "kernels/products/rowwise_scope.h"
 
 namespace fsdp::kernels {
@@ -135,8 +136,8 @@ bool can_be_fused(const at::Tensor& x, at::TensorList weights) {
   if (!at::GradMode::is_enabled() && in_rows) return false;
   if (!lie_side_by_side(weights) || weights[0].size(1) != x.size(-1)) return false;
   return std::all_of(weights.begin(), weights.end(), [&](const at::Tensor& weight) {
-    return !fp8_recipe_of(weight) && weight.scalar_type() == type && weight.device() == x.device() &&
-           weight.requires_grad() == weights[0].requires_grad();
+    return !fp8_recipe_of(weight) && !is_narrow(weight) && weight.scalar_type() == type &&
+           weight.device() == x.device() && weight.requires_grad() == weights[0].requires_grad();
   });
 }
 

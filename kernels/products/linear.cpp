@@ -22,6 +22,7 @@
 #include "kernels/products/fp8_weights.h"
 #include "kernels/products/linear_parts.h"
 #include "kernels/products/many_rows.h"
+#include "kernels/products/narrow_linear.h"
 #include "kernels/products/rowwise_scope.h"
 #include "kernels/raw/cpu_isa.h"
 
@@ -153,6 +154,7 @@ at::Tensor differentiable_linear(const at::Tensor& x, const at::Tensor& weight) 
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight) {
   if (const auto recipe = fp8_recipe_of(weight)) return fp8_linear(x, weight, *recipe);
+  if (is_narrow(weight)) return narrow_linear(x, weight);
   static const auto op = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("fsdp::linear");
   static const auto few_rows = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("fsdp::few_rows_linear");
   static const auto many_rows =

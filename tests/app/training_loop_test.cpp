@@ -7,37 +7,11 @@
 #include <vector>
 
 #include "tests/app/launch_script.h"
-#include "tests/app/training_fixture.h"
+#include "tests/app/loop_fixture.h"
 #include "train/config/lr_schedule.h"
 
 namespace fsdp::app {
 namespace {
-
-std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-double number(const nlohmann::json& bits) {
-  return std::bit_cast<double>(std::stoull(bits.get<std::string>(), nullptr, 16));
-}
-
-class Loop : public TrainingFixture {
- protected:
-  std::string run(const std::string& folder, const std::string& more = "") const {
-    return train("--resume=auto --output.folder=" + path(folder) + " " + more);
-  }
-  Lines ledger(const std::string& folder) const { return read_lines(path(folder) + "/ledger.jsonl"); }
-  std::string weights(const std::string& folder) const { return read_file(path(folder) + "/model/model.safetensors"); }
-  void ask(const std::string& folder, const std::string& file) const {
-    std::filesystem::create_directories(path(folder));
-    std::ofstream(path(folder) + "/" + file) << "";
-  }
-  void expect_same(const std::string& folder, const std::string& other) const {
-    EXPECT_EQ(read_file(path(folder) + "/ledger.jsonl"), read_file(path(other) + "/ledger.jsonl")) << folder;
-    EXPECT_TRUE(weights(folder) == weights(other)) << folder << ": other weights than " << other;
-  }
-};
 
 TEST_F(Loop, ScheduleOverTokens) {
   // 256 tokens per step: 2 steps of warm-up, 10 in all.
@@ -260,111 +234,6 @@ TEST_F(Loop, SamplesDoNotDisturbTheTraining) {
     ASSERT_EQ(launch_fsdp(2, run("parts", options + samples), {"FSDP_FAULT=kill@step.begin:hit=6"}).exit_code, 137);
     ASSERT_EQ(launch_fsdp(2, run("parts", options + samples)).exit_code, 0);
     EXPECT_EQ(read_lines(path("parts") + "/samples.jsonl"), lines);
-  }
-}
-
-class Fp16 : public Loop {
- protected:
-  std::string half(const std::string& folder, const std::string& more = "") const {
-    return run(folder, "--shard.precision=fp16 " + more);
-  }
-};
-
-TEST_F(Fp16, FollowsFp32) {
-  const std::string steps = "--train.steps=40 ";
-  ASSERT_EQ(launch_fsdp(2, run("wide", steps)).exit_code, 0);
-  const Lines expected = ledger("wide");
-  EXPECT_FALSE(expected.front().contains("loss_scale"));
-  for (const char* strategy : {"no_shard", "optim", "optim_grads", "optim_grads_params"}) {
-    const std::string folder = std::string("half_") + strategy;
-    const CommandResult result = launch_fsdp(2, half(folder, steps + "--shard.strategy=" + strategy));
-    ASSERT_EQ(result.exit_code, 0) << result.err;
-    EXPECT_TRUE(contains(result.out, " scale 65536 | ")) << result.out;
-    const Lines actual = ledger(folder);
-    ASSERT_EQ(actual.size(), expected.size());
-    for (size_t step = 0; step < actual.size(); ++step) {
-      const double loss = number(expected[step]["loss"]);
-      EXPECT_NEAR(number(actual[step]["loss"]), loss, 0.02 * loss) << strategy << ", step " << step;
-      EXPECT_EQ(actual[step]["loss_scale"], 65536);
-    }
-    EXPECT_NEAR(number(actual.back()["grad_norm"]), number(expected.back()["grad_norm"]),
-                0.1 * number(expected.back()["grad_norm"]));
-  }
-}
-
-// A gradient that is not finite on one rank is no reason to compute again or to stop: the step is skipped on all and
-// the scale halved, which checkpoints remember, also for another number of ranks.
-TEST_F(Fp16, OverflowsAreSkippedAndTheScaleIsResumed) {
-  const std::string overflow = "FSDP_FAULT=inject@value.grad:rank=1:hit=3";
-  const std::string steps = "--train.steps=8 ";
-  const CommandResult whole = launch_fsdp(2, half("whole", steps), {overflow});
-  ASSERT_EQ(whole.exit_code, 0) << whole.err;
-  EXPECT_TRUE(contains(whole.out, "step 3 skipped: gradients overflowed at loss scale 65536, which is 32768 now"))
-      << whole.out;
-  EXPECT_TRUE(contains(whole.out, " scale 32768 (1 skipped) | ")) << whole.out;
-  const Lines lines = ledger("whole");
-  ASSERT_EQ(lines.size(), 8u);
-  for (size_t step = 0; step < lines.size(); ++step) {
-    EXPECT_EQ(lines[step]["loss_scale"], step < 3 ? 65536 : 32768) << step;
-    EXPECT_EQ(lines[step].value("skipped", false), step == 2) << step;
-  }
-  ASSERT_EQ(launch_fsdp(2, half("parts", steps), {overflow + ";term@step.end:hit=4"}).exit_code, 75);
-  std::filesystem::copy(path("parts"), path("elastic"), std::filesystem::copy_options::recursive);
-  ASSERT_EQ(launch_fsdp(2, half("parts", steps)).exit_code, 0);
-  expect_same("parts", "whole");
-  const CommandResult alone = launch_fsdp(1, half("elastic", steps));
-  ASSERT_EQ(alone.exit_code, 0) << alone.err;
-  const Lines elastic = ledger("elastic");
-  ASSERT_EQ(elastic.size(), 8u);
-  for (size_t step = 3; step < elastic.size(); ++step) EXPECT_EQ(elastic[step]["loss_scale"], 32768) << step;
-}
-
-class Fp8 : public Loop {
- protected:
-  std::string quarter(const std::string& folder, const std::string& more = "") const {
-    return run(folder, kSizes + "--shard.precision=fp8 --shard.fp8_keep=first " + more);
-  }
-  CommandResult refused(const std::string& more) const { return launch_fsdp(1, quarter("refused", more)); }
-
-  inline static const std::string kSizes = "--train.steps=40 --model.hidden_size=64 --model.ffn_size=128 ";
-};
-
-TEST_F(Fp8, FollowsBf16) {
-  ASSERT_EQ(launch_fsdp(2, run("bf16", kSizes + "--shard.precision=bf16")).exit_code, 0);
-  const Lines expected = ledger("bf16");
-  for (const std::string recipe : {"tensorwise", "rowwise", "mxfp8"}) {
-    const CommandResult result = launch_fsdp(2, quarter(recipe, "--shard.fp8_recipe=" + recipe));
-    ASSERT_EQ(result.exit_code, 0) << result.err;
-    const Lines actual = ledger(recipe);
-    ASSERT_EQ(actual.size(), expected.size());
-    bool differs = false;
-    for (size_t step = 0; step < actual.size(); ++step) {
-      const double loss = number(expected[step]["loss"]);
-      EXPECT_NEAR(number(actual[step]["loss"]), loss, 0.02 * loss) << recipe << ", step " << step;
-      differs = differs || actual[step]["loss"] != expected[step]["loss"];
-    }
-    EXPECT_TRUE(differs) << recipe;
-  }
-}
-
-// Scales are made anew at each product, so that nothing of fp8 is to be saved.
-TEST_F(Fp8, GoesOnFromACheckpoint) {
-  ASSERT_EQ(launch_fsdp(2, quarter("whole")).exit_code, 0);
-  ASSERT_EQ(launch_fsdp(2, quarter("parts"), {"FSDP_FAULT=term@step.end:hit=20"}).exit_code, 75);
-  ASSERT_EQ(launch_fsdp(2, quarter("parts")).exit_code, 0);
-  expect_same("parts", "whole");
-}
-
-TEST_F(Fp8, RefusesWhatItCannotDo) {
-  for (const auto& [options, text] : std::vector<std::pair<std::string, std::string>>{
-           {"--shard.fp8_recipe=blockwise", "got blockwise, which needs multiples of 128"},
-           {"--shard.fp8_keep=q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj",
-            "keeps every linear map of the 4 blocks in bf16"},
-           {"--shard.fp8_keep=up", "got up, expected some of q_proj"},
-           {"--shard.precision=bf16", "got them with shard.precision = \"bf16\", expected \"fp8\""}}) {
-    const CommandResult result = refused(options);
-    EXPECT_EQ(result.exit_code, 2) << result.err;
-    EXPECT_TRUE(contains(result.err, text)) << result.err;
   }
 }
 

@@ -76,7 +76,7 @@ TEST(PlanSetup, WhatTheRuntimeRefusesThePlannerRefuses) {
 }
 
 TEST(PlanSetup, NamesAndSizesAreRead) {
-  for (const char* name : {"fp32", "bf16", "bf16_reduce"})
+  for (const char* name : {"fp32", "bf16", "bf16_reduce", "o3"})
     EXPECT_EQ(fsdp::plan::name(parse_planned_precision(name)), name);
   for (const char* name : {"adamw", "sgd", "sgd_momentum", "muon", "lion", "adamw_8bit"})
     EXPECT_EQ(fsdp::plan::name(parse_optimizer(name)), name);

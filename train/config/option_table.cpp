@@ -236,10 +236,12 @@ std::vector<Option> shard_options() {
        "docs/engine.md; ZeRO-0 .. ZeRO-3, DDP, SHARD_GRAD_OP, FULL_SHARD, HSDP and HFSDP are understood too"},
       {"shard.replicas", FSDP_SLOT(shard.replicas), at_least(1),
        "groups of ranks that hold the same shards; divides the number of ranks"},
-      {"shard.precision", FSDP_SLOT(shard.precision), one_of({"fp32", "bf16", "fp16", "fp8"}),
+      {"shard.precision", FSDP_SLOT(shard.precision), one_of({"fp32", "bf16", "fp16", "fp8", "o1", "o3"}),
        "bf16, fp16: compute and gather in it; main weights and gradient sums in fp32. fp16: losses are scaled, and "
-       "steps whose gradients overflow skipped. fp8: bf16, with products of fp8 numbers in the blocks; see "
-       "docs/precision.md"},
+       "steps whose gradients overflow skipped. fp8: bf16, with products of fp8 numbers in the blocks. o1: fp32, "
+       "with products of bf16 numbers. o3: all in bf16, weights, gradients and AdamW's state, which keeps what "
+       "rounding "
+       "takes from the weights; see docs/precision.md"},
       {"shard.fp8_recipe", FSDP_SLOT(shard.fp8_recipe), one_of({"tensorwise", "rowwise", "blockwise", "mxfp8"}),
        "of fp8: what shares a scale: a tensor, a row, 128 numbers (of weights 128 x 128), or 32 numbers"},
       {"shard.fp8_keep", FSDP_SLOT(shard.fp8_keep), any(),

@@ -1,12 +1,23 @@
 #include "train/loop/optimizer_choice.h"
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
 namespace fsdp::train {
 namespace {
 
 AdamWOptions adamw_options(const TrainConfig& train) {
   return {train.lr, train.beta1, train.beta2, train.eps, train.weight_decay};
+}
+
+// Weights of 16 bits learn nothing from updates smaller than their last digit, unless that is kept.
+WeightDigits digits_for(const torch::nn::Module& model) {
+  const std::vector<at::Tensor> leaves = parameters(model);
+  const bool are_narrow = std::any_of(leaves.begin(), leaves.end(), [](const at::Tensor& leaf) {
+    return leaf.requires_grad() && leaf.scalar_type() == at::kBFloat16;
+  });
+  return are_narrow ? WeightDigits::kCompensated : WeightDigits::kRounded;
 }
 
 SGDOptions sgd_options(const OptimizerConfig& config, const TrainConfig& train) {
@@ -47,7 +58,9 @@ std::unique_ptr<FlatOptimizer> make_optimizer(const OptimizerConfig& config, con
     return std::make_unique<Muon>(muon_groups(model, train.weight_decay), muon_options(config, train),
                                   adamw_options(train));
   }
-  return std::make_unique<AdamW>(decay_groups(model, train.weight_decay), adamw_options(train));
+  AdamWOptions options = adamw_options(train);
+  options.digits = digits_for(model);
+  return std::make_unique<AdamW>(decay_groups(model, train.weight_decay), options);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "train/axes/axis_checks.h"
 #include "train/base/agreement.h"
 #include "train/base/device.h"
+#include "train/config/precision_checks.h"
 #include "train/config/sum_tree.h"
 #include "train/data/batch_source.h"
 #include "train/data/data_tokenizer.h"
@@ -21,6 +22,7 @@ Preparation prepare(const Config& config, const World& world, ThreadPlan threads
   Tuning tuning;
   on_all_ranks(world, [&] {
     check_graphs(config);
+    check_precision(config);
     const RankPlace place = rank_place(make_mesh(world, config.shard.replicas, config.mesh));
     device = choose_device(config.shard.device, "[train] shard.device", world);
     splits = open_splits(config.data);

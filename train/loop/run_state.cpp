@@ -9,6 +9,7 @@
 #include "train/base/format.h"
 #include "train/config/config_file.h"
 #include "train/config/option_table.h"
+#include "train/config/precision_checks.h"
 #include "train/data/data_splits.h"
 
 namespace fsdp::train {
@@ -39,6 +40,26 @@ std::vector<std::string> differences(const Config& before, const Config& now) {
     if (was != is && !is_incidental(option.name)) list.push_back(option.name + " was " + was + ", is " + is);
   }
   return list;
+}
+
+// Between fp32 main weights any precision may follow another.
+void check_weights_kept_alike(const Config& before, const Config& now) {
+  if (keeps_narrow_weights(before.shard) == keeps_narrow_weights(now.shard)) return;
+  throw Error(ErrorCode::kCheckpoint, "[checkpoint] shard.precision: got a checkpoint of " + before.shard.precision +
+                                          ", expected one of " + now.shard.precision +
+                                          ": o3 has bf16 weights and what rounding took from them, all others fp32 "
+                                          "weights. Set shard.precision=" +
+                                          before.shard.precision +
+                                          " to go on; to change it start a new run "
+                                          "with model.path.");
+}
+
+std::optional<Config> stored_config(checkpoint::StateSource& source) {
+  try {
+    return parse_config(source.value("config").value_or(""));
+  } catch (const Error&) {
+    return std::nullopt;
+  }
 }
 
 }  // namespace
@@ -79,11 +100,10 @@ void RunState::load(checkpoint::StateSource& source) {
                                       ". Give data.path, data.sequence_length and train.seed of that run; to train on "
                                       "other data start a new run with model.path.");
   }
-  try {
-    changed_keys_ = differences(parse_config(source.value("config").value_or("")), config_);
-  } catch (const Error&) {
-    changed_keys_ = {"the configuration was of another version of fsdp"};
-  }
+  const std::optional<Config> before = stored_config(source);
+  if (before) check_weights_kept_alike(*before, config_);
+  changed_keys_ = before ? differences(*before, config_)
+                         : std::vector<std::string>{"the configuration was of another version of fsdp"};
   const std::string threads = std::to_string(at::get_num_threads());
   const std::string threads_before = source.value("threads").value_or(threads);
   if (config_.train.deterministic && threads_before != threads) {

@@ -12,6 +12,7 @@
 #include "train/model/fp8_layers.h"
 #include "train/model/graphed_blocks.h"
 #include "train/model/lora_files.h"
+#include "train/model/narrow_products.h"
 #include "train/model/recomputation.h"
 #include "train/model/weights.h"
 
@@ -64,6 +65,7 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
   if (axes) axes->connect(decoder);
   if (experts) decoder->set_expert_ranks(experts);
   use_fp8(decoder, config.shard);
+  use_narrow_products(decoder, config.shard);
   set_recomputation(decoder, parse_recomputation(config.train.recompute, config.train.recompute_every));
   ShardOptions options = shard_options(config.shard, device);
   if (options.main_weights == MainWeights::kOnDisk) make_offload_folder(options, config.output.folder, world);

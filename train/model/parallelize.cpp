@@ -3,13 +3,23 @@
 
 #include <torch/nn/module.h>
 
+#include "train/config/precision_checks.h"
+
 namespace fsdp::train {
 
 std::string stored_precision_name(const ShardConfig& config) {
-  return config.precision == "fp8" ? "bf16" : config.precision;
+  if (config.precision == "fp8") return "bf16";
+  return config.precision == "o1" ? "fp32" : config.precision;
 }
 
-Precision stored_precision(const ShardConfig& config) { return parse_precision(stored_precision_name(config)); }
+Precision stored_precision(const ShardConfig& config) {
+  if (keeps_narrow_weights(config)) return {.param = at::kBFloat16};  // as is all that follows from the weights
+  return parse_precision(stored_precision_name(config));
+}
+
+at::ScalarType multiplied_type(const ShardConfig& config) {
+  return config.precision == "o1" ? at::kBFloat16 : stored_precision(config).param.value_or(at::kFloat);
+}
 
 ShardOptions shard_options(const ShardConfig& config, c10::Device device) {
   ShardOptions options;

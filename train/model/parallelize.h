@@ -24,9 +24,12 @@ struct ShardedModel {
   std::shared_ptr<const Axes> axes = {};  // null where nothing is cut
 };
 
-// What weights and activations are stored as: shard.precision, where fp8, which is for products only, is bf16.
+// What weights and activations are stored as: shard.precision, where fp8, which is for products only, is bf16, and o1,
+// whose products are of bf16 numbers, fp32.
 std::string stored_precision_name(const ShardConfig& config);
 Precision stored_precision(const ShardConfig& config);
+// Of most products.
+at::ScalarType multiplied_type(const ShardConfig& config);
 
 ShardOptions shard_options(const ShardConfig& config, c10::Device device = c10::kCPU);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "fsdp/fsdp.h"
+#include "train/config/precision_checks.h"
 #include "train/config/sum_tree.h"
 #include "train/model/parallelize.h"
 #include "train/model/recomputation.h"
@@ -21,6 +22,12 @@ plan::PlannedParameter planned_parameter(const std::string& name, const at::Tens
 }
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::kUsage, "[plan] " + message); }
+
+plan::Optimizer planned_optimizer(const Config& config) {
+  if (keeps_narrow_weights(config.shard)) return plan::Optimizer::kAdamWCompensated;
+  const bool sgd_keeps_momentum = config.optimizer.name == "sgd" && config.optimizer.momentum > 0;
+  return plan::parse_optimizer(sgd_keeps_momentum ? "sgd_momentum" : config.optimizer.name);
+}
 
 plan::Work planned_work(const Config& config, int64_t world) {
   const int64_t batch = config.train.batch_sequences;
@@ -74,6 +81,7 @@ plan::PlannedModel planned_model(const Config& config, const ModelChoice& choice
 }
 
 plan::Setup planned_setup(const Config& config, const RankCounts& ranks) {
+  check_precision(config);
   if (config.mesh.ep != 1)
     refuse("mesh.ep: got " + std::to_string(config.mesh.ep) +
            ", expected 1: memory and time of experts are not in this version's plan. Leave it out for a plan without it.");
@@ -101,8 +109,7 @@ plan::Setup planned_setup(const Config& config, const RankCounts& ranks) {
   setup.granularity = root_layout(config.optimizer).granularity;
   setup.block = root_layout(config.optimizer).block;
   setup.sum_order = sum_order(config.train);
-  const bool sgd_keeps_momentum = config.optimizer.name == "sgd" && config.optimizer.momentum > 0;
-  setup.optimizer = plan::parse_optimizer(sgd_keeps_momentum ? "sgd_momentum" : config.optimizer.name);
+  setup.optimizer = planned_optimizer(config);
   setup.schedule = options.schedule;
   setup.node_size = std::min(ranks.per_node, ranks.world);
   const bool one_node = setup.node_size == ranks.world;

@@ -7,6 +7,7 @@
 #include "fsdp/fsdp.h"
 #include "train/axes/whole_parameter.h"
 #include "train/base/format.h"
+#include "train/config/precision_checks.h"
 #include "train/model/frozen.h"
 #include "train/model/parallelize.h"
 
@@ -68,7 +69,7 @@ Tuning choose_tuning(const TuneConfig& config, const ModelChoice& choice, LoraBa
 
 at::ScalarType base_type(const Tuning& tuning, const ShardConfig& config) {
   const at::ScalarType computed = stored_precision(config).param.value_or(at::kFloat);
-  return tuning.lora ? computed : at::kFloat;
+  return tuning.lora || keeps_narrow_weights(config) ? computed : at::kFloat;
 }
 
 void apply_tuning(const Tuning& tuning, models::Decoder& decoder, uint64_t seed) {
