@@ -32,6 +32,7 @@
 #include "fsdp/parallel/zigzag.h"                          // parallel::zigzag_part, zigzag_positions
 #include "fsdp/pipeline/pipeline.h"                        // pipeline::Pipeline
 #include "fsdp/precision/fp8.h"                            // fp8
+#include "fsdp/precision/fp8_delayed_scales.h"             // Fp8DelayedScales
 #include "fsdp/precision/precision.h"                      // Precision
 #include "fsdp/profile/session.h"                          // profile::Session
 #include "fsdp/recompute/recompute.h"                      // recompute

@@ -13,12 +13,15 @@ int64_t size_of(io::DType dtype) { return static_cast<int64_t>(io::item_size(dty
 // Element types of one group, resolved.
 struct Types {
   io::DType main, param, reduce, accumulate;
+  Travel travel;
+
+  bool as_fp8() const { return travel == Travel::kAsFp8; }
 };
 
 Types types_of(const PlannedParameter& parameter, const PlannedPrecision& precision) {
   const io::DType main = parameter.dtype;
   const io::DType param = parameter.compute == ComputeType::kOwn ? main : precision.param.value_or(main);
-  return {main, param, precision.reduce.value_or(main), precision.accumulate.value_or(main)};
+  return {main, param, precision.reduce.value_or(main), precision.accumulate.value_or(main), parameter.travel};
 }
 
 // As plan_balanced() of fsdp/unit/fully_shard.cpp.
@@ -32,8 +35,8 @@ std::vector<int64_t> deal(std::span<const PlannedParameter> members, layout::Own
 
 layout::FlatLayout make_layout(std::span<const PlannedParameter> members, const Setup& setup, const Types& types,
                                int64_t ranks) {
-  const int64_t align =
-      layout::kAlignBytes / std::min({size_of(types.main), size_of(types.param), size_of(types.reduce)});
+  const int64_t smallest = std::min({size_of(types.main), size_of(types.param), size_of(types.reduce)});
+  const int64_t align = layout::kAlignBytes / (types.as_fp8() ? 1 : smallest);
   if (setup.owners == layout::Owners::kBalanced) {
     layout::OwnerLoads loads(ranks);  // of which shards' sizes do not depend on what was dealt before
     std::vector<int64_t> numels;
@@ -107,8 +110,13 @@ void plan_weights(GroupPlan& group, const Setup& setup, const RankGroups& groups
       break;
   }
   const bool gathers = group.residence == Residence::kReleased || (group.residence == Residence::kPersistent && !whole);
-  group.gather_shard = gathers ? shard * size_of(types.param) : 0;
-  group.replica_gather_shard = gathers && over_replicas ? main_numel * size_of(types.param) : 0;
+  const int64_t travelling_size = types.as_fp8() ? 1 : size_of(types.param);
+  group.gather_shard = gathers ? shard * travelling_size : 0;
+  group.replica_gather_shard = gathers && over_replicas ? main_numel * travelling_size : 0;
+  if (gathers && types.as_fp8()) {
+    group.arriving = total;
+    group.model_weight = (group.residence == Residence::kPersistent ? group.unsharded : 0) + shard;
+  }
   if (groups.has_forward_group() && group.residence == Residence::kReleased)
     group.forward_shard = group.unsharded / groups.forward.size;
 }
@@ -117,8 +125,8 @@ void plan_weights(GroupPlan& group, const Setup& setup, const RankGroups& groups
 void plan_gradients(GroupPlan& group, const Setup& setup, const RankGroups& groups, const Types& types) {
   group.main_grad = group.main_weight;
   group.optimizer = state_bytes(setup.optimizer, group.main_weight / size_of(types.main), size_of(types.main));
-  const int64_t written_copy =
-      types.param == types.main ? 0 : group.main_weight / size_of(types.main) * size_of(types.param);
+  const int64_t copy_size = group.arriving > 0 ? 1 : types.param == types.main ? 0 : size_of(types.param);
+  const int64_t written_copy = group.main_weight / size_of(types.main) * copy_size;
   group.optimizer_traffic = 2 * group.main_weight + group.main_grad + 2 * group.optimizer + written_copy;
   const bool in_main_grad = setup.transport == Transport::kNccl && setup.world() == 1 &&
                             setup.whole_shard == WholeShard::kInPlace && types.reduce == types.main &&
@@ -149,6 +157,7 @@ std::vector<std::vector<PlannedParameter>> split(const PlannedUnit& unit, const 
   for (const PlannedParameter& parameter : unit.parameters) {
     const auto fits = [&](const auto& group) {
       return group.front().dtype == parameter.dtype && group.front().trains == parameter.trains &&
+             group.front().travel == parameter.travel &&
              types_of(group.front(), setup.precision).param == types_of(parameter, setup.precision).param;
     };
     const auto found = std::find_if(groups.begin(), groups.end(), fits);
@@ -257,7 +266,8 @@ std::vector<GroupPlan> plan_unit(const PlannedUnit& unit, const Setup& setup) {
 
 std::vector<std::vector<GroupPlan>> plan_units(const PlannedModel& model, const Setup& setup) {
   const auto alike = [](const PlannedParameter& a, const PlannedParameter& b) {
-    return a.shape == b.shape && a.dtype == b.dtype && a.trains == b.trains && a.compute == b.compute;
+    return a.shape == b.shape && a.dtype == b.dtype && a.trains == b.trains && a.compute == b.compute &&
+           a.travel == b.travel;
   };
   const Setup of_blocks = setup_of_blocks(setup);
   std::vector<std::vector<GroupPlan>> units;

@@ -56,6 +56,7 @@ struct GroupPlan {
 
   // During a step.
   int64_t unsharded = 0;      // all gathered weights
+  int64_t arriving = 0;       // fp8 numbers of a gather that is under way; 0: what arrives is what is computed with
   int64_t forward_shard = 0;  // what stays of them between forward and backward
   int64_t reduce_buffer = 0;  // all gradients on their way; 0: they are collected in the main grad
   int64_t wide_buffer = 0;    // all gradients that wait for a later microbatch; 0: the same as reduce_buffer
@@ -75,6 +76,7 @@ struct GroupPlan {
   int64_t optimizer_traffic = 0;
 
   bool gathers() const { return gather_shard > 0; }
+  int64_t travelling() const { return arriving > 0 ? arriving : unsharded; }  // of all shards
   int64_t released() const { return residence == Residence::kReleased ? unsharded : 0; }
 };
 

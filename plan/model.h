@@ -13,6 +13,10 @@ namespace fsdp::plan {
 // In which element type a parameter is computed with: the setup's, or always its own.
 enum class ComputeType { kOfPrecision, kOwn };
 
+// What a parameter is gathered as: numbers of the type it is computed with, or fp8 numbers (Precision::gather of the
+// runtime).
+enum class Travel { kAsComputed, kAsFp8 };
+
 // A parameter as fully_shard() would find it: its dtype is the main weight's.
 struct PlannedParameter {
   std::string name;
@@ -20,6 +24,7 @@ struct PlannedParameter {
   io::DType dtype = io::DType::F32;
   bool trains = true;
   ComputeType compute = ComputeType::kOfPrecision;
+  Travel travel = Travel::kAsComputed;
   int64_t run = 1;  // elements that no rank border cuts: of a matrix whose columns are cut over other ranks, a row's
 
   int64_t numel() const;

@@ -1,6 +1,7 @@
 #include "plan/weight_walk.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace fsdp::plan {
 
@@ -73,6 +74,7 @@ void WeightWalk::start_gather(int id, schedule::Cause) {
   for (GroupState& group : unit(id).groups) {
     if (group.current || group.unsharding) continue;
     gathered_.take(group.plan->released());
+    if (group.plan->gathers() && !group.has_forward_shard) gathered_.take(group.arriving = group.plan->arriving);
     group.unsharding = true;
     if (group.plan->gathers()) count_gather(group);
   }
@@ -114,7 +116,7 @@ void WeightWalk::count_gather(GroupState& group) {
                groups_.forward.received(plan.unsharded));
     return;
   }
-  const int64_t from_shards = plan.copies_whole ? plan.unsharded : groups_.shard.received(plan.unsharded);
+  const int64_t from_shards = plan.copies_whole ? plan.travelling() : groups_.shard.received(plan.travelling());
   const bool asks_replicas = plan.replica_gather_shard > 0 && !group.replicas_gathered;
   if (from_shards == 0 && !asks_replicas) return;  // the only shard there is, and up to date
   calls_.gathers += 1;
@@ -123,13 +125,14 @@ void WeightWalk::count_gather(GroupState& group) {
   if (!asks_replicas) return;
   group.replicas_gathered = true;
   calls_.add({kGather, CollectiveAxis::kReplicate, kWeights, groups_.replicate}, plan.replica_gather_shard,
-             groups_.replicate.received(plan.model_weight));
+             groups_.replicate.received(plan.gather_shard));
 }
 
 void WeightWalk::finish_gather(GroupState& group) {
   if (!group.unsharding) return;
   group.unsharding = false;
   group.current = true;
+  gathered_.give_back(std::exchange(group.arriving, 0));
   forget_forward_shard(group);
 }
 

@@ -36,6 +36,7 @@ class WeightWalk : private schedule::UnitWeights {
     const GroupPlan* plan;
     bool current = false;  // unsharded, and no optimizer wrote since
     bool unsharding = false;
+    int64_t arriving = 0;  // bytes of fp8 numbers, in the meantime
     bool has_forward_shard = false;
     bool replicas_gathered = false;
   };

@@ -73,7 +73,7 @@ ALLOWED = {
     "fsdp/comm/liveness": {"fsdp/base", "fsdp/comm/rendezvous", "fsdp/comm/transport"},
     "fsdp/comm": COMM | {"fsdp/base", "fsdp/memory", "fsdp/mesh", "kernels/base"},
     "fsdp/cuda": {"fsdp/base", "fsdp/graph", "fsdp/comm/rendezvous", "fsdp/comm/transport", "kernels/flat"},
-    "fsdp/precision": {"fsdp/base", "kernels/products"},
+    "fsdp/precision": {"fsdp/base", "fsdp/comm", "fsdp/mesh", "kernels/products", "kernels/base", "kernels/raw", "kernels/raw/formats"},
     "fsdp/buffer": BUFFER,
     "fsdp/group": GROUP,
     "fsdp/optim": STATE_USERS,

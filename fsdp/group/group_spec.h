@@ -8,6 +8,7 @@
 
 #include "fsdp/buffer/buffer_allocator.h"
 #include "fsdp/buffer/disk_memory.h"
+#include "fsdp/buffer/fp8_agreement.h"
 #include "fsdp/group/group_links.h"
 #include "fsdp/group/group_owner.h"
 #include "fsdp/group/main_weights.h"
@@ -37,6 +38,7 @@ struct GroupSpec {
   std::shared_ptr<DiskMemory> disk;  // for MainWeights::kOnDisk
   GroupLinks links;
   std::shared_ptr<BufferAllocator> allocator;
+  std::shared_ptr<Fp8Agreement> fp8_agreement;  // of its Context
   std::weak_ptr<GroupOwner> owner;
 };
 

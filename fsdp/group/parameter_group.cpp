@@ -44,6 +44,7 @@ ParameterGroup::ParameterGroup(GroupSpec spec)
 
 ParameterGroup::~ParameterGroup() {
   gather_.abandon();
+  if (fp8_wire_) fp8_agreement_->forget(this);
   registry::forget(*this);
 }
 
@@ -79,6 +80,7 @@ void ParameterGroup::make_buffers(const GroupSpec& spec) {
     if (residence_ == Residence::kReleased && (param_dtype != main_dtype || over_replicas() || is_on_host_)) {
       model_weight_ = resting_buffer(layout_, Placement::kShard, rank, options.dtype(param_dtype));
     }
+    if (spec.precision.gather) make_fp8_wire(spec, param_dtype);
   }
 }
 
@@ -229,15 +231,16 @@ void ParameterGroup::check_leaves() const {
 // ---- weights
 
 int64_t ParameterGroup::resting_copy_bytes() const {
-  if (residence_ == Residence::kPersistent) return unsharded_.bytes();
+  if (residence_ == Residence::kPersistent)
+    return unsharded_.bytes() + (model_weight_.defined() ? model_weight_.bytes() : 0);
   if (shares_main_weight_) return 0;
   if (residence_ == Residence::kShared) return unsharded_.bytes() / links_.shard->size();  // the host has one
   return model_weight_.defined() ? model_weight_.bytes() : 0;
 }
 
 int64_t ParameterGroup::gathered_bytes() const {
-  if (residence_ != Residence::kReleased) return 0;
-  return (unsharded_.resident() ? unsharded_.bytes() : 0) + forward_shard_.bytes();
+  if (residence_ != Residence::kReleased) return arriving_.bytes();
+  return (unsharded_.resident() ? unsharded_.bytes() : 0) + forward_shard_.bytes() + arriving_.bytes();
 }
 
 // The part of the model weight that is made from this rank's main weight.
@@ -248,7 +251,7 @@ at::Tensor ParameterGroup::own_model_weight() const {
 }
 
 at::Tensor ParameterGroup::model_weight_copy() const {
-  if (shares_main_weight_ || is_on_host_) return {};
+  if (shares_main_weight_ || is_on_host_ || fp8_wire_) return {};
   if (residence_ == Residence::kShared) return unsharded_.own_slice();
   if (model_weight_.defined()) return own_model_weight();
   if (residence_ != Residence::kPersistent || unsharded_.local().scalar_type() == main_weight_.local().scalar_type()) {
@@ -353,7 +356,9 @@ void ParameterGroup::refresh_model_weight() {
   if (model_revision_ == revision) return;
   const bool copies = model_weight_.defined() || residence_ == Residence::kPersistent;
   if (copies) source_written_ = {};  // by what comes now
-  if (model_weight_.defined()) {
+  if (fp8_wire_) {
+    refresh_fp8_weight(revision);
+  } else if (model_weight_.defined()) {
     own_model_weight().copy_(main_weight_.local());
   } else if (residence_ == Residence::kShared) {
     await_readers();
@@ -469,6 +474,7 @@ void ParameterGroup::poison() {
   } catch (const std::exception&) {
     // The program hears of the failure that led here.
   }
+  arriving_.release(*allocator_);
   try {
     isolate_unsharded();
     if (!unsharded_.resident()) unsharded_.reallocate(*allocator_);

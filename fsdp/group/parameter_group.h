@@ -17,6 +17,7 @@
 #include "fsdp/group/group_spec.h"
 #include "fsdp/group/host_weights.h"
 #include "fsdp/group/phase.h"
+#include "fsdp/precision/fp8_wire.h"
 
 namespace fsdp {
 
@@ -77,7 +78,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   const DBuffer& main_weight() const { return main_weight_; }
   // Bytes of a low-precision or per-shard-group copy that rests beside the main weight.
   int64_t resting_copy_bytes() const;
-  // Bytes of gathered weights in memory now, of those that come and go.
+  // Bytes of gathered weights in memory now, of those that come and go, and of what they travel as.
   int64_t gathered_bytes() const;
   // The main weight and its gradient are in memory of the host, the gathered weights elsewhere.
   bool is_on_host() const { return is_on_host_; }
@@ -171,12 +172,14 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void make_buffers(const GroupSpec& spec);
   void adopt_parameters(const std::vector<at::Tensor>& parameters);
   void make_leaves(const Precision& precision);
+  void make_fp8_wire(const GroupSpec& spec, at::ScalarType param_dtype);
   void share_unsharded(const at::TensorOptions& options);
   void share_main_weight();
   DBuffer resting_buffer(const std::shared_ptr<const layout::FlatLayout>& layout, Placement placement, int index,
                          const at::TensorOptions& options) const;
   void await_readers();
   void refresh_model_weight();
+  void refresh_fp8_weight(int64_t revision);
   // [Note: Memory that nobody may read] Operators are seen before they read gathered weights; torch::save() and
   // data_ptr() are not. While the unsharded buffer has no memory, or not the main weight's values, they get an error.
   void refuse_access_unless_current();
@@ -186,9 +189,15 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void restore_gradient(size_t i);
   bool over_replicas() const { return traits_.shards_over_replicas && links_.replicate != nullptr; }
   at::Tensor own_model_weight() const;
+  // Where this rank's part of the main weight begins in the unsharded buffer.
+  int64_t main_begin() const { return traits_.shards_main_weight ? main_index_ * main_layout_->shard_numel : 0; }
   at::Tensor gather_source() const;
   comm::CallLabel label_of(const char* op, const std::string& cause) const { return {op, unit_name_, cause, part_}; }
   comm::Job gather_from_forward_group(const std::string& cause, int64_t* bytes);
+  // Brings `source` of every rank into the unsharded buffer.
+  comm::Job gather_job(const at::Tensor& source, const comm::CallLabel& label);
+  // What becomes of the main weight's part i, when it is gathered.
+  at::Tensor rounded_main_weight(size_t i) const;
   comm::Job gather_from_shards(const at::Tensor& source, const std::string& cause, int64_t* bytes);
   std::vector<StreamPoint> points_before_gather(bool is_fresh, bool from_forward_group, int64_t revision);
 
@@ -214,6 +223,11 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   DBuffer main_weight_;
   DBuffer model_weight_;  // defined only where it differs from the main weight and rests sharded
   DBuffer unsharded_;
+  // Null unless weights travel as fp8 numbers. Then the model weight is these, and rests beside a persistent unsharded
+  // buffer too.
+  std::shared_ptr<Fp8Wire> fp8_wire_;
+  std::shared_ptr<Fp8Agreement> fp8_agreement_;
+  Scratch arriving_;                           // the numbers of a gather that is under way
   std::shared_ptr<HostWeights> host_weights_;  // Residence::kShared
   bool shares_main_weight_ = false;            // it is this rank's part of the unsharded buffer
   c10::DataPtr shared_memory_;                 // of the unsharded buffer, while that is isolated
@@ -232,6 +246,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   int64_t replica_revision_ = -1;    // when the replicas' parts of it were gathered
   int64_t unsharded_revision_ = -1;  // when the unsharded buffer was
   int64_t forward_revision_ = -1;    // that of forward_shard_
+  int64_t fp8_revision_ = -1;        // when the ranks agreed on its scales
   int64_t used_revision_ = -1;       // when a forward with gradients read it last
   bool read_without_gradient_ = false;
   comm::Completion gather_;

@@ -78,24 +78,36 @@ comm::Job ParameterGroup::gather_from_forward_group(const std::string& cause, in
 }
 
 comm::Job ParameterGroup::gather_from_shards(const at::Tensor& source, const std::string& cause, int64_t* bytes) {
-  *bytes = copies_whole_ ? unsharded_.bytes() : received_bytes(unsharded_.bytes(), *links_.shard);
+  const int64_t whole_bytes = fp8_wire_ ? layout_->total_numel() : unsharded_.bytes();
+  *bytes = copies_whole_ ? whole_bytes : received_bytes(whole_bytes, *links_.shard);
   const comm::CallLabel label = label_of("gather", cause);
   if (!over_replicas() || replica_revision_ == model_revision_) {
-    comm::Stage gather = unsharded_.all_gather_from(source, links_.shard, label);
+    comm::Job job = gather_job(source, label);
     // With no other rank to meet, the disk gets the time until the weights are waited for.
-    if (!disk_ || links_.shard->size() > 1) return comm::Job("gather", unit_name_, std::move(gather));
-    comm::Job job("gather", unit_name_, [] { return comm::Pending(); });
-    job.next.push_back(std::move(gather));
+    if (disk_ && links_.shard->size() == 1)
+      job.next.insert(job.next.begin(), std::exchange(job.first, [] { return comm::Pending(); }));
     return job;
   }
   // Every replica wrote its part of this shard group's weights; all of them come before the gather that they are for.
   *bytes += received_bytes(model_weight_.bytes(), *links_.replicate);
   replica_revision_ = model_revision_;
   const at::Tensor whole = writable(model_weight_.local());
-  comm::Job job("gather", unit_name_,
-                [whole, own = writable(own_model_weight()), replicate = links_.replicate_gather,
-                 first = label_of("gather over replicas", cause)] { return replicate->all_gather(whole, own, first); });
-  job.next.push_back(unsharded_.all_gather_from(whole, links_.shard, label));
+  comm::Job job = gather_job(whole, label);
+  job.next.push_back(std::exchange(
+      job.first,
+      [whole, own = writable(own_model_weight()), replicate = links_.replicate_gather,
+       first = label_of("gather over replicas", cause)] { return replicate->all_gather(whole, own, first); }));
+  return job;
+}
+
+comm::Job ParameterGroup::gather_job(const at::Tensor& source, const comm::CallLabel& label) {
+  if (!fp8_wire_) return {"gather", unit_name_, unsharded_.all_gather_from(source, links_.shard, label)};
+  const at::Tensor arriving = arriving_.take(*allocator_, layout_->total_numel(), source.options());
+  comm::Job job("gather", unit_name_, [arriving, shard = writable(source), comm = links_.shard, label] {
+    return comm->all_gather(arriving, shard, label);
+  });
+  // Who computes finds them decoded; the buffer itself refuses access meanwhile.
+  job.finish = fp8_wire_->decoder(arriving, 0, unsharded_.alias().local());
   return job;
 }
 
@@ -106,7 +118,9 @@ void ParameterGroup::finish_unshard() {
   try {
     gather_.wait();
     if (host_weights_) host_weights_->await_owners(label_of("wait for owners", ""));
+    arriving_.release(*allocator_);
   } catch (...) {
+    arriving_.release(*allocator_);
     unsharded_revision_ = kNoRevision;
     replica_revision_ = kNoRevision;
     throw;
@@ -148,6 +162,36 @@ int64_t ParameterGroup::forget_forward_shard() {
   const int64_t bytes = forward_shard_.bytes();
   forward_shard_.release(*allocator_);
   return bytes;
+}
+
+// ---- as fp8 numbers
+
+// Where this rank has everything there is nothing to send.
+void ParameterGroup::make_fp8_wire(const GroupSpec& spec, at::ScalarType param_dtype) {
+  if (residence_ == Residence::kPersistent && whole_main_weight()) return;
+  std::vector<Fp8Wire::Weight> weights;
+  for (size_t i = 0; i < num_parameters(); ++i) {
+    const auto recipe = wire_recipe_of(spec.parameters[i], names_[i], param_dtype);
+    FSDP_ASSERT(recipe && sizes_[i].size() == 2, "fp8 gather of something else than a linear layer's weight");
+    weights.push_back({layout_->offsets[i], sizes_[i][0], sizes_[i][1], *recipe});
+    fix_recipe_of(spec.parameters[i]);
+  }
+  fp8_wire_ = std::make_shared<Fp8Wire>(weights, param_dtype);
+  fp8_agreement_ = spec.fp8_agreement;
+  model_weight_ = DBuffer(layout_, Placement::kShard, links_.shard->rank(),
+                          unsharded_.local().options().dtype(at::kByte), Backing::kOwned);
+  const auto agree = [this](at::Tensor codes) {
+    if (fp8_revision_ == main_weight_revision()) return;
+    fp8_revision_ = main_weight_revision();
+    fp8_wire_->set_codes(std::move(codes));
+  };
+  fp8_agreement_->add(
+      {this, main_weight_comms(), [this] { return fp8_wire_->codes_of(main_weight_.local(), main_begin()); }, agree});
+}
+
+void ParameterGroup::refresh_fp8_weight(int64_t revision) {
+  if (fp8_revision_ != revision) fp8_agreement_->run(this);
+  fp8_wire_->encode(main_weight_.local(), main_begin(), own_model_weight());
 }
 
 }  // namespace fsdp

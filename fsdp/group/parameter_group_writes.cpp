@@ -22,6 +22,12 @@ void ParameterGroup::isolate_unsharded() {
   shared_memory_ = unsharded_.exchange(std::move(own));
 }
 
+at::Tensor ParameterGroup::rounded_main_weight(size_t i) const {
+  const at::Tensor main = main_weight_.part(i);
+  if (!fp8_wire_) return main.to(unsharded_.local().scalar_type());
+  return fp8_wire_->rounded(main, layout_->offsets[i] + main_slice(i).begin);
+}
+
 // In mixed precision only elements that differ from the main weight's rounding were changed; the others keep their
 // digits.
 void ParameterGroup::write_back() {
@@ -33,7 +39,7 @@ void ParameterGroup::write_back() {
       const at::Tensor main = main_weight_.part(i);
       const at::Tensor written =
           writable(unsharded_.local()).narrow(0, layout_->offsets[i] + slice.begin, slice.size()).to(main.device());
-      const at::Tensor changed = main.to(written.scalar_type()).ne(written);
+      const at::Tensor changed = rounded_main_weight(i).ne(written);
       main.copy_(at::where(changed, written.to(main.scalar_type()), main));
       write_behind(main);
     }

@@ -10,6 +10,7 @@
 
 #include "fsdp/base/check.h"
 #include "fsdp/group/registry.h"
+#include "fsdp/unit/sharding/precision_of.h"
 #include "fsdp/unit/sharding/subject.h"
 
 namespace fsdp::plan {
@@ -31,6 +32,10 @@ io::DType planned_dtype(const SubjectParameter& parameter) {
       FSDP_THROW(kUsage, "[inspect] '", parameter.name, "': got dtype ", parameter.tensor.scalar_type(),
                  ", expected a floating-point type. List it in ShardOptions::ignored_parameters.");
   }
+}
+
+Travel travel_of(const SubjectParameter& parameter, const Precision& precision) {
+  return precision_of(parameter, precision).gather ? Travel::kAsFp8 : Travel::kAsComputed;
 }
 
 class UnitCollector {
@@ -112,7 +117,8 @@ class UnitCollector {
       if (!taken_.insert(tensor.unsafeGetTensorImpl()).second) continue;
       const bool keeps = parameter.kind && std::find(kept.begin(), kept.end(), *parameter.kind) != kept.end();
       unit.parameters.push_back({prefix + parameter.name, tensor.sizes().vec(), planned_dtype(parameter),
-                                 tensor.requires_grad(), keeps ? ComputeType::kOwn : ComputeType::kOfPrecision});
+                                 tensor.requires_grad(), keeps ? ComputeType::kOwn : ComputeType::kOfPrecision,
+                                 travel_of(parameter, options_.shard.precision)});
       const auto type = options_.shard.precision.param.value_or(tensor.scalar_type());
       result_.parameters.push_back({tensor, index, keeps ? tensor.scalar_type() : type});
     }

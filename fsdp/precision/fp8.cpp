@@ -43,6 +43,11 @@ void check_weight(const std::string& layer, const at::Tensor& weight, Fp8Recipe 
     FSDP_THROW(kUsage, "[fp8] layer ", layer, ": got a weight on ", weight.device().str(),
                ", expected one on the CPU: products of fp8 on GPUs are not in this version.");
   }
+  if (kernels::is_fp8_fixed(weight) && kernels::fp8_recipe_of(weight) != recipe) {
+    FSDP_THROW(kUsage, "[fp8] layer ", layer, ": got ", kernels::name(recipe),
+               " for a weight that travels as fp8 numbers of ", kernels::name(*kernels::fp8_recipe_of(weight)),
+               ", expected the same recipe. Choose it before fully_shard(), or leave Precision::gather unset.");
+  }
   const int64_t granule = kernels::weight_granule(recipe);
   if (weight.size(0) % granule == 0 && weight.size(1) % granule == 0) return;
   FSDP_THROW(kUsage, "[fp8] layer ", layer, ": got a weight of ", weight.size(0), " x ", weight.size(1),
@@ -66,7 +71,7 @@ std::vector<std::string> fp8(torch::nn::Module& module, Fp8Recipe recipe, const 
 
 Fp8Recipe parse_fp8_recipe(const std::string& name) {
   if (const auto recipe = kernels::find_fp8_recipe(name)) return *recipe;
-  FSDP_THROW(kUsage, "[fp8] got the recipe '", name, "', expected tensorwise, rowwise, blockwise or mxfp8.");
+  FSDP_THROW(kUsage, "[fp8] got the recipe '", name, "', expected tensorwise, rowwise, blockwise, mxfp8 or delayed.");
 }
 
 }  // namespace fsdp

@@ -14,7 +14,13 @@ enum class ModuleKind { kBatchNorm, kInstanceNorm, kGroupNorm, kLayerNorm };
 // Element types of one parameter group. Main weights keep the dtype the parameters had when they were sharded (fp32 as
 // a rule).
 struct Precision {
-  std::optional<at::ScalarType> param = {};   // gathered and computed with; unset: the parameters' own dtype
+  std::optional<at::ScalarType> param = {};  // gathered and computed with; unset: the parameters' own dtype
+  // kFloat8_e4m3fn: weights that fsdp::fp8() gave a recipe with the same blocks in forward and backward (tensorwise,
+  // blockwise) travel as fp8 numbers, half the bytes of bf16, with the same results: a product would have rounded them
+  // to these numbers anyway. What else reads such a weight gets them too. The ranks agree on the scales of all units in
+  // one small collective after each optimizer step. Call fp8() first; other weights travel as they are computed with,
+  // as all do where it is unset. CPU.
+  std::optional<at::ScalarType> gather = {};
   std::optional<at::ScalarType> reduce = {};  // gradients on the wire; unset: the parameters' own dtype
   // Unsharded sums of gradients that wait for a later microbatch (no_sync, ZeRO-0 and ZeRO-1); unset: the parameters'
   // own dtype.

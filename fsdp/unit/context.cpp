@@ -301,7 +301,7 @@ void Context::start_gather(int id, schedule::Cause cause) {
 
 void Context::start_unshard(UnitState& unit, const std::string& cause) {
   bool started = false;
-  const int64_t before = unit.gathered_bytes();
+  const int64_t before = unit.gathered_bytes(), agreements = fp8_agreement_->runs();
   for (const auto& group : unit.groups) {
     const int64_t bytes = group->start_unshard(cause);
     if (bytes == 0) continue;
@@ -310,6 +310,7 @@ void Context::start_unshard(UnitState& unit, const std::string& cause) {
     counters_.gather_bytes += bytes;
     started = true;
   }
+  counters_.scale_agreements += fp8_agreement_->runs() - agreements;
   count_gathered(unit.gathered_bytes() - before);
   if (started) turns_.note_gather(unit.id);
   note_live(unit);

@@ -84,6 +84,7 @@ class Context : public GroupOwner, private schedule::UnitWeights, public std::en
   // For MainWeights::kOnDisk, this rank's file in the folder of the options, made at first use; else null. Throws
   // Error(kUsage) for a folder without that or that without a folder, Error(kFileSystem).
   std::shared_ptr<DiskMemory> disk_for(const ShardOptions& options);
+  const std::shared_ptr<Fp8Agreement>& fp8_agreement() const { return fp8_agreement_; }
   const std::shared_ptr<comm::Lane>& gather_lane() const { return gather_lane_; }
   const std::shared_ptr<comm::Lane>& reduce_lane() const { return reduce_lane_; }
   c10::Device device() const { return device_; }
@@ -178,6 +179,7 @@ class Context : public GroupOwner, private schedule::UnitWeights, public std::en
   std::shared_ptr<comm::Comm> comm_;  // of a step
   std::shared_ptr<BufferAllocator> allocator_;
   std::map<std::filesystem::path, std::shared_ptr<DiskMemory>> disks_;
+  std::shared_ptr<Fp8Agreement> fp8_agreement_ = std::make_shared<Fp8Agreement>();
   std::shared_ptr<comm::Lane> gather_lane_;  // null in a world of one on the CPU; both the same where unified
   std::shared_ptr<comm::Lane> reduce_lane_;
   std::thread::id user_thread_;

@@ -25,6 +25,7 @@
 #include "fsdp/unit/context.h"
 #include "fsdp/unit/observer.h"
 #include "fsdp/unit/sharding/agreement.h"
+#include "fsdp/unit/sharding/precision_of.h"
 #include "fsdp/unit/sharding/subject.h"
 #include "fsdp/unit/sharding/sum_order_check.h"
 
@@ -145,6 +146,7 @@ bool is_same_module(const SubjectParameters& all, const std::vector<UnitState*>&
 int64_t alignment_of(const SubjectParameters& members, const ShardOptions& options) {
   const at::ScalarType main = members.front().tensor.scalar_type();
   const size_t smallest = std::min({c10::elementSize(main), c10::elementSize(options.precision.param.value_or(main)),
+                                    c10::elementSize(options.precision.gather.value_or(main)),
                                     c10::elementSize(options.precision.reduce.value_or(main))});
   return layout::kAlignBytes / static_cast<int64_t>(smallest);
 }
@@ -212,13 +214,6 @@ struct GroupPlan {
   Precision precision;
 };
 
-Precision precision_of(const SubjectParameter& parameter, const Precision& precision) {
-  const std::vector<ModuleKind>& kept = precision.keep_fp32;
-  Precision own = precision;
-  if (parameter.kind && std::find(kept.begin(), kept.end(), *parameter.kind) != kept.end()) own.param.reset();
-  return own;
-}
-
 // In the module's order.
 std::vector<GroupPlan> split_into_groups(const SubjectParameters& parameters, const Mesh& mesh,
                                          const ShardOptions& options) {
@@ -232,8 +227,9 @@ std::vector<GroupPlan> split_into_groups(const SubjectParameters& parameters, co
       const at::Tensor& first = group.members.front().tensor;
       const auto dtype = first.scalar_type();
       return group.precision.param.value_or(dtype) == precision.param.value_or(dtype) &&
-             dtype == parameter.tensor.scalar_type() && first.requires_grad() == parameter.tensor.requires_grad() &&
-             group.mesh.describe() == own.describe() && group.strategy == strategy;
+             group.precision.gather == precision.gather && dtype == parameter.tensor.scalar_type() &&
+             first.requires_grad() == parameter.tensor.requires_grad() && group.mesh.describe() == own.describe() &&
+             group.strategy == strategy;
     };
     const auto found = std::find_if(groups.begin(), groups.end(), fits);
     if (found == groups.end()) {
@@ -268,6 +264,7 @@ void add_group(const std::shared_ptr<LiveUnit>& unit, SubjectParameters members,
   spec.disk = unit->state.context->disk_for(options);
   spec.links = links;
   spec.allocator = unit->state.context->allocator();
+  spec.fp8_agreement = unit->state.context->fp8_agreement();
   spec.owner = unit->state.context;
   auto group = std::make_shared<ParameterGroup>(std::move(spec));
   unit->state.groups.push_back(group);
@@ -290,10 +287,7 @@ void add_group(const std::shared_ptr<LiveUnit>& unit, SubjectParameters members,
 
 void check_options(const Mesh& mesh, const ShardOptions& options) {
   check_mesh(mesh, options.strategy);
-  for (const auto& dtype : {options.precision.main_grad, options.precision.buffers}) {
-    FSDP_CHECK(!dtype || at::isFloatingType(*dtype), "[fully_shard] Precision::main_grad or buffers: got ", *dtype,
-               ", expected a floating-point type.");
-  }
+  check_precision(options);
   FSDP_CHECK(
       options.layout.owners == layout::Owners::kInOrder || options.layout.granularity == layout::Granularity::kTensor,
       "[fully_shard] ShardOptions::layout: got balanced owners of pieces, expected owners of whole tensors. Set "

@@ -19,6 +19,7 @@ struct Counters {
   int64_t gathers = 0;
   int64_t reduces = 0;
   int64_t gather_bytes = 0;      // received by this rank
+  int64_t scale_agreements = 0;  // small collectives in which the ranks agreed on scales (Precision::gather)
   int64_t reduce_bytes = 0;      // received by this rank
   double exposed_gather_ms = 0;  // the user's thread waited this long for gathers
   double exposed_reduce_ms = 0;

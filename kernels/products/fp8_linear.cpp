@@ -4,9 +4,12 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <atomic>
+
 #include "kernels/base/dispatch.h"
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/raw_pointer.h"
+#include "kernels/products/fp8_history.h"
 #include "kernels/products/linear_parts.h"
 #include "kernels/raw/formats/fp8.h"
 
@@ -16,8 +19,10 @@ namespace {
 constexpr int64_t kFp8Block = 128;  // of kBlockwise
 constexpr int64_t kMxBlock = 32;    // of kMx
 
+bool is_tensorwise(Fp8Recipe recipe) { return recipe == Fp8Recipe::kTensorwise || recipe == Fp8Recipe::kDelayed; }
+
 raw::Fp8Block block_of(Fp8Recipe recipe, Fp8Operand operand, SummedOver summed, int64_t rows, int64_t columns) {
-  if (recipe == Fp8Recipe::kTensorwise) return {rows, columns};
+  if (is_tensorwise(recipe)) return {rows, columns};
   if (recipe == Fp8Recipe::kBlockwise && operand == Fp8Operand::kWeight) return {kFp8Block, kFp8Block};
   const bool along_columns = summed == SummedOver::kColumns;
   int64_t length = along_columns ? columns : rows;
@@ -27,16 +32,21 @@ raw::Fp8Block block_of(Fp8Recipe recipe, Fp8Operand operand, SummedOver summed, 
 }
 
 raw::Fp8Format format_of(Fp8Recipe recipe, Fp8Operand operand) {
-  const bool wide = recipe == Fp8Recipe::kTensorwise && operand == Fp8Operand::kGradient;
+  const bool wide = is_tensorwise(recipe) && operand == Fp8Operand::kGradient;
   return wide ? raw::Fp8Format::kE5m2 : raw::Fp8Format::kE4m3;
 }
+
+std::atomic<int> broken_steps{0};
 
 // An enum on its way through an operator.
 Fp8Recipe recipe_of(int64_t number) { return static_cast<Fp8Recipe>(number); }
 
+at::Tensor round_factor(const at::Tensor& matrix, const at::Tensor& weight, Fp8Recipe recipe, Fp8Operand operand,
+                        SummedOver summed);
+
 at::Tensor fp8_product(const at::Tensor& x, const at::Tensor& weight, int64_t recipe_number) {
   const Fp8Recipe recipe = recipe_of(recipe_number);
-  const at::Tensor x_TK = round_to_fp8(x.flatten(0, -2), recipe, Fp8Operand::kActivation, SummedOver::kColumns);
+  const at::Tensor x_TK = round_factor(x.flatten(0, -2), weight, recipe, Fp8Operand::kActivation, SummedOver::kColumns);
   const at::Tensor weight_NK = round_to_fp8(weight, recipe, Fp8Operand::kWeight, SummedOver::kColumns);
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
@@ -44,14 +54,14 @@ at::Tensor fp8_product(const at::Tensor& x, const at::Tensor& weight, int64_t re
 }
 
 at::Tensor gradient_of_x(const at::Tensor& grad_TN, const at::Tensor& weight_NK, Fp8Recipe recipe) {
-  return product(round_to_fp8(grad_TN, recipe, Fp8Operand::kGradient, SummedOver::kColumns),
+  return product(round_factor(grad_TN, weight_NK, recipe, Fp8Operand::kGradient, SummedOver::kColumns),
                  round_to_fp8(weight_NK, recipe, Fp8Operand::kWeight, SummedOver::kRows).t());
 }
 
 at::Tensor gradient_of_weight(const at::Tensor& weight_NK, const at::Tensor& grad_TN, const at::Tensor& x_TK,
                               Fp8Recipe recipe) {
-  return weight_gradient(weight_NK, round_to_fp8(grad_TN, recipe, Fp8Operand::kGradient, SummedOver::kRows),
-                         round_to_fp8(x_TK, recipe, Fp8Operand::kActivation, SummedOver::kRows));
+  return weight_gradient(weight_NK, round_factor(grad_TN, weight_NK, recipe, Fp8Operand::kGradient, SummedOver::kRows),
+                         round_factor(x_TK, weight_NK, recipe, Fp8Operand::kActivation, SummedOver::kRows));
 }
 
 struct Fp8Linear : torch::autograd::Function<Fp8Linear> {
@@ -87,25 +97,54 @@ at::Tensor differentiable_fp8_linear(const at::Tensor& x, const at::Tensor& weig
 }
 
 template <class T>
-void round_rows(const at::Tensor& matrix, const raw::Fp8Block& block, raw::Fp8Format format, const at::Tensor& out) {
+void round_rows(const at::Tensor& matrix, const raw::Fp8Block& block, raw::Fp8Format format, int shift,
+                const at::Tensor& out) {
   const auto* from = raw_data(matrix.const_data_ptr<T>());
   auto* to = raw_data(out.mutable_data_ptr<T>());
   const int64_t rows = matrix.size(0), columns = matrix.size(1), bands = (rows + block.rows - 1) / block.rows;
   parallel_for(0, bands, rows_per_task(block.rows * columns), [&](int64_t first, int64_t last) {
     const int64_t row = first * block.rows, end = std::min(rows, last * block.rows);
-    raw::round_to_fp8(from + row * columns, end - row, columns, block, format, to + row * columns);
+    raw::round_to_fp8(from + row * columns, end - row, columns, block, format, to + row * columns, nullptr, shift);
   });
+}
+
+at::Tensor rounded(const at::Tensor& from, Fp8Recipe recipe, Fp8Operand operand, SummedOver summed, int shift) {
+  at::Tensor out = at::empty_like(from);
+  if (from.numel() == 0) return out;
+  const raw::Fp8Block block = block_of(recipe, operand, summed, from.size(0), from.size(1));
+  dispatch_dtype("fp8_linear", from, [&]<class T>(T) {
+    round_rows<T>(from, block, format_of(recipe, operand), shift + broken_steps.load(std::memory_order_relaxed), out);
+  });
+  return out;
+}
+
+// How far the scale of earlier steps is from the one that these numbers need, which the history hears of.
+int steps_to_history(const at::Tensor& from, const at::Tensor& weight, raw::Fp8Format format, Fp8Operand operand) {
+  int needed = 0;
+  dispatch_dtype("fp8_linear", from, [&]<class T>(T) {
+    needed = raw::fp8_exponent_of(raw_data(from.const_data_ptr<T>()), from.numel(), format);
+  });
+  constexpr int kBias = 128;
+  const auto history = fp8_history_of(weight);
+  const Fp8Seen factor = operand == Fp8Operand::kGradient ? Fp8Seen::kGradients : Fp8Seen::kActivations;
+  history->see(factor, static_cast<uint8_t>(needed + kBias));
+  const int code = history->code(factor);
+  return code == 0 || needed == -kBias ? 0 : code - kBias - needed;
+}
+
+at::Tensor round_factor(const at::Tensor& matrix, const at::Tensor& weight, Fp8Recipe recipe, Fp8Operand operand,
+                        SummedOver summed) {
+  if (recipe != Fp8Recipe::kDelayed) return round_to_fp8(matrix, recipe, operand, summed);
+  const at::Tensor from = matrix.detach().contiguous();
+  return rounded(from, recipe, operand, summed, steps_to_history(from, weight, format_of(recipe, operand), operand));
 }
 
 }  // namespace
 
+void break_fp8_scales(int steps) { broken_steps.store(steps, std::memory_order_relaxed); }
+
 at::Tensor round_to_fp8(const at::Tensor& matrix, Fp8Recipe recipe, Fp8Operand operand, SummedOver summed) {
-  const at::Tensor from = matrix.detach().contiguous();
-  at::Tensor out = at::empty_like(from);
-  if (from.numel() == 0) return out;
-  const raw::Fp8Block block = block_of(recipe, operand, summed, from.size(0), from.size(1));
-  dispatch_dtype("fp8_linear", from, [&]<class T>(T) { round_rows<T>(from, block, format_of(recipe, operand), out); });
-  return out;
+  return rounded(matrix.detach().contiguous(), recipe, operand, summed, /*shift=*/0);
 }
 
 at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight, Fp8Recipe recipe) {

@@ -6,10 +6,11 @@
 namespace fsdp::kernels {
 namespace {
 
-constexpr std::array<std::pair<Fp8Recipe, const char*>, 4> kNames = {{{Fp8Recipe::kTensorwise, "tensorwise"},
+constexpr std::array<std::pair<Fp8Recipe, const char*>, 5> kNames = {{{Fp8Recipe::kTensorwise, "tensorwise"},
                                                                       {Fp8Recipe::kRowwise, "rowwise"},
                                                                       {Fp8Recipe::kBlockwise, "blockwise"},
-                                                                      {Fp8Recipe::kMx, "mxfp8"}}};
+                                                                      {Fp8Recipe::kMx, "mxfp8"},
+                                                                      {Fp8Recipe::kDelayed, "delayed"}}};
 
 }  // namespace
 
@@ -24,6 +25,10 @@ std::optional<Fp8Recipe> find_fp8_recipe(const std::string& name) {
     if (name == text) return recipe;
   return std::nullopt;
 }
+
+bool has_one_weight(Fp8Recipe recipe) { return recipe != Fp8Recipe::kRowwise && recipe != Fp8Recipe::kMx; }
+
+int64_t weight_block(Fp8Recipe recipe) { return recipe == Fp8Recipe::kBlockwise ? 128 : 0; }
 
 int64_t weight_granule(Fp8Recipe recipe) {
   if (recipe == Fp8Recipe::kBlockwise) return 128;

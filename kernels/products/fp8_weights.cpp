@@ -10,7 +10,18 @@ TensorTable<Fp8Recipe>& marked_weights() {
   return *weights;
 }
 
+struct Fixed {};
+
+TensorTable<Fixed>& fixed_weights() {
+  static auto* weights = new TensorTable<Fixed>;
+  return *weights;
+}
+
 }  // namespace
+
+void fix_fp8(const at::Tensor& weight) { fixed_weights().set(weight, {}); }
+
+bool is_fp8_fixed(const at::Tensor& weight) { return fixed_weights().find(weight).has_value(); }
 
 void set_fp8(const at::Tensor& weight, std::optional<Fp8Recipe> recipe) {
   recipe ? marked_weights().set(weight, *recipe) : marked_weights().erase(weight);

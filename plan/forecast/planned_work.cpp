@@ -51,7 +51,7 @@ time::DecoderSetup decoder_setup(const models::DecoderConfig& config, const Setu
 void use_buffers(time::UnitWork& unit, const std::vector<GroupPlan>& groups, const RankGroups& ranks) {
   unit.gather_bytes = unit.reduce_bytes = 0;
   for (const GroupPlan& group : groups) {
-    if (group.gathers()) unit.gather_bytes += group.unsharded;
+    if (group.gathers()) unit.gather_bytes += group.travelling();
     unit.reduce_bytes += group.reduce_shard * ranks.shard.size;
   }
 }

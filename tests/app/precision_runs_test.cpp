@@ -66,6 +66,22 @@ TEST_F(Fp16, OverflowsAreSkippedAndTheScaleIsResumed) {
   for (size_t step = 3; step < elastic.size(); ++step) EXPECT_EQ(elastic[step]["loss_scale"], 32768) << step;
 }
 
+// On every scale down to 1, where there is nothing left to lower.
+TEST_F(Fp16, AnOverflowThatNeverEndsNamesTheLayer) {
+  std::string faults = "FSDP_FAULT=";
+  for (int hit = 1; hit <= 18; ++hit) faults += "inject@value.grad:rank=1:hit=" + std::to_string(hit) + ";";
+  faults.pop_back();
+  const CommandResult result = launch_fsdp(2, half("never", "--train.steps=30"), {faults});
+  EXPECT_EQ(result.exit_code, 6) << result.out;
+  EXPECT_TRUE(contains(result.out, "step 16 skipped: gradients overflowed at loss scale 2, which is 1 now"))
+      << result.out;
+  EXPECT_TRUE(contains(result.err, "step 17: ") &&
+              contains(result.err,
+                       "not finite, computed twice, beginning with the gradient of model.embed_tokens.weight at the "
+                       "lowest loss scale"))
+      << result.err;
+}
+
 class Recipes : public Loop {
  protected:
   std::string with(const std::string& precision, const std::string& folder, const std::string& more = "") const {
@@ -139,7 +155,7 @@ class Fp8 : public Loop {
 TEST_F(Fp8, FollowsBf16) {
   ASSERT_EQ(launch_fsdp(2, run("bf16", kSizes + "--shard.precision=bf16")).exit_code, 0);
   const Lines expected = ledger("bf16");
-  for (const std::string recipe : {"tensorwise", "rowwise", "mxfp8"}) {
+  for (const std::string recipe : {"tensorwise", "rowwise", "mxfp8", "delayed"}) {
     const CommandResult result = launch_fsdp(2, quarter(recipe, "--shard.fp8_recipe=" + recipe));
     ASSERT_EQ(result.exit_code, 0) << result.err;
     const Lines actual = ledger(recipe);
@@ -162,11 +178,39 @@ TEST_F(Fp8, GoesOnFromACheckpoint) {
   expect_same("parts", "whole");
 }
 
+// Delayed scales are part of a checkpoint; a run of another recipe begins without.
+TEST_F(Fp8, DelayedScalesAreResumed) {
+  const std::string recipe = "--shard.fp8_recipe=delayed ";
+  ASSERT_EQ(launch_fsdp(2, quarter("whole", recipe)).exit_code, 0);
+  ASSERT_EQ(launch_fsdp(2, quarter("parts", recipe), {"FSDP_FAULT=term@step.end:hit=20"}).exit_code, 75);
+  std::filesystem::copy(path("parts"), path("other"), std::filesystem::copy_options::recursive);
+  ASSERT_EQ(launch_fsdp(2, quarter("parts", recipe)).exit_code, 0);
+  expect_same("parts", "whole");
+  EXPECT_EQ(launch_fsdp(2, quarter("other", "--shard.fp8_recipe=tensorwise")).exit_code, 0);
+}
+
+// Weights that travel as fp8 numbers change nothing, and checkpoints know nothing of it.
+TEST_F(Fp8, GathersOfFp8NumbersHaveTheSameBits) {
+  const std::string recipe = "--shard.fp8_recipe=tensorwise ", gather = "--shard.fp8_gather=true ";
+  const std::vector<std::string> two_level = {"FSDP_TRANSPORT=gloo"};
+  ASSERT_EQ(launch_fsdp(2, quarter("bf16_on_the_wire", recipe)).exit_code, 0);
+  const CommandResult result = launch_fsdp(2, quarter("whole", recipe + gather), two_level);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(contains(result.out, "buffers") && contains(result.out, "(+0.00 %) (how far")) << result.out;
+  EXPECT_TRUE(weights("whole") == weights("bf16_on_the_wire"));
+  ASSERT_EQ(
+      launch_fsdp(2, quarter("parts", recipe + gather), {two_level[0], "FSDP_FAULT=term@step.end:hit=20"}).exit_code,
+      75);
+  ASSERT_EQ(launch_fsdp(2, quarter("parts", recipe), two_level).exit_code, 0);
+  EXPECT_TRUE(weights("parts") == weights("whole"));
+}
+
 TEST_F(Fp8, RefusesWhatItCannotDo) {
   for (const auto& [options, text] : std::vector<std::pair<std::string, std::string>>{
            {"--shard.fp8_recipe=blockwise", "got blockwise, which needs multiples of 128"},
            {"--shard.fp8_keep=q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj",
             "keeps every linear map of the 4 blocks in bf16"},
+           {"--shard.fp8_gather=true", "got it with shard.fp8_recipe = \"rowwise\""},
            {"--shard.fp8_keep=up", "got up, expected some of q_proj"},
            {"--shard.precision=bf16", "got them with shard.precision = \"bf16\", expected \"fp8\""}}) {
     const CommandResult result = refused(options);

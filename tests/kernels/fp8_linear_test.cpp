@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "kernels/products/fp8_history.h"
 #include "kernels/products/fp8_weights.h"
 #include "kernels/products/fused_linear.h"
 #include "kernels/products/linear.h"
@@ -136,6 +137,30 @@ TEST(Fp8Linear, FillsTheSlotOfTheWeightsGradient) {
   const SlotOwner owner(weight, target, /*is_added=*/true, /*factor=*/0.5);
   fp8_linear(x, weight, Fp8Recipe::kRowwise).sum().backward();
   EXPECT_LE(relative_difference(target - 1, expected * 0.5), 1e-5);
+}
+
+// Numbers that the last steps saw decide; larger ones are cut off.
+TEST(Fp8Linear, DelayedScalesAreThoseOfEarlierSteps) {
+  torch::manual_seed(10);
+  const at::Tensor weight = at::randn({32, 64});
+  const auto history = fp8_history_of(weight);
+  const auto step = [&](const at::Tensor& x) {
+    const at::Tensor y = fp8_linear(x, weight, Fp8Recipe::kDelayed);
+    history->push(history->seen());
+    return y;
+  };
+  const auto expected = [&](const at::Tensor& x, double scale) {
+    const at::Tensor cut = (x / scale).clamp(-448, 448).to(at::kFloat8_e4m3fn).to(at::kDouble) * scale;
+    return cut.mm(expected_operand(weight, Fp8Recipe::kTensorwise, Fp8Operand::kWeight).t());
+  };
+  const at::Tensor large = at::randn({8, 64}) * 100, small = at::randn({8, 64}) * 1e-3;
+  const double scale_of_large = scaled(large, at::kFloat8_e4m3fn).scale;
+  const double scale_of_small = scaled(small, at::kFloat8_e4m3fn).scale;
+  EXPECT_TRUE(at::equal(step(small), fp8_linear(small, at::Tensor(weight.clone()), Fp8Recipe::kTensorwise)));
+  EXPECT_LE(relative_difference(step(large), expected(large, scale_of_small)), 4e-6);  // all cut off
+  for (size_t i = 0; i < Fp8History::kSteps; ++i)
+    ASSERT_LE(relative_difference(step(small) * 1e3, expected(small, scale_of_large) * 1e3), 4e-6) << i;
+  EXPECT_LE(relative_difference(step(small) * 1e3, expected(small, scale_of_small) * 1e3), 4e-6);
 }
 
 TEST(Fp8Linear, RefusesWhatItCannotMultiply) {

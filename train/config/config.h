@@ -98,6 +98,7 @@ struct ShardConfig {
   std::string precision = "fp32";
   std::string fp8_recipe = "rowwise";
   std::string fp8_keep = "first,last";
+  bool fp8_gather = false;
   std::string reshard_after_forward = "auto";
   int64_t prefetch_depth = 1;
   std::string device = "cpu";

@@ -242,11 +242,17 @@ std::vector<Option> shard_options() {
        "with products of bf16 numbers. o3: all in bf16, weights, gradients and AdamW's state, which keeps what "
        "rounding "
        "takes from the weights; see docs/precision.md"},
-      {"shard.fp8_recipe", FSDP_SLOT(shard.fp8_recipe), one_of({"tensorwise", "rowwise", "blockwise", "mxfp8"}),
-       "of fp8: what shares a scale: a tensor, a row, 128 numbers (of weights 128 x 128), or 32 numbers"},
+      {"shard.fp8_recipe", FSDP_SLOT(shard.fp8_recipe),
+       one_of({"tensorwise", "rowwise", "blockwise", "mxfp8", "delayed"}),
+       "of fp8: what shares a scale: a tensor, a row, 128 numbers (of weights 128 x 128), or 32 numbers; delayed: a "
+       "tensor, "
+       "by the largest numbers of the last 16 steps"},
       {"shard.fp8_keep", FSDP_SLOT(shard.fp8_keep), any(),
        "of fp8: what stays in bf16: first, last (blocks), and linear maps by the last part of their name, such as "
        "\"first,last,down_proj\""},
+      {"shard.fp8_gather", FSDP_SLOT(shard.fp8_gather), any(),
+       "of fp8, tensorwise, delayed and blockwise: weights travel as fp8 numbers too, half the bytes, with the same "
+       "results"},
       {"shard.reshard_after_forward", FSDP_SLOT(shard.reshard_after_forward), one_of({"auto", "true", "false"}),
        "free gathered weights between forward and backward; auto: as the strategy says"},
       {"shard.prefetch_depth", FSDP_SLOT(shard.prefetch_depth), between(0, 16),

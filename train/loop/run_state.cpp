@@ -76,6 +76,7 @@ void RunState::save(checkpoint::StateSink& sink) {
   sink.value("consumed_sequences", std::to_string(batches_.consumed(trainer_.steps_done())));
   sink.value("schedule_steps", std::to_string(trainer_.schedule().steps));
   sink.value("last_steps", trainer_.spikes().to_json());
+  if (!trainer_.fp8_scales().empty()) sink.value("fp8_scales", trainer_.fp8_scales().text());
   sink.value("threads", std::to_string(at::get_num_threads()));
   sink.value("data", identity_.data);
   sink.value("config", config_to_toml(config_));
@@ -92,6 +93,7 @@ void RunState::load(checkpoint::StateSource& source) {
   step_ = integer(source, "step");
   consumed_ = integer(source, "consumed_sequences");
   schedule_steps_ = integer(source, "schedule_steps");
+  fp8_scales_ = source.value("fp8_scales").value_or("");
   spikes_.restore(source.value("last_steps").value_or(""));
   const std::string data = source.value("data").value_or("");
   if (data != identity_.data) {
@@ -113,6 +115,7 @@ void RunState::load(checkpoint::StateSource& source) {
 
 void RunState::loaded() {
   trainer_.continue_at(step_);
+  trainer_.fp8_scales().load(fp8_scales_);
   batches_.continue_at(step_, consumed_);
   trainer_.spikes() = spikes_;
   // What fit_minutes has decided stays.

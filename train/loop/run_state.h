@@ -40,6 +40,7 @@ class RunState : public checkpoint::Stateful {
   PackedBatches& batches_;
   int64_t step_ = 0;
   int64_t consumed_ = 0;
+  std::string fp8_scales_;
   int64_t schedule_steps_ = 0;
   SpikeDetector spikes_;  // as the checkpoint has them
   std::vector<std::string> changed_keys_;

@@ -93,6 +93,7 @@ Trainer::Trainer(const TrainConfig& config, const World& world, const BatchSourc
       model_(model),
       parameters_(parameters(*model.decoder)),
       optimizer_(optimizer, config, model),
+      fp8_scales_(*model.decoder, world),
       schedule_(make_schedule(config)),
       spikes_(spike_window(config), config.spike_threshold) {
   model_.decoder->eval();
@@ -104,6 +105,7 @@ Trainer::Trainer(const TrainConfig& config, const World& world, const BatchSourc
 
 StepResult Trainer::step(const RankNews& news) {
   fault_point("step.begin");
+  fp8_scales_.begin_step();
   Computed computed = compute();
   StepResult result = agree(computed, news);  // before the update, which must not see a NaN
   const bool overflowed = has_overflowed(result);
@@ -127,6 +129,7 @@ StepResult Trainer::step(const RankNews& news) {
   fault_point("step.optimizer");
   update(result, computed);
   if (fault_point("value.bitflip_weight").inject) flip_bit(parameters_.front());
+  fp8_scales_.update();
   spikes_.add(result.loss, result.grad_norm);
   ++step_;
   fault_point("step.end");
@@ -299,11 +302,28 @@ StepResult Trainer::check_again(const StepResult& first, Computed& computed, con
                     /*told_elsewhere=*/world_.rank != 0);
 }
 
+// Backwards go from the last layer to the first, and what is not finite goes with them: the last parameter with such a
+// gradient is where it began. COLLECTIVE.
+std::string Trainer::origin_of_overflow() const {
+  int64_t last = -1;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& gradient = parameters_[i].grad();
+    if (gradient.defined() && !at::isfinite(gradient).all().item<bool>()) last = static_cast<int64_t>(i);
+  }
+  for (const std::string& other : gather_strings(world_, std::to_string(last)))
+    last = std::max<int64_t>(last, std::stoll(other));
+  return last < 0 ? "" : model_.decoder->named_parameters()[static_cast<size_t>(last)].key();
+}
+
 void Trainer::give_up(const StepResult& result) const {
   if (config_.on_nonfinite != "stop") return;
+  const std::string origin = std::isfinite(result.loss) ? origin_of_overflow() : "";
   throw AgreedError(ErrorCode::kNonFinite,
                     "[train] step " + std::to_string(step_ + 1) + ": " + numbers_text(result) +
-                        ": not finite, computed twice. Lower train.lr, lengthen train.warmup_steps, set train.clip, or "
+                        ": not finite, computed twice" +
+                        (origin.empty() ? "" : ", beginning with the gradient of " + origin) +
+                        (scaler_ && !origin.empty() ? " at the lowest loss scale" : "") +
+                        ". Lower train.lr, lengthen train.warmup_steps, set train.clip, or "
                         "choose train.on_nonfinite = \"skip\" or \"rollback\".",
                     /*told_elsewhere=*/world_.rank != 0);
 }

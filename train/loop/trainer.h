@@ -80,6 +80,7 @@ class Trainer {
   SpikeDetector& spikes() { return spikes_; }
   FlatOptimizer& optimizer() { return *optimizer_; }
   GradScaler* scaler() { return scaler_ ? &*scaler_ : nullptr; }  // of fp16 training; part of a checkpoint
+  Fp8DelayedScales& fp8_scales() { return fp8_scales_; }          // part of a checkpoint
   const std::vector<at::Tensor>& leaves() const { return parameters_; }
   // Bytes of optimizer state on this rank.
   int64_t optimizer_bytes() const { return optimizer_->state_bytes(); }
@@ -102,6 +103,7 @@ class Trainer {
   bool is_doubtful(const StepResult& result) const;
   void judge(StepResult& result) const;
   StepResult check_again(const StepResult& first, Computed& computed, const RankNews& news);
+  std::string origin_of_overflow() const;
   void give_up(const StepResult& result) const;
   Batch next_batch(int64_t micro) const;
   void seed_random_numbers(int64_t position) const;
@@ -114,6 +116,7 @@ class Trainer {
   std::vector<at::Tensor> parameters_;
   ChosenOptimizer optimizer_;
   std::optional<GradScaler> scaler_;
+  Fp8DelayedScales fp8_scales_;
   LrSchedule schedule_;
   SpikeDetector spikes_;
   int64_t step_ = 0;

@@ -4,7 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/base/fault_point.h"
 #include "fsdp/fsdp.h"
+#include "kernels/products/fp8_linear.h"
 #include "kernels/products/fp8_weights.h"
 #include "models/lora.h"
 #include "train/model/frozen.h"
@@ -49,9 +51,10 @@ void check_weight(const std::string& map, const at::Tensor& weight, Fp8Recipe re
 void use_fp8(const models::Decoder& decoder, const ShardConfig& config) {
   const ShardConfig usual;
   if (config.precision != "fp8") {
-    if (config.fp8_recipe != usual.fp8_recipe || config.fp8_keep != usual.fp8_keep)
-      refuse_fp8("shard.fp8_recipe and shard.fp8_keep", "got them with shard.precision = \"" + config.precision +
-                                                            "\", expected \"fp8\". Set that, or leave them out.");
+    if (config.fp8_recipe != usual.fp8_recipe || config.fp8_keep != usual.fp8_keep || config.fp8_gather)
+      refuse_fp8("shard.fp8_recipe, shard.fp8_keep and shard.fp8_gather",
+                 "got them with shard.precision = \"" + config.precision +
+                     "\", expected \"fp8\". Set that, or leave them out.");
     return;
   }
   if (config.device != "cpu")
@@ -59,8 +62,15 @@ void use_fp8(const models::Decoder& decoder, const ShardConfig& config) {
                                       "\", expected fp32, bf16 or fp16 there: products of fp8 on GPUs are not in this "
                                       "version.");
   const Fp8Recipe recipe = parse_fp8_recipe(config.fp8_recipe);
+  if (config.fp8_gather && !kernels::has_one_weight(recipe))
+    refuse_fp8("shard.fp8_gather", std::string("got it with shard.fp8_recipe = \"") + kernels::name(recipe) +
+                                       "\", whose forward and backward round a weight along different dimensions, "
+                                       "expected tensorwise or blockwise. Set one of them, or leave it out.");
   const std::vector<std::string> kept = split_list(config.fp8_keep);
   check_words(kept, decoder);
+  // What the limits of a curve are worth: benchmarks/precision.py.
+  constexpr int kBrokenBy = 20;
+  if (fault_point("value.fp8_scale").inject) kernels::break_fp8_scales(kBrokenBy);
   bool any = false;
   for (const auto& [name, map] : models::linears_in_blocks(decoder)) {
     const size_t block = std::stoul(name.substr(std::string("model.layers.").size()));

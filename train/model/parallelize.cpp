@@ -26,6 +26,7 @@ ShardOptions shard_options(const ShardConfig& config, c10::Device device) {
   options.strategy = parse_strategy(config.strategy);
   if (!device.is_cpu()) options.device = device;
   options.precision = stored_precision(config);
+  if (config.fp8_gather) options.precision.gather = at::kFloat8_e4m3fn;
   if (config.reshard_after_forward != "auto") {
     options.reshard_after_forward = config.reshard_after_forward == "true";
   }

@@ -3,8 +3,10 @@
 #include <algorithm>
 
 #include "fsdp/fsdp.h"
+#include "kernels/products/fp8_weights.h"
 #include "train/config/precision_checks.h"
 #include "train/config/sum_tree.h"
+#include "train/model/fp8_layers.h"
 #include "train/model/parallelize.h"
 #include "train/model/recomputation.h"
 #include "train/model/tuning.h"
@@ -64,6 +66,7 @@ plan::PlannedModel planned_model(const Config& config, const ModelChoice& choice
     apply_tuning(tuning, whole, /*seed=*/0);
     return whole;
   });
+  use_fp8(outline, config.shard);
   plan::PlannedModel model;
   model.name = config.model.preset.empty() ? choice.config.model_type : config.model.preset;
   model.decoder = choice.config;
@@ -76,6 +79,8 @@ plan::PlannedModel planned_model(const Config& config, const ModelChoice& choice
     const bool in_block = item.key().rfind(blocks, 0) == 0;
     plan::PlannedUnit& unit = in_block ? model.blocks.at(std::stoul(item.key().substr(blocks.size()))) : model.root;
     unit.parameters.push_back(planned_parameter(item.key(), item.value()));
+    const bool as_fp8 = config.shard.fp8_gather && kernels::fp8_recipe_of(item.value());
+    if (as_fp8) unit.parameters.back().travel = plan::Travel::kAsFp8;
   }
   return model;
 }

@@ -88,12 +88,12 @@ HWY_INLINE void largest_of_columns(const T* x, int64_t rows, int64_t columns, fl
   }
 }
 
-// A number within the format's range.
+// A number, cut to the format's range.
 HWY_INLINE Native round_native_to_fp8(Native x, const Fp8Layout& layout) {
   const Tag tag;
   const TagBits bits_tag;
   const int dropped = 23 - layout.mantissa_bits;
-  const Native size = hn::Abs(x);
+  const Native size = hn::Min(hn::Abs(x), hn::Set(tag, 1.75F * power_of_two(layout.highest)));
   const auto bits = hn::BitCast(bits_tag, size);
   const auto odd = hn::And(hn::ShiftRightSame(bits, dropped), hn::Set(bits_tag, 1));
   const auto half = hn::Set(bits_tag, (1u << (dropped - 1)) - 1);
@@ -171,7 +171,7 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // Numbers by column for one row of blocks, so that blocks of all shapes are rounded by the same loops.
 template <class T>
 void round_matrix(const T* x, int64_t rows, int64_t columns, const Fp8Block& block, Fp8Format format, T* out,
-                  int8_t* exponents) {
+                  int8_t* exponents, int shift) {
   const Fp8Layout layout = layout_of(format);
   const auto width = static_cast<size_t>(columns);
   std::vector<float> largest(width), down(width), up(width);
@@ -180,8 +180,8 @@ void round_matrix(const T* x, int64_t rows, int64_t columns, const Fp8Block& blo
     find_largest(x + row * columns, height, columns, largest.data());
     for (int64_t column = 0; column < columns; column += block.columns) {
       const int64_t end = std::min(columns, column + block.columns);
-      const int exponent =
-          exponent_of_block(*std::max_element(largest.begin() + column, largest.begin() + end), layout);
+      const float most = *std::max_element(largest.begin() + column, largest.begin() + end);
+      const int exponent = std::clamp(exponent_of_block(most, layout) + shift, layout.lowest_exponent, 120);
       std::fill(down.begin() + column, down.begin() + end, power_of_two(-exponent));
       std::fill(up.begin() + column, up.begin() + end, power_of_two(exponent));
       if (exponents != nullptr) *exponents++ = static_cast<int8_t>(exponent);
@@ -192,17 +192,39 @@ void round_matrix(const T* x, int64_t rows, int64_t columns, const Fp8Block& blo
 
 }  // namespace
 
+int fp8_exponent(float largest, Fp8Format format) { return exponent_of_block(largest, layout_of(format)); }
+
+namespace {
+
+template <class T>
+int exponent_of_all(const T* x, int64_t n, Fp8Format format) {
+  constexpr int64_t kPiece = 1024;
+  std::vector<float> largest(kPiece);
+  float most = 0;
+  for (int64_t i = 0; i < n; i += kPiece) {
+    const int64_t count = std::min(kPiece, n - i);
+    find_largest(x + i, 1, count, largest.data());
+    most = std::max(most, *std::max_element(largest.begin(), largest.begin() + count));
+  }
+  return most > 0 ? fp8_exponent(most, format) : -128;
+}
+
+}  // namespace
+
+int fp8_exponent_of(const float* x, int64_t n, Fp8Format format) { return exponent_of_all(x, n, format); }
+int fp8_exponent_of(const Bf16* x, int64_t n, Fp8Format format) { return exponent_of_all(x, n, format); }
+
 int64_t num_fp8_blocks(int64_t rows, int64_t columns, const Fp8Block& block) {
   return ceil_div(rows, block.rows) * ceil_div(columns, block.columns);
 }
 
 void round_to_fp8(const float* x, int64_t rows, int64_t columns, const Fp8Block& block, Fp8Format format, float* out,
-                  int8_t* exponents) {
-  round_matrix(x, rows, columns, block, format, out, exponents);
+                  int8_t* exponents, int shift) {
+  round_matrix(x, rows, columns, block, format, out, exponents, shift);
 }
 void round_to_fp8(const Bf16* x, int64_t rows, int64_t columns, const Fp8Block& block, Fp8Format format, Bf16* out,
-                  int8_t* exponents) {
-  round_matrix(x, rows, columns, block, format, out, exponents);
+                  int8_t* exponents, int shift) {
+  round_matrix(x, rows, columns, block, format, out, exponents, shift);
 }
 
 }  // namespace fsdp::kernels::raw

@@ -1,5 +1,7 @@
 #include "kernels/raw/formats/fp8.h"
 
+#include "kernels/raw/formats/fp8_bytes.h"
+
 #include <bit>
 #include <limits>
 
@@ -133,6 +135,44 @@ TEST(RawFp8, BlocksMayHaveAnyShape) {
       }
     }
   });
+}
+
+// A matrix that lies in pieces, as ranks have it: they agree on the blocks' codes, and send bytes.
+template <class T>
+void expect_bytes_to_be_the_same(int64_t rows, int64_t columns, const Fp8Block& block, uint32_t seed) {
+  const int64_t numel = rows * columns;
+  const std::vector<T> x = all_kinds_of_numbers<T>(numel, 1, seed);
+  std::vector<T> expected(x.size()), got(x.size());
+  round_to_fp8(x.data(), rows, columns, block, Fp8Format::kE4m3, expected.data());
+  const Fp8Matrix matrix{rows, columns, block};
+  const int64_t cuts[] = {0, numel / 7, numel / 7, numel / 2 + 1, numel};
+  std::vector<uint8_t> codes(static_cast<size_t>(matrix.num_blocks())), bytes(x.size());
+  const auto for_each_piece = [&](const auto& body) {
+    for (size_t i = 0; i + 1 < std::size(cuts); ++i)
+      if (cuts[i] < cuts[i + 1]) body(Fp8Range{matrix, cuts[i], cuts[i + 1] - cuts[i]});
+  };
+  for_each_piece([&](const Fp8Range& range) { raise_fp8_codes(x.data() + range.begin, range, codes.data()); });
+  for_each_piece([&](const Fp8Range& range) {
+    to_fp8_bytes(x.data() + range.begin, range, codes.data(), bytes.data() + range.begin);
+  });
+  from_fp8_bytes(bytes.data(), {matrix, 0, numel}, codes.data(), got.data());
+  for (size_t i = 0; i < x.size(); ++i) {
+    const float a = to_float(expected[i]), b = to_float(got[i]);
+    if (std::isnan(a))
+      ASSERT_TRUE(std::isnan(b)) << to_float(x[i]);
+    else
+      ASSERT_EQ(std::bit_cast<uint32_t>(b), std::bit_cast<uint32_t>(a)) << to_float(x[i]);
+  }
+}
+
+TEST(RawFp8, BytesOfPiecesStandForTheSameNumbers) {
+  for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{1, 5}, {37, 53}, {130, 300}, {1000, 1000}}) {
+    for (const Fp8Block block : {Fp8Block{rows, columns}, {128, 128}, {4, 4}, {1, 8}}) {
+      SCOPED_TRACE(::testing::Message() << rows << "x" << columns << " by " << block.rows << "x" << block.columns);
+      ASSERT_NO_FATAL_FAILURE(expect_bytes_to_be_the_same<float>(rows, columns, block, 5));
+      ASSERT_NO_FATAL_FAILURE(expect_bytes_to_be_the_same<Bf16>(rows, columns, block, 6));
+    }
+  }
 }
 
 TEST(RawFp8, MayBeRoundedInPlace) {
