@@ -21,11 +21,15 @@ RUNS = [
     ("fp32", {"shard.precision": "fp32"}, 0.003),
     ("bf16", {"shard.precision": "bf16"}, 0.0),
     ("fp16", {"shard.precision": "fp16"}, 0.003),
+    ("O1", {"shard.precision": "o1"}, 0.003),
+    ("O3", {"shard.precision": "o3"}, 0.01),
     *((f"fp8 {recipe}", {"shard.precision": "fp8", "shard.fp8_recipe": recipe}, 0.01)
-      for recipe in ("tensorwise", "rowwise", "blockwise", "mxfp8")),
+      for recipe in ("tensorwise", "delayed", "rowwise", "blockwise", "mxfp8")),
     ("fp8 rowwise, all blocks", {"shard.precision": "fp8", "shard.fp8_keep": ""}, 0.01),
 ]
-DASHES = ["", "6 3", "2 3", "8 3 2 3", "1 2", "10 4", "4 2", "12 3 3 3"]
+# Scales a million times too large: the same check has to fail.
+BROKEN = "fp8 rowwise, broken scales"
+DASHES = ["", "6 3", "2 3", "8 3 2 3", "1 2", "10 4", "4 2", "12 3 3 3", "3 1", "7 2 1 2", "5 5"]
 
 
 def prepare():
@@ -34,14 +38,15 @@ def prepare():
                     "--overwrite"], check=True, stdout=subprocess.DEVNULL)
 
 
-def train(name, settings, steps, reuse):
+def train(name, settings, steps, reuse, fault=None):
     """The loss of each step, and that of held-out text at the end."""
     output = os.path.join(FOLDER, name.replace(" ", "_").replace(",", ""))
     options = {**MODEL, **settings, "train.steps": steps, "data.path": os.path.join(FOLDER, "data"),
                "output.folder": output, "output.overwrite": "replace"}
     if not reuse:
         subprocess.run([FSDP, "launch", "--nproc", "2", "--", "train", *(f"--{key}={value}" for key, value in options.items())],
-                       check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                       check=True, stdout=subprocess.DEVNULL,
+                       env={**os.environ, "OMP_NUM_THREADS": "1", **({"FSDP_FAULT": fault} if fault else {})})
     with open(os.path.join(output, "metrics.jsonl")) as file:
         lines = [json.loads(line) for line in file]
     heldout = [line["heldout"]["loss"] for line in lines if "heldout" in line][-1]
@@ -88,10 +93,13 @@ def main():
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--svg", default=os.path.join(ROOT, "docs", "images", "precision.svg"))
     parser.add_argument("--reuse", action="store_true", help="the runs that are there, to draw them again")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="train these anew and reuse the other runs that are there")
     options = parser.parse_args()
-    if not options.reuse:
+    if not options.reuse and not options.only:
         prepare()
-    results = {name: train(name, settings, options.steps, options.reuse) for name, settings, _ in RUNS}
+    reuses = lambda name: options.reuse or (options.only is not None and name not in options.only)
+    results = {name: train(name, settings, options.steps, reuses(name)) for name, settings, _ in RUNS}
+    broken, broken_heldout = train(BROKEN, {"shard.precision": "fp8"}, options.steps, reuses(BROKEN), "inject@value.fp8_scale")
     curves = {name: losses for name, (losses, _) in results.items()}
     final = {name: sum(losses[-LAST:]) / LAST for name, losses in curves.items()}
     failed = False
@@ -103,6 +111,10 @@ def main():
         failed |= distance > allowed
         print(f"| {name} | {final[name]:.4f} | {100 * distance:+.2f} % | {100 * allowed:.1f} % | {heldout:.4f} | "
               f"{100 * (heldout / results['bf16'][1] - 1):+.2f} % |")
+    distance = sum(broken[-LAST:]) / LAST / final["bf16"] - 1
+    failed |= distance <= 0.01
+    print(f"| {BROKEN} | {sum(broken[-LAST:]) / LAST:.4f} | {100 * distance:+.2f} % | has to be above 1.0 % | {broken_heldout:.4f} | "
+          f"{100 * (broken_heldout / results['bf16'][1] - 1):+.2f} % |")
     draw(curves, options.svg)
     raise SystemExit(1 if failed else 0)
 
