@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <random>
@@ -311,7 +312,8 @@ class Match {
       EXPECT_THAT(error.what(), ::testing::HasSubstr("fsdp::touch({weight})"));
       return;
     }
-    EXPECT_NEAR(value, twin_.model->gain.item<double>(), kTolerance);
+    const double want = twin_.model->gain.item<double>();
+    EXPECT_NEAR(value, want, kTolerance * (1 + std::abs(want)));
   }
 
   void go_back() {

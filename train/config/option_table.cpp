@@ -1,3 +1,5 @@
+// 505 lines because it is one table: the options of the trainer.
+
 #include "train/config/option_table.h"
 
 #include <algorithm>
