@@ -103,7 +103,7 @@ class Training {
   uint64_t digest() {
     uint64_t hash = 14695981039346656037ULL;
     FlatParameters& flat = optimizer_->flat_parameters();
-    for (const torch::Tensor& leaf : flat.leaves()) {
+    for (const torch::Tensor& leaf : parameters(*model_)) {  // in the model's order, which is every run's
       hash = mixed(hash, leaf.detach());
       for (const LeafStateTensor& moment : flat.states_of(leaf)) hash = mixed(hash, moment.tensor);
     }
