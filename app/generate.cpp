@@ -32,6 +32,7 @@ using Json = nlohmann::ordered_json;
 
 struct GenerateOptions {
   std::string folder;
+  std::string adapter;
   PromptOptions prompts;
   std::string precision = "fp32";
   std::string device = "cpu";
@@ -66,6 +67,8 @@ void add_sampling(CLI::App& parser, GenerateOptions& options) {
 Parsed parse_generate(const Arguments& arguments, GenerateOptions& options) {
   CLI::App parser("Prints prompts and what a model makes of them, or chats.", "fsdp generate");
   parser.add_option("MODEL", options.folder, "model folder, such as runs/train/model")->required();
+  parser.add_option("--adapter", options.adapter,
+                    "LoRA adapter on top of it, of `fsdp train` or of peft, or a checkpoint of its run");
   parser.add_option("--prompt", options.prompts.texts, "text to continue; default: the start of a document")
       ->allow_extra_args(false);
   parser.add_option("--prompts-file", options.prompts.file,
@@ -289,7 +292,7 @@ int run_generate(const Arguments& arguments) {
   train::set_threads(world);
   c10::Device device = c10::kCPU;
   train::on_all_ranks(world, [&] { device = train::choose_device(options.device, "[generate] --device", world); });
-  train::InferenceModel model(options.folder, options.precision, world, device);
+  train::InferenceModel model(options.folder, options.precision, world, device, options.adapter);
   at::set_num_threads(train::useful_threads(models::num_parameters(model.config()), at::get_num_threads()));
   const at::NoGradGuard no_grad;
   std::optional<tokenizer::Tokenizer> tokenizer;

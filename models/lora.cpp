@@ -42,6 +42,11 @@ std::vector<std::string> resolve_targets(const Decoder& decoder, const LoraConfi
 
 }  // namespace
 
+double LoraConfig::scale() const {
+  const auto r = static_cast<double>(rank);
+  return alpha / (divides_by_root ? std::sqrt(r) : r);
+}
+
 std::vector<NamedLinear> linears_in_blocks(const Decoder& decoder) {
   std::vector<NamedLinear> linears;
   for (const auto& item : decoder->named_modules()) {

@@ -15,7 +15,9 @@ struct LoraConfig {
   double dropout = 0;
   std::vector<std::string> targets;  // linear maps by the last part of their name; {"all-linear"}: all in the blocks
 
-  double scale() const { return alpha / static_cast<double>(rank); }
+  bool divides_by_root = false;  // rank-stabilised (rsLoRA): the scale is alpha / sqrt(rank)
+
+  double scale() const;
 };
 
 // Puts an fp32 adapter on each linear map of the blocks that `config` names, and freezes every other parameter. They

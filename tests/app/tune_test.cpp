@@ -112,6 +112,7 @@ TEST_F(Tune, StoppedTuningGoesOnBitForBit) {
         Kind{"adapters, dropout", 2, method + "--tune.lora_dropout=0.2", "adapter_model.safetensors"},
         Kind{"adapters, base in bf16", 2, method + "--shard.precision=bf16", "adapter_model.safetensors"},
         Kind{"adapters, HSDP", 4, method + "--shard.strategy=hybrid --shard.replicas=2", "adapter_model.safetensors"},
+        Kind{"adapters alone in checkpoints", 2, method + "--checkpoint.content=adapter", "adapter_model.safetensors"},
         Kind{"state on a disk", 2, "--shard.offload=disk --shard.precision=bf16", "model.safetensors"},
         Kind{"adapters on a disk, base too", 2, method + "--shard.offload=disk", "adapter_model.safetensors"},
         Kind{"balanced batches", 2, "--data.balance=true", "model.safetensors"},
@@ -131,6 +132,74 @@ TEST_F(Tune, StoppedTuningGoesOnBitForBit) {
     const std::string file = std::string("/model/") + kind.weights;
     EXPECT_TRUE(read_file(path("stopped") + file) == read_file(path("straight") + file)) << kind.name;
   }
+}
+
+// Bytes of all files below a folder.
+uint64_t bytes_below(const std::string& folder) {
+  uint64_t bytes = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    if (entry.is_regular_file()) bytes += entry.file_size();
+  }
+  return bytes;
+}
+
+TEST_F(Tune, CheckpointsOfAdaptersAlone) {
+  const std::string more = "--train.steps=8 --checkpoint.every_steps=4 ";
+  const CommandResult result = launch_fsdp(2, lora("small", more + "--checkpoint.content=adapter"));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  ASSERT_EQ(launch_fsdp(2, lora("whole", more)).exit_code, 0);
+  const std::string step = "/checkpoints/step-8";
+  EXPECT_TRUE(read_file(path("small") + "/ledger.jsonl") == read_file(path("whole") + "/ledger.jsonl"));
+  const uint64_t base_bytes = std::filesystem::file_size(base() + "/model.safetensors");
+  EXPECT_LT(bytes_below(path("small") + step) + base_bytes, bytes_below(path("whole") + step) + base_bytes / 10);
+  EXPECT_EQ(run_fsdp("verify " + path("small") + step).exit_code, 0);
+
+  // Both merge to the same model.
+  for (const std::string run : {"small", "whole"}) {
+    const CommandResult merged =
+        run_fsdp("export " + path(run) + step + " --merge " + base() + " -o " + path("merged_" + run));
+    ASSERT_EQ(merged.exit_code, 0) << merged.err;
+  }
+  EXPECT_TRUE(read_file(path("merged_small") + "/model.safetensors") ==
+              read_file(path("merged_whole") + "/model.safetensors"));
+
+  // Each goes on from the other's, where the settings say so.
+  const std::string on = "--train.steps=10 --train.warmup_steps=2 --output.overwrite=replace --resume=";
+  EXPECT_EQ(run_fsdp(lora("on", "--checkpoint.content=adapter " + on + path("whole") + step)).exit_code, 0);
+  const CommandResult without = run_fsdp(lora("on", on + path("small") + step));
+  EXPECT_EQ(without.exit_code, 4);
+  EXPECT_TRUE(contains(without.err, "adapters alone")) << without.err;
+
+  ASSERT_EQ(run_fsdp(train("--train.steps=31 --output.folder=" + path("other"))).exit_code, 0);
+  const CommandResult other = run_fsdp(train("--model.path=" + path("other") + "/model --output.folder=" + path("on") +
+                                             " --tune.method=lora --tune.lora_rank=4 --checkpoint.content=adapter " +
+                                             on + path("small") + step));
+  EXPECT_EQ(other.exit_code, 4);
+  EXPECT_TRUE(contains(other.err, "another base")) << other.err;
+  const CommandResult full = run_fsdp(tune("on", "--checkpoint.content=adapter " + on + "never"));
+  EXPECT_EQ(full.exit_code, 2);
+  EXPECT_TRUE(contains(full.err, "tune.method")) << full.err;
+}
+
+TEST_F(Tune, AModelSpeaksWithItsAdapter) {
+  ASSERT_EQ(launch_fsdp(2, lora("spoken",
+                                "--train.steps=20 --checkpoint.every_steps=20 --tune.lora_scale=root "
+                                "--checkpoint.content=adapter"))
+                .exit_code,
+            0);
+  const nlohmann::json config = io::read_json_file(path("spoken") + "/model/adapter_config.json");
+  EXPECT_EQ(config["use_rslora"], true);
+  ASSERT_EQ(run_fsdp("export " + path("spoken") + "/model --merge " + base() + " -o " + path("merged")).exit_code, 0);
+  const std::string how = " --prompt line --temperature 0 --max-tokens 24";
+  const CommandResult merged = run_fsdp("generate " + path("merged") + how);
+  ASSERT_EQ(merged.exit_code, 0) << merged.err;
+  for (const std::string adapter : {"/model", "/checkpoints/step-20"}) {
+    const std::string command = "generate " + base() + how + " --adapter " + path("spoken") + adapter;
+    const CommandResult one = run_fsdp(command), two = launch_fsdp(2, command);
+    EXPECT_EQ(one.out, merged.out) << one.err;
+    EXPECT_TRUE(contains(two.out, merged.out)) << two.out << two.err;
+  }
+  EXPECT_NE(run_fsdp("generate " + base() + how + " --adapter " + base()).exit_code, 0);
 }
 
 // What a disk holds is what memory would hold.

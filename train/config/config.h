@@ -121,6 +121,7 @@ struct CheckpointConfig {
   int64_t keep_every = 0;
   bool async = true;
   int64_t threads = 0;
+  std::string content = "all";
 };
 
 struct CheckConfig {
@@ -154,6 +155,7 @@ struct TuneConfig {
   std::string lora_targets = "all-linear";
   double lora_dropout = 0;
   std::string lora_from;
+  std::string lora_scale = "rank";
 };
 
 struct Config {

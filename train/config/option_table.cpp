@@ -302,6 +302,8 @@ std::vector<Option> checkpoint_options() {
       {"checkpoint.async", FSDP_SLOT(checkpoint.async), any(),
        "copy the state and write it while training goes on; false: wait"},
       {"checkpoint.threads", FSDP_SLOT(checkpoint.threads), between(0, 64), "that write, on each rank; 0: as needed"},
+      {"checkpoint.content", FSDP_SLOT(checkpoint.content), one_of({"all", "adapter"}),
+       "adapter: with tune.method = \"lora\", without the base, which model.path has: megabytes"},
   };
 }
 
@@ -367,6 +369,8 @@ std::vector<Option> tune_options() {
        "microbatches"},
       {"tune.lora_from", FSDP_SLOT(tune.lora_from), any(),
        "lora: folder of an adapter to begin with, of this rank, alpha and targets; empty: a new one"},
+      {"tune.lora_scale", FSDP_SLOT(tune.lora_scale), one_of({"rank", "root"}),
+       "lora: B A counts alpha / r times, or alpha / sqrt(r) (rsLoRA), which keeps large ranks learning"},
   };
 }
 

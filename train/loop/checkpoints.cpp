@@ -6,6 +6,7 @@
 #include "fsdp/base/units.h"
 #include "io/base/file_ops.h"
 #include "io/checkpoint/checkpoint_folder.h"
+#include "io/weights/adapter.h"
 #include "train/base/agreement.h"
 #include "train/base/format.h"
 #include "train/model/tuning.h"
@@ -64,13 +65,15 @@ checkpoint::State Checkpoints::state() {
   checkpoint::State state{*model_.decoder, trainer_.optimizer()};
   state.scaler = trainer_.scaler();
   state.others["run"] = &run_;
+  if (config_.checkpoint.content == "adapter") state.keeps = io::is_adapter_name;
   return state;
 }
 
 void Checkpoints::check_room() const {
   if (!saves_regularly(config_.checkpoint)) return;
-  const int64_t moments = 2 * trainable_size(model_).parameters;
-  const uint64_t one = static_cast<uint64_t>(num_parameters(model_) + moments) * sizeof(float);
+  const int64_t trained = trainable_size(model_).parameters;
+  const int64_t weights = config_.checkpoint.content == "adapter" ? trained : num_parameters(model_);
+  const uint64_t one = static_cast<uint64_t>(weights + 2 * trained) * sizeof(float);
   const size_t there = io::list_checkpoints(folder_.checkpoints()).size();
   const uint64_t wanted = one * (there >= 1 ? 1 : 2);
   const uint64_t free = io::free_bytes(folder_.root);

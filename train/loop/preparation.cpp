@@ -13,6 +13,16 @@
 #include "train/model/graphed_blocks.h"
 
 namespace fsdp::train {
+namespace {
+
+void check_content(const CheckpointConfig& config, const Tuning& tuning) {
+  if (config.content != "adapter" || tuning.lora) return;
+  throw Error(ErrorCode::kUsage,
+              "[checkpoint] checkpoint.content: got \"adapter\" in a run that trains other weights, expected \"all\". "
+              "Leave it out, or set tune.method = \"lora\".");
+}
+
+}  // namespace
 
 Preparation prepare(const Config& config, const World& world, ThreadPlan threads) {
   c10::Device device = c10::kCPU;
@@ -32,6 +42,7 @@ Preparation prepare(const Config& config, const World& world, ThreadPlan threads
     choice = choose_model(config.model, data.vocab_size(), data.eos_id());
     check_axes(config, choice->config);
     tuning = choose_tuning(config.tune, *choice);
+    check_content(config.checkpoint, tuning);
     fit_model(choice->config, config, splits->train);
     tokenizer = tokenizer_of(data);
     SampleWriter(config.sample, config.train.seed, tokenizer);  // can it be made?

@@ -38,6 +38,7 @@
 #include "train/loop/run_state.h"
 #include "train/loop/straggler_watch.h"
 #include "train/loop/trainer.h"
+#include "train/model/base_identity.h"
 #include "train/model/build_model.h"
 #include "train/model/graphed_blocks.h"
 #include "train/model/lora_files.h"
@@ -79,7 +80,8 @@ class Run {
         state_(config_,
                {identify_data(config, splits_.train), splits_.train.dataset().tokenizer(),
                 models::to_hugging_face(model_.decoder->config()).dump(),
-                tuning_.lora ? adapter_config_text(*tuning_.lora, config.model.path) : ""},
+                tuning_.lora ? adapter_config_text(*tuning_.lora, config.model.path) : "",
+                config.checkpoint.content == "adapter" ? identify_base(*prepared.choice.weights) : ""},
                trainer_, batches_),
         checkpoints_(config_, world_, folder_, console_, events_, model_, trainer_, state_,
                      [this] { records_->sync(); }),

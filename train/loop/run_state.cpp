@@ -82,6 +82,7 @@ void RunState::save(checkpoint::StateSink& sink) {
   sink.value("config", config_to_toml(config_));
   sink.value("model_config", identity_.model_config);
   if (!identity_.adapter_config.empty()) sink.value("adapter_config", identity_.adapter_config);
+  if (!identity_.base.empty()) sink.value("base", identity_.base);
   if (identity_.tokenizer == byte_tokenizer::kName) {
     sink.value(byte_tokenizer::kMarkerFile, byte_tokenizer::marker_json());
   } else if (const auto files = tokenizer_folder(batches_.data().dataset()); !files.empty()) {
@@ -102,6 +103,7 @@ void RunState::load(checkpoint::StateSource& source) {
                                       ". Give data.path, data.sequence_length and train.seed of that run; to train on "
                                       "other data start a new run with model.path.");
   }
+  check_base(source);
   const std::optional<Config> before = stored_config(source);
   if (before) check_weights_kept_alike(*before, config_);
   changed_keys_ = before ? differences(*before, config_)
@@ -111,6 +113,21 @@ void RunState::load(checkpoint::StateSource& source) {
   if (config_.train.deterministic && threads_before != threads) {
     changed_keys_.push_back("threads were " + threads_before + ", are " + threads + ": the last bits will differ");
   }
+}
+
+// Of adapters that were saved without it.
+void RunState::check_base(checkpoint::StateSource& source) const {
+  const auto base = source.value("base");
+  if (!base) return;
+  if (identity_.base.empty()) {
+    throw Error(ErrorCode::kCheckpoint,
+                "[checkpoint] base: got a checkpoint of adapters alone, expected one with their base. Set "
+                "checkpoint.content = \"adapter\", tune.method = \"lora\" and the model.path of that run.");
+  }
+  if (*base == identity_.base) return;
+  throw Error(ErrorCode::kCheckpoint, "[checkpoint] base: got model.path " + config_.model.path +
+                                          ", expected that of the checkpoint: its adapters belong to another base. "
+                                          "Give the model.path of that run.");
 }
 
 void RunState::loaded() {

@@ -8,6 +8,7 @@
 #include "io/hub/model_folder.h"
 #include "models/load_weights.h"
 #include "train/base/agreement.h"
+#include "train/model/lora_files.h"
 #include "train/model/weights.h"
 
 namespace fsdp::train {
@@ -64,7 +65,7 @@ ShardedModel load_sharded(const models::DecoderConfig& config, const io::ModelFo
 }  // namespace
 
 InferenceModel::InferenceModel(const std::filesystem::path& path, const std::string& precision, const World& world,
-                               c10::Device device)
+                               c10::Device device, const std::filesystem::path& adapter)
     : world_(world) {
   if (precision == "fp16")
     throw Error(ErrorCode::kUsage, "[precision] got 'fp16', expected fp32 or bf16: fp16 is for training.");
@@ -78,9 +79,11 @@ InferenceModel::InferenceModel(const std::filesystem::path& path, const std::str
   if (world.size == 1) {
     open();
     decoder_ = load_whole(*config, *folder, types.param.value_or(at::kFloat), device);
+    if (!adapter.empty()) load_adapter(decoder_, adapter);
   } else {
     on_all_ranks(world, open);
     sharded_ = load_sharded(*config, *folder, types, world, device);
+    if (!adapter.empty()) on_all_ranks(world, [&] { merge_adapter(*sharded_, adapter); });
     decoder_ = sharded_->decoder;
     forward_only_.emplace(sharded_->root);
   }

@@ -17,8 +17,10 @@ class InferenceModel {
   // world of one holds the weights whole: on the CPU in one piece of memory with large pages, and matrices that are
   // stored in bf16 as they are, which changes no value; in a larger one each rank holds its shards in fp32. Throws
   // Error(kUsage) for another precision, io::Error(kModel) for files that do not fit.
+  // `adapter`: a folder of peft or a checkpoint of a LoRA run, worked into the weights; empty: none. io::Error as
+  // load_adapter().
   InferenceModel(const std::filesystem::path& folder, const std::string& precision, const World& world,
-                 c10::Device device = c10::kCPU);
+                 c10::Device device = c10::kCPU, const std::filesystem::path& adapter = {});
 
   const World& world() const { return world_; }
   models::Decoder& decoder() { return decoder_; }

@@ -29,17 +29,21 @@ std::unique_ptr<io::SafetensorsWriter> make_writer(const fs::path& folder, const
                                                  std::map<std::string, std::string>{{"format", "pt"}});
 }
 
+[[noreturn]] void refuse_map(const std::string& module, const io::LowRank& factors, const fs::path& folder) {
+  throw io::Error(io::ErrorKind::kModel, "[adapter] " + io::in_quotes(folder.native()) + ": " + io::in_quotes(module) +
+                                             ": got a map from " + std::to_string(factors.in) + " to " +
+                                             std::to_string(factors.out) +
+                                             ", which the model does not have. Pass the "
+                                             "model that the adapter was trained on.");
+}
+
 // The weight that the factors of `module` belong to.
 at::Tensor weight_of(models::Decoder& decoder, const std::string& module, const io::LowRank& factors,
                      const fs::path& folder) {
   const auto parameters = decoder->named_parameters();
   const at::Tensor* weight = parameters.find(module + ".weight");
   if (weight != nullptr && weight->sizes() == at::IntArrayRef{factors.out, factors.in}) return *weight;
-  throw io::Error(io::ErrorKind::kModel, "[adapter] " + io::in_quotes(folder.native()) + ": " + io::in_quotes(module) +
-                                             ": got a map from " + std::to_string(factors.in) + " to " +
-                                             std::to_string(factors.out) +
-                                             ", which the model does not have. Pass the "
-                                             "model that the adapter was trained on.");
+  refuse_map(module, factors, folder);
 }
 
 // Where the values of an adapter's leaf are in memory.
@@ -61,7 +65,7 @@ NamedLeaves adapter_leaves(const ShardedModel& model) {
 }  // namespace
 
 std::string adapter_config_text(const models::LoraConfig& lora, const std::string& base) {
-  io::AdapterConfig config{lora.rank, lora.alpha, lora.dropout, lora.targets, base};
+  io::AdapterConfig config{lora.rank, lora.alpha, lora.dropout, lora.targets, base, lora.divides_by_root};
   return io::to_peft(config).dump(2) + "\n";
 }
 
@@ -99,6 +103,30 @@ void load_adapter(models::Decoder& decoder, const fs::path& folder) {
     at::Tensor sum = weight.detach().to(at::kFloat).contiguous();
     io::add_low_rank(*factors, adapter.config.scale(), 0, sum.numel(), sum.mutable_data_ptr<float>());
     if (!sum.is_alias_of(weight)) weight.copy_(sum);
+  }
+}
+
+void merge_adapter(const ShardedModel& model, const fs::path& folder) {
+  const at::NoGradGuard no_grad;
+  const io::Adapter adapter = io::read_adapter(*io::open_weight_source(folder));
+  std::map<std::string, at::Tensor> leaves;
+  for (const auto& [name, leaf] : named_parameters(*model.decoder)) leaves[name] = leaf;
+  for (const auto& [module, factors] : adapter.modules) {
+    const auto found = leaves.find(module + ".weight");
+    const bool fits =
+        found != leaves.end() && logical_sizes(found->second) == std::vector<int64_t>{factors.out, factors.in};
+    if (!fits) refuse_map(module, factors, folder);
+  }
+  // In the model's order, so that all ranks write it alike, those too whose slice is empty.
+  for (const auto& [name, leaf] : named_parameters(*model.decoder)) {
+    if (!name.ends_with(".weight")) continue;
+    const auto found = adapter.modules.find(name.substr(0, name.size() - std::string_view(".weight").size()));
+    if (found == adapter.modules.end()) continue;
+    const LocalRange range = local_range(leaf);
+    at::Tensor sum = leaf.detach().view(-1).to(at::kCPU, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+    io::add_low_rank(found->second, adapter.config.scale(), range.begin, range.end - range.begin,
+                     sum.mutable_data_ptr<float>());
+    leaf.detach().view(-1).copy_(sum);
   }
 }
 

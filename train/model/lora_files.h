@@ -19,6 +19,9 @@ void save_adapter(const ShardedModel& model, const World& world, const std::file
 // is no adapter, or one for another model; nothing has been written then.
 void load_adapter(models::Decoder& decoder, const std::filesystem::path& folder);
 
+// The same for a sharded model, whose main weights it is worked into: nothing is rounded. Each rank its slices.
+void merge_adapter(const ShardedModel& model, const std::filesystem::path& folder);
+
 // Fills the adapters of a sharded model from such a folder, to train on. Each rank takes its slices. Local. Throws
 // io::Error(kModel) if it has another rank, scale, modules or shapes than `lora` asks for; nothing has been written
 // then.

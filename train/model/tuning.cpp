@@ -35,6 +35,7 @@ models::LoraConfig lora_config(const TuneConfig& config, const ModelChoice& choi
   lora.alpha = config.lora_alpha;
   lora.dropout = config.lora_dropout;
   lora.targets = split_list(config.lora_targets);
+  lora.divides_by_root = config.lora_scale == "root";
   models::Decoder tried = outline(choice);
   models::add_lora(tried, lora, /*seed=*/0);
   if (lora.targets == std::vector<std::string>{"all-linear"}) lora.targets = models::linear_names(tried);
