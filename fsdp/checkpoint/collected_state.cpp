@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 
 #include <array>
+#include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "fsdp/base/check.h"
@@ -70,19 +72,21 @@ at::ScalarType torch_dtype(io::DType dtype) {
 }
 
 void CollectedState::resolve_replicas(const World& world) {
-  std::string hashes;
+  std::map<std::string, std::string> hashes;
   for (const TensorSlice& replica : replicas) {
-    hashes += io::hash_text(io::hash128(replica.data.const_data_ptr(), replica.data.nbytes()));
+    hashes[replica.name] = io::hash_text(io::hash128(replica.data.const_data_ptr(), replica.data.nbytes()));
   }
-  const std::vector<std::string> all = gather_strings(world, hashes);
-  const size_t width = replicas.empty() ? 0 : hashes.size() / replicas.size();
-  for (size_t i = 0; i < replicas.size(); ++i) {
-    for (const std::string& other : all) {
-      if (other.compare(i * width, width, hashes, i * width, width) == 0) continue;
-      replicas[i].name += "#" + std::to_string(world.rank);
-      break;
+  std::set<std::string> differing;
+  for (const std::string& text : gather_strings(world, nlohmann::json(hashes).dump())) {
+    const std::map<std::string, std::string> others = nlohmann::json::parse(text);
+    for (const auto& [name, hash] : hashes) {
+      const auto other = others.find(name);  // a rank with other stages has other tensors
+      if (other != others.end() && other->second != hash) differing.insert(name);
     }
-    slices.push_back(std::move(replicas[i]));
+  }
+  for (TensorSlice& replica : replicas) {
+    if (differing.count(replica.name) > 0) replica.name += "#" + std::to_string(world.rank);
+    slices.push_back(std::move(replica));
   }
   replicas.clear();
 }

@@ -19,7 +19,8 @@ struct CollectedState {
   std::vector<TensorSlice> replicas;  // whole tensors
   std::map<std::string, std::map<std::string, std::string>> values;  // by section
 
-  // COLLECTIVE. Replicas become slices: under their name where all ranks have the same bytes, else as `<name>#<rank>`.
+  // COLLECTIVE. Replicas become slices: under their name where all ranks that have one have the same bytes, else as
+  // `<name>#<rank>`.
   void resolve_replicas(const World& world);
   std::vector<SliceRow> rows() const;
 };

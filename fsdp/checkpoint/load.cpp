@@ -1,5 +1,7 @@
 #include <chrono>
 #include <memory>
+#include <set>
+#include <string>
 
 #include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
@@ -7,6 +9,7 @@
 #include "fsdp/checkpoint/checkpoint.h"
 #include "fsdp/checkpoint/loader.h"
 #include "fsdp/checkpoint/outcome.h"
+#include "fsdp/checkpoint/unclaimed.h"
 #include "fsdp/comm/collectives.h"
 #include "io/base/error.h"
 #include "io/checkpoint/checkpoint_folder.h"
@@ -40,6 +43,8 @@ LoadReport load_from(const fs::path& folder, const Sections& sections) {
   fault_point("resume.begin");
   unless_damaged([&] { run_on_every_rank(world, [&] { loader = std::make_unique<Loader>(world, folder); }); });
   run_on_every_rank(world, [&] { loader->request(sections); });
+  const std::set<std::string> surplus = unclaimed(world, loader->not_asked_for(sections));
+  run_on_every_rank(world, [&] { loader->check_fit(surplus); });
   unless_damaged([&] { run_on_every_rank(world, [&] { loader->read(sections); }); });
   run_on_every_rank(world, [&] { loader->finish(sections); });
   fault_point("resume.done");

@@ -20,7 +20,7 @@ class SectionSource : public StateSource {
 
   bool has(const std::string& tensor) const override {
     const std::string name = full(tensor);
-    return loader_.manifest_.find(name) != nullptr || loader_.manifest_.find(name + "#0") != nullptr;
+    return loader_.manifest_.find(name) != nullptr || !loader_.holders_of(name).empty();
   }
   void slice(TensorSlice slice) override {
     slice.name = full(slice.name);
@@ -89,24 +89,39 @@ void Loader::request_slice(TensorSlice slice) {
   if (!direct) request.staging = at::empty({request.slice.end - request.slice.begin}, dtype);
 }
 
+// Of the ranks that saved, those that had a tensor of that name for themselves.
+std::vector<int64_t> Loader::holders_of(const std::string& name) const {
+  std::vector<int64_t> holders;
+  for (int64_t rank = 0; rank < manifest_.world_size; ++rank) {
+    if (manifest_.find(name + "#" + std::to_string(rank)) != nullptr) holders.push_back(rank);
+  }
+  return holders;
+}
+
 bool Loader::request_replica(const std::string& name, const at::Tensor& tensor) {
   const bool common = manifest_.find(name) != nullptr;
-  const auto rank = world_.rank % static_cast<int>(manifest_.world_size);
+  const std::vector<int64_t> holders = common ? std::vector<int64_t>() : holders_of(name);
+  std::string stored = name;  // is missing, if nobody had it
+  if (!holders.empty()) {
+    const bool was_mine = std::find(holders.begin(), holders.end(), world_.rank) != holders.end();
+    const int64_t holder = was_mine ? world_.rank : holders[static_cast<size_t>(world_.rank) % holders.size()];
+    stored += "#" + std::to_string(holder);
+  }
   // The tensor itself, not a flat view: it may have gaps.
-  request_slice({common ? name : name + "#" + std::to_string(rank), tensor.sizes().vec(), 0, tensor.numel(), tensor});
+  request_slice({stored, tensor.sizes().vec(), 0, tensor.numel(), tensor});
   return common;
 }
 
-// What the checkpoint has in these sections and nobody asked for: a sign that it is of another model.
-void Loader::find_surplus(const Sections& sections) {
-  std::set<std::string> known;
+std::set<std::string> Loader::not_asked_for(const Sections& sections) const {
+  std::set<std::string> known, names;
   for (const auto& section : sections.list()) known.insert(section.name);
   for (const io::CheckpointTensor& tensor : manifest_.tensors) {
     const bool of_another_rank = tensor.name.find('#') != std::string::npos;
     const std::string section = section_of(tensor.name);
     if (known.count(section) == 0 || asked_.count(tensor.name) > 0 || of_another_rank || section == "random") continue;
-    note(tensor.name + " " + shape_text(tensor.shape) + " belongs to nothing here");
+    names.insert(tensor.name);
   }
+  return names;
 }
 
 void Loader::request(const Sections& sections) {
@@ -114,7 +129,11 @@ void Loader::request(const Sections& sections) {
     SectionSource source(*this, name);
     state->load(source);
   }
-  find_surplus(sections);
+}
+
+void Loader::check_fit(const std::set<std::string>& surplus) {
+  for (const std::string& name : surplus)
+    note(name + " " + shape_text(manifest_.find(name)->shape) + " belongs to nothing here");
   if (differences_.empty()) return;
   std::string text;
   for (size_t i = 0; i < std::min(differences_.size(), kMostDifferences); ++i)

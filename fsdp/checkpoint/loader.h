@@ -19,9 +19,13 @@ class Loader {
   Loader(const World& world, std::filesystem::path folder);
 
   const io::CheckpointManifest& manifest() const { return manifest_; }
-  // Local. Lets every section say what it wants. Throws Error(kCheckpoint) with all differences between that and what
-  // the checkpoint has; nothing has been written then.
+  // Local. Lets every section say what it wants.
   void request(const Sections& sections);
+  // Local. What the checkpoint has in these sections and this rank has not asked for.
+  std::set<std::string> not_asked_for(const Sections& sections) const;
+  // Local. Throws Error(kCheckpoint) with all differences between what is wanted and what the checkpoint has; nothing
+  // has been written then. `surplus`: what nobody has asked for, a sign that it is of another model.
+  void check_fit(const std::set<std::string>& surplus);
   // COLLECTIVE in so far as every rank must come. Writes the tensors. Throws io::Error for damaged files.
   void read(const Sections& sections);
   // Local.
@@ -37,7 +41,7 @@ class Loader {
   void request_slice(TensorSlice slice);
   bool request_replica(const std::string& name, const at::Tensor& tensor);
   void note(const std::string& difference);
-  void find_surplus(const Sections& sections);
+  std::vector<int64_t> holders_of(const std::string& name) const;
   void read_in_batches(const std::vector<io::ReadRange>& ranges) const;
   void add_ranges(Request& request, std::vector<io::ReadRange>& ranges) const;
 

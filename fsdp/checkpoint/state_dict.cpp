@@ -17,6 +17,7 @@
 #include "fsdp/checkpoint/state/module_state.h"
 #include "fsdp/checkpoint/state/optimizer_state.h"
 #include "fsdp/checkpoint/state/whole_range.h"
+#include "fsdp/checkpoint/unclaimed.h"
 #include "fsdp/comm/collectives.h"
 #include "fsdp/comm/connection.h"
 
@@ -85,47 +86,110 @@ DictSink collect(const StateOf& subject) {
 
 // ---- whole tensors
 
-// [rank][slice] -> begin, end.
-using Places = std::vector<std::vector<std::pair<int64_t, int64_t>>>;
+// What a rank has of a tensor, as the others hear of it.
+struct Holding {
+  int rank = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+};
 
-Places gather_places(const World& world, const std::vector<TensorSlice>& slices) {
-  std::vector<std::pair<int64_t, int64_t>> mine;
-  for (const TensorSlice& slice : slices) mine.emplace_back(slice.begin, slice.end);
-  Places places;
-  for (const std::string& text : gather_strings(world, json(mine).dump())) places.push_back(json::parse(text));
-  return places;
+// A tensor of which some ranks have parts; the others have other stages of a pipeline.
+struct Divided {
+  std::vector<int64_t> shape;
+  at::ScalarType dtype = at::kFloat;
+  std::vector<Holding> holdings;  // in the order of the ranks
+
+  int64_t numel() const { return c10::multiply_integers(shape); }
+  // Has this rank all of it?
+  bool is_whole(const Holding& holding) const { return holding.begin == 0 && holding.end == numel(); }
+};
+
+// Of all ranks, by name. COLLECTIVE.
+std::map<std::string, Divided> gather_holdings(const World& world, const std::vector<TensorSlice>& slices) {
+  json mine = json::array();
+  for (const TensorSlice& slice : slices) {
+    mine.push_back({slice.name, slice.shape, static_cast<int>(slice.data.scalar_type()), slice.begin, slice.end});
+  }
+  std::map<std::string, Divided> tensors;
+  int rank = 0;
+  for (const std::string& text : gather_strings(world, mine.dump())) {
+    for (const json& row : json::parse(text)) {
+      const auto dtype = static_cast<at::ScalarType>(row[2].get<int>());
+      Divided& tensor = tensors.try_emplace(row[0], Divided{row[1], dtype, {}}).first->second;
+      tensor.holdings.push_back({rank, row[3], row[4]});
+    }
+    ++rank;
+  }
+  return tensors;
 }
 
-// COLLECTIVE, unless every rank has all of it. Undefined where `keeps` is false.
-at::Tensor assemble(const World& world, const TensorSlice& slice, size_t index, const Places& places, bool keeps) {
-  const int64_t numel = c10::multiply_integers(slice.shape);
-  const auto place = [&](int rank) { return places[static_cast<size_t>(rank)][index]; };
-  int64_t longest = 0;
-  bool is_whole_everywhere = true;
-  for (int rank = 0; rank < world.size; ++rank) {
-    longest = std::max(longest, place(rank).second - place(rank).first);
-    is_whole_everywhere = is_whole_everywhere && place(rank) == std::pair<int64_t, int64_t>(0, numel);
+// COLLECTIVE, unless every rank has all of it. `mine`: what this rank has, null for nothing. Undefined where `keeps` is
+// false.
+at::Tensor assemble(const World& world, const std::string& name, const Divided& tensor, const TensorSlice* mine,
+                    bool keeps) {
+  const auto is_whole = [&](const Holding& holding) { return tensor.is_whole(holding); };
+  const auto options = at::TensorOptions(tensor.dtype);
+  const comm::CallLabel label{"gather a state dict", name, ""};
+  const bool is_whole_everywhere = static_cast<int>(tensor.holdings.size()) == world.size &&
+                                   std::all_of(tensor.holdings.begin(), tensor.holdings.end(), is_whole);
+  if (is_whole_everywhere) return keeps ? mine->data.clone().view(tensor.shape) : at::Tensor();
+  const auto holder = std::find_if(tensor.holdings.begin(), tensor.holdings.end(), is_whole);
+  if (holder != tensor.holdings.end()) {
+    const at::Tensor whole = holder->rank == world.rank ? mine->data.clone() : at::empty({tensor.numel()}, options);
+    world.connection->world()->broadcast(whole, holder->rank, label);
+    return keeps ? whole.view(tensor.shape) : at::Tensor();
   }
-  if (is_whole_everywhere) return keeps ? slice.data.clone().view(slice.shape) : at::Tensor();
-  const at::Tensor mine = at::zeros({longest}, slice.data.options());
-  mine.narrow(0, 0, slice.data.numel()).copy_(slice.data);
-  const at::Tensor all = at::empty({longest * world.size}, mine.options());
-  world.connection->world()->all_gather(all, mine, {"gather a state dict", slice.name, ""}).wait();
+  int64_t longest = 0;
+  for (const Holding& each : tensor.holdings) longest = std::max(longest, each.end - each.begin);
+  const at::Tensor own = at::zeros({longest}, options);
+  if (mine != nullptr) own.narrow(0, 0, mine->data.numel()).copy_(mine->data);
+  const at::Tensor all = at::empty({longest * world.size}, options);
+  world.connection->world()->all_gather(all, own, label).wait();
   if (!keeps) return {};
-  at::Tensor whole = at::empty({numel}, mine.options());
-  for (int rank = 0; rank < world.size; ++rank) {
-    const auto [begin, end] = place(rank);
+  at::Tensor whole = at::empty({tensor.numel()}, options);
+  for (const auto& [rank, begin, end] : tensor.holdings) {
     whole.narrow(0, begin, end - begin).copy_(all.narrow(0, rank * longest, end - begin));
   }
-  return whole.view(slice.shape);
+  return whole.view(tensor.shape);
 }
+
+// What this rank has of tensors.
+class ByName {
+ public:
+  explicit ByName(const std::vector<TensorSlice>& slices) {
+    for (const TensorSlice& slice : slices) slices_[slice.name] = &slice;
+  }
+  // Null: it has nothing of that one.
+  const TensorSlice* find(const std::string& name) const {
+    const auto found = slices_.find(name);
+    return found == slices_.end() ? nullptr : found->second;
+  }
+
+ private:
+  std::map<std::string, const TensorSlice*> slices_;
+};
 
 // COLLECTIVE.
 void assemble_all(const World& world, const std::vector<TensorSlice>& slices, bool keeps, StateDict& dict) {
-  const Places places = gather_places(world, slices);
-  for (size_t i = 0; i < slices.size(); ++i) {
-    const at::Tensor whole = assemble(world, slices[i], i, places, keeps);
-    if (keeps) dict.tensors[slices[i].name] = whole;
+  const ByName mine(slices);
+  for (const auto& [name, tensor] : gather_holdings(world, slices)) {
+    const at::Tensor whole = assemble(world, name, tensor, mine.find(name), keeps);
+    if (keeps) dict.tensors[name] = whole;
+  }
+}
+
+// Of each replica the one of the lowest rank that has it. COLLECTIVE.
+void assemble_replicas(const World& world, const std::vector<TensorSlice>& replicas, DictHolder holder,
+                       StateDict& dict) {
+  const ByName mine(replicas);
+  for (const auto& [name, tensor] : gather_holdings(world, replicas)) {
+    const int from = tensor.holdings.front().rank;
+    const bool travels = holder == DictHolder::kEveryRank || from != 0;
+    if (!travels && world.rank != 0) continue;
+    const at::Tensor copy = from == world.rank ? mine.find(name)->data.clone()
+                                               : at::empty({tensor.numel()}, at::TensorOptions(tensor.dtype));
+    if (travels) world.connection->world()->broadcast(copy, from, {"gather a state dict", name, ""});
+    if (holder == DictHolder::kEveryRank || world.rank == 0) dict.tensors[name] = copy.view(tensor.shape);
   }
 }
 
@@ -137,13 +201,7 @@ StateDict full_dict(const StateOf& subject, DictHolder holder) {
   const bool keeps = holder == DictHolder::kEveryRank || world.rank == 0;
   StateDict dict;
   assemble_all(world, collected.slices, keeps, dict);
-  for (const TensorSlice& replica : collected.replicas) {
-    const at::Tensor copy = replica.data.clone();
-    if (holder == DictHolder::kEveryRank) {
-      world.connection->world()->broadcast(copy, 0, {"gather a state dict", replica.name, ""});
-    }
-    if (keeps) dict.tensors[replica.name] = copy.view(replica.shape);
-  }
+  assemble_replicas(world, collected.replicas, holder, dict);
   if (keeps) dict.values = std::move(collected.values);
   return dict;
 }
@@ -174,11 +232,17 @@ class DictRequests : public StateSource {
   void refuse(const std::string& difference) override { differences_.push_back(difference); }
   int saved_world_size() const override { return world_size_; }
 
-  // Throws Error(kUsage) if anything does not fit.
-  void check(const std::string& operation) {
+  std::set<std::string> not_asked_for() const {
+    std::set<std::string> names;
     for (const auto& [name, stored] : stored_) {
-      if (asked_.count(name) == 0) differences_.push_back(name + " belongs to nothing here");
+      if (asked_.count(name) == 0) names.insert(name);
     }
+    return names;
+  }
+
+  // Throws Error(kUsage) if anything does not fit. `surplus`: what nobody asked for.
+  void check(const std::string& operation, const std::set<std::string>& surplus) {
+    for (const std::string& name : surplus) differences_.push_back(name + " belongs to nothing here");
     if (differences_.empty()) return;
     std::string text;
     for (const std::string& difference : differences_) text += (text.empty() ? "" : "; ") + difference;
@@ -212,18 +276,18 @@ class DictRequests : public StateSource {
   std::vector<std::string> differences_;
 };
 
-// COLLECTIVE. `write` gives each request its numbers, in the same order on every rank.
-void fulfil(const StateOf& subject, DictRequests& requests, const std::function<void(const TensorSlice&)>& write) {
+// Whose tensors a dict has.
+enum class DictOf { kThisRank, kAllRanks };
+
+// COLLECTIVE. `write` gives all requests their numbers.
+void fulfil(const StateOf& subject, DictRequests& requests, DictOf whose, const std::function<void()>& write) {
   const World& world = subject.world();
-  run_on_every_rank(world, [&] {
-    subject.state().load(requests);
-    requests.check(subject.operation());
-    sort_by_name(requests.list);
-  });
+  run_on_every_rank(world, [&] { subject.state().load(requests); });
+  std::set<std::string> surplus = requests.not_asked_for();
+  if (whose == DictOf::kAllRanks) surplus = checkpoint::unclaimed(world, surplus);
+  run_on_every_rank(world, [&] { requests.check(subject.operation(), surplus); });
   run_on_every_rank(world, [&] { subject.state().before_read(); });
-  run_on_every_rank(world, [&] {
-    for (const TensorSlice& request : requests.list) write(request);
-  });
+  run_on_every_rank(world, write);
   run_on_every_rank(world, [&] { subject.state().loaded(); });
 }
 
@@ -256,13 +320,19 @@ void load_full(const StateOf& subject, const StateDict& given, DictHolder holder
   std::map<std::string, DictRequests::Stored> stored;
   for (const auto& [name, tensor] : dict.tensors) stored[name] = {tensor.sizes().vec(), {}};
   DictRequests requests(std::move(stored), dict.values, world.size);
-  fulfil(subject, requests, [&](const TensorSlice& request) {
-    at::Tensor whole = dict.tensors.at(request.name);
-    if (travels) {
-      whole = whole.is_meta() ? at::empty(whole.sizes(), whole.options().device(at::kCPU)) : whole.contiguous();
-      world.connection->world()->broadcast(whole, 0, {"load a state dict", request.name, ""});
+  // In the order of the names: ranks with other stages of a pipeline take other tensors.
+  fulfil(subject, requests, DictOf::kAllRanks, [&] {
+    const ByName requested(requests.list);
+    for (const auto& [name, given_tensor] : dict.tensors) {
+      at::Tensor whole = given_tensor;
+      if (travels) {
+        whole = whole.is_meta() ? at::empty(whole.sizes(), whole.options().device(at::kCPU)) : whole.contiguous();
+        world.connection->world()->broadcast(whole, 0, {"load a state dict", name, ""});
+      }
+      const TensorSlice* request = requested.find(name);
+      if (request == nullptr) continue;
+      write_into(*request, whole.contiguous().view(-1).narrow(0, request->begin, request->end - request->begin));
     }
-    write_into(request, whole.contiguous().view(-1).narrow(0, request.begin, request.end - request.begin));
   });
 }
 
@@ -284,7 +354,9 @@ void load_sharded(const StateOf& subject, const ShardedStateDict& dict) {
     numbers[slice.name] = slice.data;
   }
   DictRequests requests(std::move(stored), dict.values, subject.world().size);
-  fulfil(subject, requests, [&](const TensorSlice& request) { write_into(request, numbers.at(request.name)); });
+  fulfil(subject, requests, DictOf::kThisRank, [&] {
+    for (const TensorSlice& request : requests.list) write_into(request, numbers.at(request.name));
+  });
 }
 
 }  // namespace

@@ -35,6 +35,11 @@ kernels::TensorTable<at::ScalarType>& buffers() {
   return table;
 }
 
+kernels::TensorTable<std::string>& whole_names() {
+  static kernels::TensorTable<std::string> table;
+  return table;
+}
+
 void add(Table& table, const at::Tensor& tensor, const std::shared_ptr<ParameterGroup>& group, size_t index) {
   const std::lock_guard lock(table.mutex);
   table.entries[tensor.unsafeGetTensorImpl()] = {group, group.get(), index};
@@ -76,5 +81,9 @@ void forget(const ParameterGroup& group) {
 void add_buffer(const at::Tensor& buffer, at::ScalarType saved_as) { buffers().add(buffer, saved_as); }
 
 std::optional<at::ScalarType> find_buffer(const at::Tensor& buffer) { return buffers().find(buffer); }
+
+void set_whole_name(const at::Tensor& tensor, const std::string& name) { whole_names().set(tensor, name); }
+
+std::optional<std::string> find_whole_name(const at::Tensor& tensor) { return whole_names().find(tensor); }
 
 }  // namespace fsdp::registry

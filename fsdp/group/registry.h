@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
 namespace fsdp {
 
@@ -28,6 +29,11 @@ void forget(const ParameterGroup& group);
 // Buffers of modules that were sharded, and the dtype they had before. The first call for one counts.
 void add_buffer(const at::Tensor& buffer, at::ScalarType saved_as);
 std::optional<at::ScalarType> find_buffer(const at::Tensor& buffer);
+
+// What a parameter or buffer is called in the whole model, where this rank has a stage of it (fsdp/pipeline/naming.h).
+// The last call for one counts.
+void set_whole_name(const at::Tensor& tensor, const std::string& name);
+std::optional<std::string> find_whole_name(const at::Tensor& tensor);
 
 }  // namespace registry
 }  // namespace fsdp

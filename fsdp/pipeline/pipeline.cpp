@@ -13,6 +13,7 @@
 #include "fsdp/comm/comm.h"
 #include "fsdp/comm/connection.h"
 #include "fsdp/pipeline/relay.h"
+#include "fsdp/pipeline/ties.h"
 #include "fsdp/unit/scopes.h"
 #include "fsdp/unit/unit_state.h"
 
@@ -93,8 +94,14 @@ at::Tensor output_of(const Stage& stage, const Turn& turn, const at::Tensor& x) 
 // A forward and a backward of one batch, turn by turn.
 class Pipeline::Step {
  public:
-  Step(const std::vector<Stage>& stages, const Shape& shape, const std::vector<at::Tensor>& inputs, const Loss& loss)
-      : stages_(stages), shape_(shape), inputs_(inputs), loss_(loss), held_(stages) {}
+  Step(const std::vector<Stage>& stages, const Shape& shape, const std::vector<at::Tensor>& inputs, const Loss& loss,
+       LossesAre losses)
+      : stages_(stages),
+        shape_(shape),
+        inputs_(inputs),
+        loss_(loss),
+        divisor_(losses == LossesAre::kAveraged ? shape.microbatches : 1),
+        held_(stages) {}
 
   at::Tensor compute(const Turn& turn, at::Tensor given) {
     return turn.pass == Pass::kForward ? forward(turn, std::move(given)) : backward(turn, given);
@@ -121,7 +128,7 @@ class Pipeline::Step {
                microbatch, ": got ", loss.defined() ? c10::str(loss.sizes()) : std::string("an undefined tensor"),
                loss.defined() && !loss.requires_grad() ? " without gradient" : "",
                ", expected a scalar that depends on the last stage's output.");
-    const at::Tensor part = loss / shape_.microbatches;
+    const at::Tensor part = divisor_ == 1 ? loss : loss / divisor_;
     const at::Tensor value = part.detach().reshape({1}).to(at::kDouble);
     total_ = total_.defined() ? total_ + value : value;
     return part;
@@ -143,6 +150,7 @@ class Pipeline::Step {
   Shape shape_;
   const std::vector<at::Tensor>& inputs_;
   const Loss& loss_;
+  int divisor_;
   HeldWeights held_;
   std::map<std::pair<int, int>, InFlight> in_flight_;  // by stage and microbatch
   at::Tensor total_;                                   // [1], fp64
@@ -157,6 +165,7 @@ Pipeline::Pipeline(const Mesh& mesh, std::vector<Stage> stages, Order order)
   }
   comm_ = mesh.world().connection->group(mesh.ranks("pp"));
   agree(c10::str(stages_.size(), " stages in order ", static_cast<int>(order)));
+  ties_ = std::make_shared<Ties>(mesh, *comm_, stages_);
 }
 
 // COLLECTIVE. What every rank must say alike.
@@ -184,13 +193,15 @@ Shape Pipeline::shape_for(const std::vector<at::Tensor>& inputs) const {
 bool Pipeline::has_first_stage() const { return comm_->rank() == 0; }
 bool Pipeline::has_last_stage() const { return comm_->rank() == comm_->size() - 1; }
 
-double Pipeline::step(const std::vector<at::Tensor>& inputs, const Loss& loss) {
+double Pipeline::step(const std::vector<at::Tensor>& inputs, const Loss& loss, LossesAre losses) {
   const Shape shape = shape_for(inputs);
   FSDP_CHECK(loss || !has_last_stage(), "[pipeline] got no loss on the rank of the last stage, expected a function.");
   const at::AutoGradMode with_gradients(true);
-  Step step(stages_, shape, inputs, loss);
+  ties_->begin_step();
+  Step step(stages_, shape, inputs, loss, losses);
   Relay relay(comm_, order_, shape, Passes::kBoth, device_of(stages_));
   relay.run([&step](const Turn& turn, at::Tensor given) { return step.compute(turn, std::move(given)); });
+  ties_->add_up();
   const Backstage backstage;
   const at::Tensor total = at::full({1}, step.loss(), at::kDouble);
   comm_->broadcast(total, comm_->size() - 1, {"hand out the loss", "pipeline", ""});
@@ -216,11 +227,17 @@ std::vector<at::Tensor> Pipeline::forward(const std::vector<at::Tensor>& inputs)
 }
 
 GradNorm Pipeline::grad_norm(double max_norm, double norm_type) const {
-  return fsdp::grad_norm(leaves_of(stages_), max_norm, norm_type, comm_);
+  return fsdp::grad_norm(ties_->counted(leaves_of(stages_)), max_norm, norm_type, comm_);
 }
 
 at::Tensor Pipeline::clip_grad_norm_(double max_norm, double norm_type) const {
-  return fsdp::clip_grad_norm_(leaves_of(stages_), max_norm, norm_type, comm_);
+  const GradNorm found = grad_norm(max_norm, norm_type);
+  const Backstage backstage;
+  if (found.factor.is_cpu() && found.factor.item<double>() >= 1) return found.norm;
+  for (const at::Tensor& leaf : leaves_of(stages_)) {
+    if (leaf.grad().defined()) leaf.grad().mul_(found.factor.to(leaf.device()));
+  }
+  return found.norm;
 }
 
 }  // namespace fsdp::pipeline

@@ -26,7 +26,10 @@
 namespace fsdp {
 namespace {
 
-void refuse_cut(const ModuleTensors& module, const char* operation) {
+void refuse_parts(const ModuleTensors& module, const char* operation) {
+  FSDP_CHECK(module.owner->spans_world(), "[", operation,
+             "] module: got a stage of a pipeline, expected a whole model: modules write and read what they are. Use ",
+             "checkpoint::save(), or full_state_dict().");
   for (const ModuleTensor& tensor : module.tensors) {
     FSDP_CHECK(
         !registry::find_cut(*tensor.tensor), "[", operation, "] '", tensor.name,
@@ -87,7 +90,7 @@ void write_file(const ModuleTensors& module, const std::string& path, const Writ
 void save(const ModuleTensors& module, const std::string& path, const WriteModule& write) {
   const Backstage backstage;
   const World& world = module.owner->world();
-  refuse_cut(module, "save");
+  refuse_parts(module, "save");
   run_on_every_rank(world, [&] { module.owner->on_library_entry(); });
   MainWeightFeed feed(world, module.groups);
   run_on_every_rank(world, [&] {
@@ -114,7 +117,7 @@ void take_over(const ModuleTensor& tensor, const at::Tensor& stored, const LazyA
 
 void load(const ModuleTensors& module, const std::string& path, const ImportTensors& import) {
   const Backstage backstage;
-  refuse_cut(module, "load");
+  refuse_parts(module, "load");
   const World& world = module.owner->world();
   std::vector<at::Tensor> held;  // a module's own load() may drop its tensors
   for (const ModuleTensor& tensor : module.tensors) held.push_back(*tensor.tensor);

@@ -32,7 +32,10 @@ class Collector {
  public:
   void add(const std::string& name, const at::Tensor& tensor) {
     if (!is_plain(tensor) || !seen_.insert(tensor.unsafeGetTensorImpl()).second) return;
-    module_.tensors.push_back({name, c10::MaybeOwned<at::Tensor>::borrowed(tensor), registry::find_parameter(tensor)});
+    const auto whole_name = registry::find_whole_name(tensor);
+    if (!whole_name && first_unnamed_.empty()) first_unnamed_ = name;
+    module_.tensors.push_back(
+        {whole_name.value_or(name), c10::MaybeOwned<at::Tensor>::borrowed(tensor), registry::find_parameter(tensor)});
     const auto& member = module_.tensors.back().member;
     if (!member || std::find(module_.groups.begin(), module_.groups.end(), member->group) != module_.groups.end()) {
       return;
@@ -48,16 +51,27 @@ class Collector {
       FSDP_CHECK(module_.owner && group->owner() == module_.owner, "[", operation,
                  "] module: got parameters of several worlds, expected one. Save its parts one by one.");
     }
-    FSDP_CHECK(module_.owner->spans_world(), "[", operation,
-               "] module: got a stage of a pipeline, expected a model that ",
-               "all ranks share. Keep its leaves, fsdp::parameters(module), by their local_range().");
+    FSDP_CHECK(module_.owner->spans_world() || first_unnamed_.empty(), "[", operation, "] '", first_unnamed_,
+               "' is of a stage of a pipeline, and nobody said what it is called in the whole model, expected a name. ",
+               "Give pipeline::stage_of() the names, as in stage_of(part, root, pipeline::prefixed(\"decoder.\")).");
+    check_names(operation);
     for (const ModuleTensor& tensor : module_.tensors) check_is_no_view(tensor, module_, operation);
     return std::move(module_);
   }
 
  private:
+  void check_names(const std::string& operation) const {
+    std::unordered_set<std::string> names;
+    for (const ModuleTensor& tensor : module_.tensors) {
+      FSDP_CHECK(names.insert(tensor.name).second, "[", operation, "] got two tensors of one rank that are called '",
+                 tensor.name,
+                 "' in the whole model, expected one. Use one tensor in both places, or give other names.");
+    }
+  }
+
   ModuleTensors module_;
   std::unordered_set<const c10::TensorImpl*> seen_;
+  std::string first_unnamed_;  // in the whole model; empty: all have a name there
 };
 
 }  // namespace

@@ -66,7 +66,8 @@ class StateSource {
   virtual int saved_world_size() const = 0;
 };
 
-// Something with state. All calls come on every rank, with the same names in the same order.
+// Something with state. All calls come on every rank, with the same names in the same order; the state of
+// a stage of a pipeline, on the ranks of that stage.
 class Stateful {
  public:
   virtual ~Stateful() = default;
