@@ -10,6 +10,7 @@
 #include "fsdp/base/units.h"
 #include "io/base/atomic_file.h"
 #include "io/checkpoint/checkpoint_folder.h"
+#include "io/hub/model_identity.h"
 #include "kernels/base/cpu_isa.h"
 #include "train/base/agreement.h"
 #include "train/base/console.h"
@@ -38,7 +39,6 @@
 #include "train/loop/run_state.h"
 #include "train/loop/straggler_watch.h"
 #include "train/loop/trainer.h"
-#include "train/model/base_identity.h"
 #include "train/model/build_model.h"
 #include "train/model/graphed_blocks.h"
 #include "train/model/lora_files.h"
@@ -81,7 +81,7 @@ class Run {
                {identify_data(config, splits_.train), splits_.train.dataset().tokenizer(),
                 models::to_hugging_face(model_.decoder->config()).dump(),
                 tuning_.lora ? adapter_config_text(*tuning_.lora, config.model.path) : "",
-                config.checkpoint.content == "adapter" ? identify_base(*prepared.choice.weights) : ""},
+                config.checkpoint.content == "adapter" ? io::identify_model(*prepared.choice.weights) : ""},
                trainer_, batches_),
         checkpoints_(config_, world_, folder_, console_, events_, model_, trainer_, state_,
                      [this] { records_->sync(); }),

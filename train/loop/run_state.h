@@ -21,7 +21,7 @@ class RunState : public checkpoint::Stateful {
     std::string tokenizer;       // of the data set
     std::string model_config;    // config.json of the model
     std::string adapter_config;  // adapter_config.json, if adapters train; else empty
-    std::string base;            // identify_base(), where checkpoints hold adapters alone; else empty
+    std::string base;            // io::identify_model(), where checkpoints hold adapters alone; else empty
   };
   // `config`, `trainer` and `batches` must outlive it.
   RunState(const Config& config, Identity identity, Trainer& trainer, PackedBatches& batches);

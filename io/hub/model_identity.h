@@ -4,11 +4,11 @@
 
 #include "io/hub/model_folder.h"
 
-namespace fsdp::train {
+namespace fsdp::io {
 
 // 16 hexadecimal digits that models with other tensors, or other values in them, do not have: over names, shapes, types
 // and, of each tensor, up to 4096 elements that are spread over it. What is fine-tuned differs nearly everywhere, so
 // this tells it apart without reading it all. The same for any division into files.
-std::string identify_base(const io::ModelFolder& base);
+std::string identify_model(const ModelFolder& folder);
 
-}  // namespace fsdp::train
+}  // namespace fsdp::io
