@@ -5,7 +5,9 @@
 #include <random>
 
 #include "fsdp/fsdp.h"
+#include "kernels/products/fp8_weights.h"
 #include "models/decoder.h"
+#include "models/lora.h"
 #include "plan/report.h"
 #include "tests/support/ranks.h"
 #include "train/model/parallelize.h"
@@ -91,7 +93,7 @@ int64_t most(const World& world, int64_t bytes) {
 
 template <class Options>
 void train_and_compare(const World& world, const models::DecoderConfig& config, const Report& plan,
-                       const Trains& trains, Options options) {
+                       const Trains& trains, Travel travel, Options options) {
   const Setup& setup = plan.setup;
   auto decoder = testing::make_seeded(7, [&] {
     models::Decoder made(config);
@@ -100,7 +102,13 @@ void train_and_compare(const World& world, const models::DecoderConfig& config, 
   });
   for (auto& item : decoder->named_parameters()) item.value().requires_grad_(!trains || trains(item.key()));
   const Mesh mesh(world, {{"replicate", static_cast<int>(setup.replicas)}, {"shard", static_cast<int>(setup.shards)}});
-  train::ShardedModel model = train::parallelize(std::move(decoder), mesh, options_of(setup), blocks_of(setup));
+  ShardOptions shard_options = options_of(setup);
+  if (travel == Travel::kAsFp8) {
+    shard_options.precision.gather = at::kFloat8_e4m3fn;
+    for (const auto& map : models::linears_in_blocks(decoder))
+      kernels::set_fp8(map.module->weight, Fp8Recipe::kTensorwise);
+  }
+  train::ShardedModel model = train::parallelize(std::move(decoder), mesh, shard_options, blocks_of(setup));
   auto optimizer = make_optimizer(*model.decoder, options);
   const at::Tensor ids = at::arange(2 * 5, at::kLong).view({2, 5}) % 67;
   const at::Tensor targets = models::shift_labels(ids).flatten();
@@ -135,33 +143,38 @@ void train_and_compare(const World& world, const models::DecoderConfig& config, 
   }
 }
 
-PlannedModel planned(const models::DecoderConfig& config, const Trains& trains) {
+PlannedModel planned(const models::DecoderConfig& config, const Trains& trains, Travel travel) {
   PlannedModel model = decoder_model("small", config);
   const auto mark = [&](PlannedUnit& unit) {
     for (PlannedParameter& parameter : unit.parameters) parameter.trains = !trains || trains(parameter.name);
   };
-  for (PlannedUnit& block : model.blocks) mark(block);
+  for (PlannedUnit& block : model.blocks) {
+    mark(block);
+    for (PlannedParameter& parameter : block.parameters)
+      if (parameter.shape.size() == 2) parameter.travel = travel;
+  }
   mark(model.root);
   return model;
 }
 
-void compare(const models::DecoderConfig& config, Setup setup, const Trains& trains = {}) {
+void compare(const models::DecoderConfig& config, Setup setup, const Trains& trains = {},
+             Travel travel = Travel::kAsComputed) {
   choose_transport(setup);
-  const Report plan = make_report(planned(config, trains), setup);
+  const Report plan = make_report(planned(config, trains, travel), setup);
   SCOPED_TRACE(describe(setup) + ", " + schedule::describe(setup.schedule) + ", " +
                std::to_string(config.num_hidden_layers) + " layers");
   run_ranks(static_cast<int>(setup.world()), [&](const World& world) {
     SCOPED_TRACE(describe(setup) + ", " + schedule::describe(setup.schedule) + ", rank " + std::to_string(world.rank));
     if (setup.optimizer == Optimizer::kAdamW) {
-      train_and_compare(world, config, plan, trains, AdamWOptions{});
+      train_and_compare(world, config, plan, trains, travel, AdamWOptions{});
     } else if (setup.optimizer == Optimizer::kMuon) {
-      train_and_compare(world, config, plan, trains, MuonOptions{});
+      train_and_compare(world, config, plan, trains, travel, MuonOptions{});
     } else if (setup.optimizer == Optimizer::kLion) {
-      train_and_compare(world, config, plan, trains, LionOptions{});
+      train_and_compare(world, config, plan, trains, travel, LionOptions{});
     } else {
       SGDOptions options;
       options.momentum = setup.optimizer == Optimizer::kSgdMomentum ? 0.9 : 0;
-      train_and_compare(world, config, plan, trains, options);
+      train_and_compare(world, config, plan, trains, travel, options);
     }
   });
 }
@@ -189,6 +202,23 @@ TEST(PlanAgainstRuntime, EveryStrategyAndPrecisionToTheByte) {
     for (const Strategy strategy : kHybrids) compare(config, setup_of(strategy, 2, 2, precision));
     for (const Strategy strategy : kHybrids) compare(config, setup_of(strategy, 3, 1, precision));
   }
+}
+
+TEST(PlanAgainstRuntime, WeightsThatTravelAsFp8) {
+  const models::DecoderConfig config = small_decoder(4, false, false);
+  for (const char* precision : {"fp32", "bf16"}) {
+    for (const Strategy strategy : kOfOneAxis) {
+      for (const int64_t ranks : {1, 2, 3})
+        compare(config, setup_of(strategy, 1, ranks, precision), {}, Travel::kAsFp8);
+    }
+    for (const Strategy strategy : kHybrids) compare(config, setup_of(strategy, 2, 2, precision), {}, Travel::kAsFp8);
+  }
+  plan::Setup copied = setup_of(Strategy::kOptimGradsParams, 1, 1, "bf16");
+  copied.whole_shard = WholeShard::kCopied;
+  compare(config, copied, {}, Travel::kAsFp8);
+  plan::Setup between = setup_of(Strategy::kOptimGradsParams, 1, 4, "bf16");
+  between.reshard_after_forward = int64_t{2};
+  compare(config, between, {}, Travel::kAsFp8);
 }
 
 // Whole matrices, dealt out, and as much state as the fullest rank has.
