@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "fsdp/fsdp.h"
 #include "kernels/products/fp8_linear.h"
 #include "tests/promise/models/block_model.h"
@@ -102,6 +104,43 @@ TEST(Fp8Training, MayBeAskedForAfterSharding) {
     const torch::Tensor x = rows_of(0).to(torch::kBFloat16);
     EXPECT_TRUE(torch::equal(after->forward(x), before->forward(x)));
   });
+}
+
+// The mean loss of the last steps of learning a fixed function.
+double final_loss(const std::optional<Fp8Recipe>& recipe) {
+  constexpr int kLearningSteps = 150, kLast = 20;
+  const auto model = make_mlp();
+  if (recipe) fp8(*model, *recipe);
+  torch::optim::Adam optimizer(model->parameters(), 3e-3);
+  double sum = 0;
+  for (int step = 0; step < kLearningSteps; ++step) {
+    const torch::Tensor rows = testing::batch(static_cast<uint64_t>(step), 64, 5);
+    const torch::Tensor wanted = torch::stack({rows.sum(1), rows.prod(1), rows.square().sum(1)}, 1);
+    optimizer.zero_grad();
+    const torch::Tensor loss = (model->forward(rows) - wanted).square().mean();
+    loss.backward();
+    optimizer.step();
+    if (step >= kLearningSteps - kLast) sum += loss.item<double>();
+  }
+  return sum / kLast;
+}
+
+struct BrokenScales {
+  explicit BrokenScales(int steps) { kernels::break_fp8_scales(steps); }
+  ~BrokenScales() { kernels::break_fp8_scales(0); }
+};
+
+// What a limit on the loss is worth: it holds for every recipe, and for none whose scales are wrong.
+TEST(Fp8Training, FollowsFp32UnlessItsScalesAreBroken) {
+  const double limit = 1.5 * final_loss(std::nullopt);
+  for (const Fp8Recipe recipe : kRecipes) {
+    SCOPED_TRACE(kernels::name(recipe));
+    EXPECT_LT(final_loss(recipe), limit);
+    for (const int steps : {20, -12}) {
+      const BrokenScales broken(steps);
+      EXPECT_GT(final_loss(recipe), limit) << steps;
+    }
+  }
 }
 
 TEST(Fp8Layers, AreAllButTheFirstAndTheLast) {
