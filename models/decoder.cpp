@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <torch/nn/modules/linear.h>
 
 #include <algorithm>
 #include <string>
@@ -61,33 +62,76 @@ DecoderBodyImpl::DecoderBodyImpl(const DecoderConfig& config, const at::TensorOp
   norm_ = register_module("norm", RmsNorm(config.hidden_size, config.rms_norm_eps, options));
 }
 
-at::Tensor DecoderBodyImpl::forward(const at::Tensor& input_ids_BT, const AttentionInputs& inputs,
-                                    const BlockRunner& run_block) {
+at::TensorOptions DecoderBodyImpl::activation_options() const {
+  if (!norm_.is_empty()) return norm_->weight.options().requires_grad(false);
+  for (const auto& layer : *layers_) {
+    if (const auto* block = layer->as<DecoderLayer>()) return block->activation_options();
+  }
+  TORCH_CHECK(false, "[decoder] a stage without blocks");
+}
+
+at::Tensor DecoderBodyImpl::embed(const at::Tensor& input_ids_BT) {
   const at::Tensor embedded_BTE = across_ ? across_->embed(embed_tokens_->weight, input_ids_BT)
                                           : kernels::embedding(embed_tokens_->weight, input_ids_BT);
-  at::Tensor x_BTE = embedded_BTE.to(norm_->weight.scalar_type());
-  int64_t number = 0;
+  return embedded_BTE.to(activation_options().dtype());
+}
+
+at::Tensor DecoderBodyImpl::run_blocks(at::Tensor x_BTE, const AttentionInputs& inputs, const BlockRunner& run_block) {
+  int64_t number = -1;
   for (const auto& layer : *layers_) {
+    ++number;
     auto* block = layer->as<DecoderLayer>();
+    if (block == nullptr) continue;
     if (!run_block) {
       x_BTE = block->forward(x_BTE, inputs);
     } else {
       const Block call = [block](const at::Tensor& x, const AttentionInputs& own) { return block->forward(x, own); };
-      x_BTE = run_block(number++, call, x_BTE, inputs);
+      x_BTE = run_block(number, call, x_BTE, inputs);
     }
   }
-  return norm_(x_BTE);
+  return x_BTE;
+}
+
+at::Tensor DecoderBodyImpl::forward(const at::Tensor& input_ids_BT, const AttentionInputs& inputs,
+                                    const BlockRunner& run_block) {
+  return norm_(run_blocks(embed(input_ids_BT), inputs, run_block));
+}
+
+at::Tensor DecoderBodyImpl::run_stage(const at::Tensor& given_BTE, const at::Tensor& input_ids_BT,
+                                      const AttentionInputs& inputs, const BlockRunner& run_block) {
+  const at::Tensor y_BTE = run_blocks(given_BTE.defined() ? given_BTE : embed(input_ids_BT), inputs, run_block);
+  return norm_.is_empty() ? y_BTE : norm_(y_BTE);
+}
+
+// Modules without parameters stand for the blocks of other stages, so that names tell a block's place in the model.
+void DecoderBodyImpl::keep_blocks(int64_t first, int64_t last, bool head_is_embedding) {
+  torch::nn::ModuleList kept;
+  for (int64_t i = 0; i < static_cast<int64_t>(layers_->size()); ++i) {
+    const bool is_kept = first <= i && i < last;
+    kept->push_back(is_kept ? layers_->ptr(static_cast<size_t>(i)) : torch::nn::Identity().ptr());
+  }
+  const bool has_end = last == static_cast<int64_t>(layers_->size());
+  layers_ = replace_module("layers", kept);
+  if (first > 0 && !(has_end && head_is_embedding)) {
+    unregister_module("embed_tokens");
+    embed_tokens_ = nullptr;
+  }
+  if (has_end) return;
+  unregister_module("norm");
+  norm_ = nullptr;
 }
 
 void DecoderBodyImpl::set_across(const std::shared_ptr<AcrossRanks>& across) {
   across_ = across;
   int64_t number = 0;
-  for (const auto& layer : *layers_)
-    layer->as<DecoderLayer>()->set_across(across, "model.layers." + std::to_string(number++));
+  for (const auto& layer : *layers_) {
+    const std::string name = "model.layers." + std::to_string(number++);
+    if (auto* block = layer->as<DecoderLayer>()) block->set_across(across, name);
+  }
 }
 
 DecoderImpl::DecoderImpl(DecoderConfig config, const at::TensorOptions& options)
-    : config_(std::move(config)), rotary_(config_.rope, config_.rotary_dim()) {
+    : config_(std::move(config)), last_block_(config_.num_hidden_layers), rotary_(config_.rope, config_.rotary_dim()) {
   body_ = register_module("model", DecoderBody(config_, options));
   if (!config_.tie_word_embeddings)
     lm_head_ = register_module("lm_head", Linear(config_.hidden_size, config_.vocab_size, options));
@@ -116,7 +160,9 @@ AttentionInputs DecoderImpl::make_inputs(const at::Tensor& input_ids_BT, const S
 }
 
 void DecoderImpl::set_projections(Projections projections) {
-  for (const auto& layer : *layers()) layer->as<DecoderLayer>()->set_projections(projections);
+  for (const auto& layer : *layers()) {
+    if (auto* block = layer->as<DecoderLayer>()) block->set_projections(projections);
+  }
 }
 
 void DecoderImpl::set_across(std::shared_ptr<AcrossRanks> across) {
@@ -146,13 +192,20 @@ at::Tensor DecoderImpl::run_body(const at::Tensor& input_ids_BT, const Sequence&
 }
 
 at::Tensor DecoderImpl::forward(const at::Tensor& input_ids_BT, const Sequence& sequence) {
-  const at::Tensor hidden_BTE = run_body(input_ids_BT, sequence);
+  return logits_of(run_body(input_ids_BT, sequence));
+}
+
+at::Tensor DecoderImpl::logits_of(const at::Tensor& hidden_BTE) {
   return across_ ? across_->logits(hidden_BTE, head_VE()) : compute_logits(hidden_BTE);
 }
 
 at::Tensor DecoderImpl::loss(const at::Tensor& input_ids_BT, const at::Tensor& targets_N, const Sequence& sequence,
                              kernels::Reduction reduction, const kernels::LossTerms& terms) {
-  const at::Tensor hidden_BTE = run_body(input_ids_BT, sequence);
+  return loss_of(run_body(input_ids_BT, sequence), targets_N, reduction, terms);
+}
+
+at::Tensor DecoderImpl::loss_of(const at::Tensor& hidden_BTE, const at::Tensor& targets_N, kernels::Reduction reduction,
+                                const kernels::LossTerms& terms) {
   if (across_) return across_->loss(hidden_BTE, head_VE(), targets_N, reduction, terms);
   const at::Tensor hidden_NE = hidden_BTE.flatten(0, 1);
   const int64_t bytes = hidden_NE.size(0) * config_.vocab_size * static_cast<int64_t>(hidden_NE.element_size());
@@ -160,6 +213,21 @@ at::Tensor DecoderImpl::loss(const at::Tensor& input_ids_BT, const at::Tensor& t
   if (!hidden_NE.is_cpu() && bytes <= kMostLogitBytes)
     return kernels::cross_entropy(compute_logits(hidden_NE), targets_N, reduction, terms);
   return kernels::linear_cross_entropy(hidden_NE, head_VE(), targets_N, reduction, terms);
+}
+
+void DecoderImpl::keep_blocks(int64_t first, int64_t last) {
+  first_block_ = first;
+  last_block_ = last;
+  body_->keep_blocks(first, last, config_.tie_word_embeddings);
+  if (has_last_block() || lm_head_.is_empty()) return;
+  unregister_module("lm_head");
+  lm_head_ = nullptr;
+}
+
+at::Tensor DecoderImpl::run_stage(const at::Tensor& given_BTE, const at::Tensor& input_ids_BT,
+                                  const Sequence& sequence) {
+  return body_->run_stage(has_first_block() ? at::Tensor() : given_BTE, input_ids_BT,
+                          make_inputs(input_ids_BT, sequence), run_block_);
 }
 
 at::Tensor DecoderImpl::token_losses(const at::Tensor& input_ids_BT, const at::Tensor& targets_N,

@@ -44,20 +44,30 @@ class DecoderBodyImpl : public torch::nn::Module {
  public:
   DecoderBodyImpl(const DecoderConfig& config, const at::TensorOptions& options);
 
+  // Null in a stage without it.
+  const Linear& embed_tokens() const { return embed_tokens_; }
   // The embedding's weight [V, E].
   const at::Tensor& embedding() const { return embed_tokens_->weight; }
   // Of all layers of experts.
   ExpertBalance& balance() { return *balance_; }
   // Of the activations: those of the norms. Where no gradients are asked for, matrices may be bf16 when these are fp32:
   // they are read as they are, and the sums stay fp32.
-  at::TensorOptions activation_options() const { return norm_->weight.options().requires_grad(false); }
+  at::TensorOptions activation_options() const;
   const torch::nn::ModuleList& layers() const { return layers_; }
+  // As DecoderImpl::keep_blocks().
+  void keep_blocks(int64_t first, int64_t last, bool head_is_embedding);
   void set_across(const std::shared_ptr<AcrossRanks>& across);
   at::Tensor forward(const at::Tensor& input_ids_BT, const AttentionInputs& inputs, const BlockRunner& run_block);
+  // Of a stage: `given` is what the stage before returned; undefined: the first block is here.
+  at::Tensor run_stage(const at::Tensor& given_BTE, const at::Tensor& input_ids_BT, const AttentionInputs& inputs,
+                       const BlockRunner& run_block);
 
  private:
+  at::Tensor embed(const at::Tensor& input_ids_BT);
+  at::Tensor run_blocks(at::Tensor x_BTE, const AttentionInputs& inputs, const BlockRunner& run_block);
+
   std::shared_ptr<AcrossRanks> across_;
-  Linear embed_tokens_{nullptr};  // only its weight is used
+  Linear embed_tokens_{nullptr};  // only its weight is used; null in a stage without it
   torch::nn::ModuleList layers_;
   RmsNorm norm_{nullptr};
   std::shared_ptr<ExpertBalance> balance_ = std::make_shared<ExpertBalance>();
@@ -116,7 +126,7 @@ class DecoderImpl : public torch::nn::Module {
   const DecoderConfig& config() const { return config_; }
   // Where the parameters are, and the ids have to be.
   c10::Device device() const { return body_->activation_options().device(); }
-  // The blocks in order: what one shards one by one.
+  // The blocks in order: what one shards one by one. In a stage, modules without parameters stand for those of others.
   const torch::nn::ModuleList& layers() const { return body_->layers(); }
   // How q, k and v, and gate and up, are computed in every block.
   void set_projections(Projections projections);
@@ -128,6 +138,22 @@ class DecoderImpl : public torch::nn::Module {
   // Experts are spread over ranks, or other ranks have other tokens: forward() and loss() then may be COLLECTIVE, as
   // ExpertRanks says. Generation likewise, where experts are spread.
   void set_expert_ranks(std::shared_ptr<ExpertRanks> ranks);
+
+  // Makes a stage of a pipeline of it: blocks [first, last) stay, the embedding where the first block or a head that is
+  // the embedding does, the last norm and the head where the last block does. Parameters keep their names. Before it is
+  // sharded; afterwards only run_stage(), loss_of() and logits_of() are for it.
+  void keep_blocks(int64_t first, int64_t last);
+  // What has the embedding's weight and nothing else; null in a stage without it.
+  const Linear& embed_tokens() const { return body_->embed_tokens(); }
+  bool has_first_block() const { return first_block_ == 0; }
+  bool has_last_block() const { return last_block_ == config_.num_hidden_layers; }
+  // `given` [B, T, E]: what the stage before returned, not read where the first block is. The ids, of the same tokens,
+  // are looked up there, and tell their number elsewhere. Returns hidden states [B, T, E].
+  at::Tensor run_stage(const at::Tensor& given_BTE, const at::Tensor& input_ids_BT, const Sequence& sequence = {});
+  // Of the last stage's hidden states: what loss() and forward() make of them.
+  at::Tensor loss_of(const at::Tensor& hidden_BTE, const at::Tensor& targets_N,
+                     kernels::Reduction reduction = kernels::Reduction::kMean, const kernels::LossTerms& terms = {});
+  at::Tensor logits_of(const at::Tensor& hidden_BTE);
 
  private:
   // Hidden states [B, T, E] after the last norm.
@@ -143,7 +169,8 @@ class DecoderImpl : public torch::nn::Module {
 
   DecoderConfig config_;
   DecoderBody body_{nullptr};
-  Linear lm_head_{nullptr};  // null with tied embeddings
+  Linear lm_head_{nullptr};               // null with tied embeddings, and in a stage without it
+  int64_t first_block_ = 0, last_block_;  // of a stage; all: the model is whole
   RotaryTable rotary_;
   BlockRunner run_block_;
   std::shared_ptr<AcrossRanks> across_;        // null: whole

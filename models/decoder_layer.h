@@ -47,6 +47,8 @@ class DecoderLayerImpl : public torch::nn::Module {
   const Mixture& mixture() const { return mixture_; }
   // Where experts say what was chosen of them; before the first forward of a layer that has some.
   void set_balance(std::shared_ptr<ExpertBalance> balance) { balance_ = std::move(balance); }
+  // Of its norms.
+  at::TensorOptions activation_options() const { return input_layernorm_->weight.options().requires_grad(false); }
   // Of both; `name` is the layer's.
   void set_across(const std::shared_ptr<AcrossRanks>& across, const std::string& name);
 

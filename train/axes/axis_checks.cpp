@@ -92,6 +92,8 @@ void check_experts(const Config& config, const models::DecoderConfig& model) {
     if (is_asked) refuse_axis(what + ": got experts with " + setting + ", expected " + instead + ". Set that.");
   };
   refuse_if(config.mesh.tp > 1, "mesh.tp = " + std::to_string(config.mesh.tp) + ", which cuts MLPs", "1");
+  refuse_if(config.mesh.pp > 1, "mesh.pp = " + std::to_string(config.mesh.pp) + ", whose stages have no balancing loss",
+            "1");
   refuse_if(config.shard.precision == "fp8", "shard.precision = \"fp8\"", "fp32, bf16 or fp16");
   refuse_if(config.train.cuda_graphs, "train.cuda_graphs, whose shapes are fixed", "false");
   refuse_if(config.train.world_invariant, "train.world_invariant, but sums of their tokens depend on the ranks",
@@ -106,6 +108,21 @@ void check_expert_parallel(const Config& config, const models::DecoderConfig& mo
   check_settings("mesh.ep", refused_with_axes(config));
   check_settings("mesh.ep", refused_with_ep(config));
   check_counts("mesh.ep", parts, {{"experts of a layer (model.experts)", experts}});
+}
+
+// That do not go with layers in stages.
+std::vector<Refused> refused_with_pp(const Config& config) {
+  return {{config.shard.precision != "fp32" && config.shard.precision != "bf16",
+           "shard.precision = \"" + config.shard.precision + "\"", "fp32 or bf16"},
+          {config.shard.offload != "none", "shard.offload = \"" + config.shard.offload + "\"", "none"},
+          {config.tune.method == "lora", "tune.method = \"lora\"", "full"}};
+}
+
+void check_stages(const Config& config, const models::DecoderConfig& model) {
+  if (config.mesh.pp <= model.num_hidden_layers) return;
+  refuse_axis("mesh.pp: got " + std::to_string(config.mesh.pp) + " with " + std::to_string(model.num_hidden_layers) +
+              " layers (model.layers), expected a layer for each stage: at most " +
+              std::to_string(model.num_hidden_layers) + ".");
 }
 
 // Each rank along "cp" has two equal chunks of a sequence, which those along "tp" divide.
@@ -125,6 +142,11 @@ void check_tokens(const Config& config) {
 
 void check_axes(const Config& config, const models::DecoderConfig& model) {
   if (model.experts.count > 0) check_experts(config, model);
+  if (config.mesh.pp > 1) {
+    check_settings("mesh.pp", refused_with_axes(config));
+    check_settings("mesh.pp", refused_with_pp(config));
+    check_stages(config, model);
+  }
   if (config.mesh.tp > 1) {
     check_settings("mesh.tp", refused_with_axes(config));
     check_settings("mesh.tp", refused_with_tp(config));

@@ -23,19 +23,28 @@ void check_divides(const World& world, int64_t product, const std::string& what)
 
 Mesh make_mesh(const World& world, int64_t replicas, const MeshConfig& axes) {
   check_divides(world, replicas, "shard.replicas: got " + std::to_string(replicas));
+  check_divides(world, axes.pp, "mesh.pp: got " + std::to_string(axes.pp));
   check_divides(world, axes.tp, "mesh.tp: got " + std::to_string(axes.tp));
   check_divides(world, axes.cp, "mesh.cp: got " + std::to_string(axes.cp));
   check_divides(world, axes.ep, "mesh.ep: got " + std::to_string(axes.ep));
-  const bool has_ep = axes.ep > 1;
-  check_divides(world, replicas * axes.cp * axes.tp * axes.ep,
-                std::string("shard.replicas x mesh.cp x mesh.tp") + (has_ep ? " x mesh.ep" : "") + ": got " +
-                    std::to_string(replicas) + " x " + std::to_string(axes.cp) + " x " + std::to_string(axes.tp) +
-                    (has_ep ? " x " + std::to_string(axes.ep) : ""));
-  const int64_t shards = world.size / (replicas * axes.cp * axes.tp * axes.ep);
-  std::vector<MeshAxis> list = {{"replicate", static_cast<int>(replicas)}, {"shard", static_cast<int>(shards)}};
+  const int64_t product = axes.pp * replicas * axes.cp * axes.tp * axes.ep;
+  const auto named = [&](const char* key, int64_t size) {
+    return size > 1 ? std::pair{std::string(" x ") + key, " x " + std::to_string(size)}
+                    : std::pair<std::string, std::string>{};
+  };
+  const auto [pp_key, pp_size] = named("mesh.pp", axes.pp);
+  const auto [ep_key, ep_size] = named("mesh.ep", axes.ep);
+  check_divides(world, product,
+                "shard.replicas x mesh.cp x mesh.tp" + pp_key + ep_key + ": got " + std::to_string(replicas) + " x " +
+                    std::to_string(axes.cp) + " x " + std::to_string(axes.tp) + pp_size + ep_size);
+  const int64_t shards = world.size / product;
+  std::vector<MeshAxis> list;
+  if (axes.pp > 1) list.push_back({"pp", static_cast<int>(axes.pp)});
+  list.push_back({"replicate", static_cast<int>(replicas)});
+  list.push_back({"shard", static_cast<int>(shards)});
   if (axes.cp > 1) list.push_back({"cp", static_cast<int>(axes.cp)});
   if (axes.tp > 1) list.push_back({"tp", static_cast<int>(axes.tp)});
-  if (has_ep) list.push_back({"ep", static_cast<int>(axes.ep)});
+  if (axes.ep > 1) list.push_back({"ep", static_cast<int>(axes.ep)});
   return {world, list};
 }
 
@@ -62,13 +71,16 @@ RankPlace rank_place(const Mesh& mesh) {
   place.num_tensor = mesh.size("tp");
   place.context_index = mesh.index("cp");
   place.num_context = mesh.size("cp");
-  place.counts_losses = mesh.index("tp") == 0;
-  place.counts_batches = place.counts_losses && place.context_index == 0;
+  place.stage = mesh.index("pp");
+  place.num_stages = mesh.size("pp");
+  place.counts_losses = mesh.index("tp") == 0 && place.stage + 1 == place.num_stages;
+  place.counts_batches = mesh.index("tp") == 0 && place.context_index == 0 && place.stage == 0;
   return place;
 }
 
 std::string describe_ranks(const World& world, const RankPlace& place) {
   return std::to_string(world.size) + " rank(s) (" + launcher_name() + ")" +
+         (place.num_stages == 1 ? "" : ", layers in " + std::to_string(place.num_stages) + " stages") +
          (place.num_tensor == 1 ? "" : ", each layer cut over " + std::to_string(place.num_tensor)) +
          (place.num_context == 1 ? "" : ", each sequence cut over " + std::to_string(place.num_context)) +
          (place.num_expert == 1 ? "" : ", experts spread over " + std::to_string(place.num_expert));

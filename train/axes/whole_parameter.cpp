@@ -1,5 +1,7 @@
 #include "train/axes/whole_parameter.h"
 
+#include <c10/util/accumulate.h>
+
 #include <algorithm>
 
 #include "fsdp/fsdp.h"
@@ -24,6 +26,8 @@ std::vector<WholeRun> whole_runs(const at::Tensor& leaf) {
   }
   return runs;
 }
+
+int64_t WholeTensor::numel() const { return c10::multiply_integers(sizes); }
 
 std::string slice_text(const at::Tensor& leaf) {
   const LocalRange range = local_range(leaf);

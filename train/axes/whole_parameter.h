@@ -21,6 +21,15 @@ struct WholeRun {
 // All of a leaf, in order; many where it was cut by columns. Local.
 std::vector<WholeRun> whole_runs(const at::Tensor& leaf);
 
+// A parameter of the whole model, of which this rank may have nothing.
+struct WholeTensor {
+  std::string name;
+  std::vector<int64_t> sizes;
+  bool trains = true;
+
+  int64_t numel() const;
+};
+
 // The same slices have the same text, others another. Local.
 std::string slice_text(const at::Tensor& leaf);
 

@@ -108,6 +108,8 @@ struct ShardConfig {
 };
 
 struct MeshConfig {
+  int64_t pp = 1;
+  std::string schedule = "1f1b";
   int64_t tp = 1;
   int64_t cp = 1;
   int64_t ep = 1;

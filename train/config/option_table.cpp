@@ -131,8 +131,8 @@ std::vector<Option> train_options() {
       {"train.max_minutes", FSDP_SLOT(train.max_minutes), at_least(0),
        "stop after the step in which this is reached, wherever the learning rate is then; 0: no limit"},
       {"train.batch_sequences", FSDP_SLOT(train.batch_sequences), at_least(1),
-       "sequences per step, over all ranks; a multiple of ranks x microbatch_sequences, where ranks along mesh.tp and "
-       "mesh.cp count as one"},
+       "sequences per step, over all ranks; a multiple of ranks x microbatch_sequences, where ranks along mesh.pp, "
+       "mesh.tp and mesh.cp count as one"},
       {"train.microbatch_sequences", FSDP_SLOT(train.microbatch_sequences), at_least(0),
        "sequences per forward and backward of one rank; 0: all that a rank has in a step"},
       {"train.recompute", FSDP_SLOT(train.recompute), one_of({"none", "elementwise", "gate_up", "block"}),
@@ -274,6 +274,12 @@ std::vector<Option> shard_options() {
 
 std::vector<Option> mesh_options() {
   return {
+      {"mesh.pp", FSDP_SLOT(mesh.pp), at_least(1),
+       "pipeline parallelism: stages of consecutive layers, each on ranks of its own, through which the microbatches "
+       "go; "
+       "divides the ranks; wants several microbatches a step (train.microbatch_sequences); see docs/pipeline.md"},
+      {"mesh.schedule", FSDP_SLOT(mesh.schedule), one_of({"1f1b", "gpipe"}),
+       "of a pipeline: 1f1b keeps activations of as many microbatches as stages follow, gpipe those of all"},
       {"mesh.tp", FSDP_SLOT(mesh.tp), at_least(1),
        "tensor parallelism: ranks that have one batch and cut each layer between them, neighbours on a host; divides "
        "the ranks, and what a layer has; see docs/parallelism.md"},

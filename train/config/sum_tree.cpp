@@ -41,11 +41,11 @@ int64_t microbatch_sequences(const TrainConfig& config, int64_t ranks) {
 
 std::optional<SumTreeOrder> sum_tree_of(const Config& config, int64_t ranks) {
   if (!config.train.world_invariant) return std::nullopt;
-  if (config.mesh.tp > 1 || config.mesh.cp > 1) {
+  if (config.mesh.pp > 1 || config.mesh.tp > 1 || config.mesh.cp > 1) {
     throw Error(ErrorCode::kUsage,
-                "[train] train.world_invariant: got it with mesh.tp=" + std::to_string(config.mesh.tp) +
-                    " and mesh.cp=" + std::to_string(config.mesh.cp) +
-                    ", which add up inside of layers in an order of their own, expected 1 of each. "
+                "[train] train.world_invariant: got it with mesh.pp=" + std::to_string(config.mesh.pp) +
+                    ", mesh.tp=" + std::to_string(config.mesh.tp) + " and mesh.cp=" + std::to_string(config.mesh.cp) +
+                    ", which add up in an order of their own, expected 1 of each. "
                     "Leave one of them out.");
   }
   const int64_t leaves = config.train.batch_sequences / microbatch_sequences(config.train, ranks);

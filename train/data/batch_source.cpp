@@ -22,8 +22,9 @@ DataOrder make_order(int64_t seed, const PackedSplit& data) {
 }
 
 std::string parts_text(const RankPlace& place) {
-  return std::to_string(place.num_data) +
-         (place.num_tensor * place.num_context == 1 ? " rank(s)" : " groups of ranks with one batch");
+  return std::to_string(place.num_data) + (place.num_stages * place.num_tensor * place.num_context == 1
+                                               ? " rank(s)"
+                                               : " groups of ranks with one batch");
 }
 
 }  // namespace

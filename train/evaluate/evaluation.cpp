@@ -6,6 +6,7 @@
 #include <numeric>
 #include <vector>
 
+#include "train/axes/decoder_pipeline.h"
 #include "train/config/sum_tree.h"
 #include "train/data/batch.h"
 #include "train/data/data_tokenizer.h"
@@ -16,6 +17,14 @@ namespace {
 
 bool any_rank(const World& world, bool flag) {
   return sum_over_ranks(world, at::full({1}, flag ? 1 : 0, at::kLong)).item<int64_t>() > 0;
+}
+
+// Undefined on the ranks of a pipeline's earlier stages.
+at::Tensor loss_of(ShardedModel& model, const Batch& batch) {
+  if (!model.pipeline) return summed_loss(model.decoder, batch);
+  return model.pipeline->forward({batch.input_ids_BT, batch.sequence}, [&](const at::Tensor& hidden_BTE) {
+    return model.decoder->loss_of(hidden_BTE, batch.targets_N, kernels::Reduction::kSum);
+  });
 }
 
 // The forwards that sequences of one batch take, numbered over all ranks that have batches of their own.
@@ -73,7 +82,7 @@ std::optional<HeldoutLoss> evaluate(ShardedModel& model, const World& world, con
       std::vector<int64_t> sequences = forward ? forwards.sequences(*forward) : std::vector<int64_t>();
       for (int64_t& sequence : sequences) sequence += first;
       const Batch batch = make_batch(split, sequences);
-      const at::Tensor loss = summed_loss(model.decoder, on_device(part_of_sequences(batch, model.place), device));
+      const at::Tensor loss = loss_of(model, on_device(part_of_sequences(batch, model.place), device));
       if (forward && model.place.counts_losses) losses[before + static_cast<size_t>(*forward)] = loss.item<double>();
       if (!model.place.counts_batches) continue;
       const at::Tensor& targets = batch.targets_N;

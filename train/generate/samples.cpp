@@ -6,6 +6,7 @@
 #include <span>
 
 #include "text/unicode/utf8.h"
+#include "train/axes/decoder_pipeline.h"
 #include "train/base/metrics.h"
 #include "train/base/terminal_text.h"
 #include "train/generate/sampling.h"
@@ -19,15 +20,23 @@ std::vector<int32_t> encode(const tokenizer::Tokenizer& tokenizer, const std::st
   return ids;
 }
 
-// Logits [V] of the token after the last. Behind it come as many as the ranks that cut layers and sequences need, seen
-// by none.
+// Undefined on the ranks of a pipeline's earlier stages.
+at::Tensor logits_of(ShardedModel& model, const at::Tensor& ids_BT) {
+  if (!model.pipeline) return model.decoder->forward(ids_BT);
+  return model.pipeline->forward({ids_BT, {}},
+                                 [&](const at::Tensor& hidden_BTE) { return model.decoder->logits_of(hidden_BTE); });
+}
+
+// Logits [V] of the token after the last, likewise undefined. Behind it come as many as the ranks that cut layers and
+// sequences need, seen by none.
 at::Tensor last_logits(ShardedModel& model, const std::vector<int32_t>& ids) {
   const auto length = static_cast<int64_t>(ids.size()), unit = model.place.token_unit();
   at::Tensor ids_1T = at::zeros({1, (length + unit - 1) / unit * unit}, at::kLong);
   ids_1T.narrow(1, 0, length).copy_(at::tensor(ids, at::kLong));
   const RankPlace& place = model.place;
   const at::Tensor own = parallel::zigzag_part(ids_1T, 1, place.context_index, place.num_context);
-  const at::Tensor logits_1TV = model.decoder->forward(own.to(model.decoder->device()));
+  const at::Tensor logits_1TV = logits_of(model, own.to(model.decoder->device()));
+  if (!logits_1TV.defined()) return {};
   return (model.axes ? model.axes->whole_sequences(logits_1TV, 1) : logits_1TV)[0][length - 1];
 }
 
@@ -101,9 +110,14 @@ std::vector<int32_t> SampleWriter::continue_ids(ShardedModel& model, std::vector
   Sampler sampler(options);
   std::vector<int32_t> added;
   for (int64_t count = 0; count < config_.max_tokens; ++count) {
-    const at::Tensor last_V = last_logits(model, ids).to(at::kCPU).to(at::kFloat).contiguous();
-    added.push_back(
-        static_cast<int32_t>(sampler.draw({last_V.const_data_ptr<float>(), static_cast<size_t>(last_V.numel())})));
+    const at::Tensor logits_V = last_logits(model, ids);
+    int64_t id = 0;
+    if (logits_V.defined()) {
+      const at::Tensor last_V = logits_V.to(at::kCPU).to(at::kFloat).contiguous();
+      id = sampler.draw({last_V.const_data_ptr<float>(), static_cast<size_t>(last_V.numel())});
+    }
+    if (model.pipeline) id = model.pipeline->from_last(id);
+    added.push_back(static_cast<int32_t>(id));
     ids.push_back(added.back());
   }
   return added;

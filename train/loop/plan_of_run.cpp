@@ -34,7 +34,7 @@ plan::Report plan_run(const Config& config, const ModelChoice& choice, const Wor
 }
 
 std::optional<plan::Report> plan_if_known(const Config& config, const ModelChoice& choice, const World& world) {
-  if (choice.config.experts.count > 0) return std::nullopt;
+  if (config.mesh.pp != 1 || choice.config.experts.count > 0) return std::nullopt;
   return plan_run(config, choice, world);
 }
 

@@ -12,6 +12,7 @@
 #include "io/checkpoint/checkpoint_folder.h"
 #include "io/hub/model_identity.h"
 #include "kernels/base/cpu_isa.h"
+#include "train/axes/decoder_pipeline.h"
 #include "train/base/agreement.h"
 #include "train/base/console.h"
 #include "train/base/determinism.h"
@@ -339,6 +340,7 @@ class Run {
     console_.line("train: " + describe(trainer_.schedule()));
     console_.line("train: " + with_thousands(tokens_per_step(config_)) + " tokens per step of " +
                   describe_splits(splits_));
+    if (model_.pipeline) console_.line("train: pipeline of " + model_.pipeline->describe(batches_.num_microbatches()));
     if (const std::string text = describe(tuning_, model_); !text.empty()) console_.line("train: " + text);
     const int64_t trained = trainable_size(model_).local_bytes;
     console_.line("train: at rest each rank holds weights " + format_bytes(rest.main_weight + rest.model_weight) +

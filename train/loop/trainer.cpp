@@ -12,6 +12,7 @@
 #include "fsdp/base/fault_point.h"
 #include "fsdp/base/trace.h"
 #include "io/base/hash.h"
+#include "train/axes/decoder_pipeline.h"
 #include "train/base/agreement.h"
 #include "train/base/stop_signal.h"
 #include "train/loop/ledger.h"
@@ -173,37 +174,14 @@ void Trainer::judge(StepResult& result) const {
 
 // Gradients of the step, from scratch.
 Trainer::Computed Trainer::compute() {
-  const auto num_targets = static_cast<double>(batches_.num_targets(step_));
-  const int64_t num_micro = batches_.num_microbatches();
   Computed computed;
   const TrainingMode dropout(model_.decoder);
   zero_grad(*model_.decoder);
-  const c10::Device device = parameters_.front().device();
-  at::Tensor total = at::zeros({}, at::device(device).dtype(at::kDouble));
-  for (int64_t micro = 0; micro < num_micro; ++micro) {
-    const Microbatch scope(model_.root, /*is_last=*/micro + 1 == num_micro);
-    Batch batch = next_batch(micro);
-    const int64_t position = batches_.position(step_, micro);
-    computed.batch_hash += hash_rows(batch, position);
-    if (fault_point("value.targets").inject) scramble(batch, model_.decoder->config().vocab_size);
-    seed_random_numbers(position);
-    fault_point("step.forward");
-    const kernels::LossTerms terms{config_.z_loss, config_.label_smoothing};
-    // Divided by the targets of all ranks, which add up.
-    at::Tensor loss =
-        summed_loss(model_.decoder, on_device(part_of_sequences(std::move(batch), model_.place), device), terms) /
-        num_targets;
-    if (model_.decoder->config().experts.count > 0) loss = balanced(loss, computed);
-    fault_point("step.backward");
-    (scaler_ ? scaler_->scale(loss) : loss).backward();
-    total.add_(loss.detach());
-    if (config_.world_invariant) computed.losses.push_back(loss.item<double>());
-  }
+  const at::Tensor total = model_.pipeline ? compute_in_stages(computed) : compute_microbatches(computed);
   fault_point("step.reduced");
   if (fault_point("value.grad").inject) parameters_.front().mutable_grad().fill_(INFINITY);
   const TraceScope scope("gradient norm", kNoUnit);
-  const double max_norm = config_.clip > 0 ? config_.clip : std::numeric_limits<double>::infinity();
-  const GradNorm norm = scaler_ ? scaler_->grad_norm(parameters_, max_norm) : grad_norm(parameters_, max_norm);
+  const GradNorm norm = norm_of_gradients();
   computed.clip_factor = norm.factor;
   const at::Tensor numbers = at::stack({total, norm.norm.to(at::kDouble)}).to(at::kCPU);  // one wait for a device
   computed.loss = numbers[0].item<double>();
@@ -222,6 +200,65 @@ at::Tensor Trainer::balanced(const at::Tensor& loss, Computed& computed) const {
   computed.expert_counts_LE = computed.expert_counts_LE.defined() ? computed.expert_counts_LE + counts_LE : counts_LE;
   const double factor = model_.decoder->config().experts.balance_loss;
   return factor == 0 ? loss : loss + balance * (factor / static_cast<double>(batches_.num_microbatches()));
+}
+
+// One after the other, forward and backward. Returns the sum of the losses, 0-dim fp64 on the model's device.
+at::Tensor Trainer::compute_microbatches(Computed& computed) {
+  const auto num_targets = static_cast<double>(batches_.num_targets(step_));
+  const int64_t num_micro = batches_.num_microbatches();
+  const c10::Device device = parameters_.front().device();
+  at::Tensor total = at::zeros({}, at::device(device).dtype(at::kDouble));
+  for (int64_t micro = 0; micro < num_micro; ++micro) {
+    const Microbatch scope(model_.root, /*is_last=*/micro + 1 == num_micro);
+    Batch batch = next_microbatch(micro, computed);
+    seed_random_numbers(batches_.position(step_, micro));
+    fault_point("step.forward");
+    // Divided by the targets of all ranks, which add up.
+    at::Tensor loss = summed_loss(model_.decoder, on_device(std::move(batch), device), loss_terms()) / num_targets;
+    if (model_.decoder->config().experts.count > 0) loss = balanced(loss, computed);
+    fault_point("step.backward");
+    (scaler_ ? scaler_->scale(loss) : loss).backward();
+    total.add_(loss.detach());
+    if (config_.world_invariant) computed.losses.push_back(loss.item<double>());
+  }
+  return total;
+}
+
+// Through the stages of a pipeline, several at a time. The sum is known on all of them.
+at::Tensor Trainer::compute_in_stages(Computed& computed) {
+  const auto num_targets = static_cast<double>(batches_.num_targets(step_));
+  std::vector<Batch> batches;
+  std::vector<StageInput> inputs;
+  for (int64_t micro = 0; micro < batches_.num_microbatches(); ++micro) {
+    batches.push_back(next_microbatch(micro, computed));
+    inputs.push_back({batches.back().input_ids_BT, batches.back().sequence});
+  }
+  const DecoderPipeline::Around around{[this](int micro) {
+                                         seed_random_numbers(batches_.position(step_, micro));
+                                         fault_point("step.forward");
+                                       },
+                                       [](int) { fault_point("step.backward"); }};
+  const double loss = model_.pipeline->step(inputs, around, [&](const at::Tensor& hidden_BTE, int micro) {
+    const at::Tensor& targets = batches[static_cast<size_t>(micro)].targets_N;
+    return model_.decoder->loss_of(hidden_BTE, targets, kernels::Reduction::kSum, loss_terms()) / num_targets;
+  });
+  return at::scalar_tensor(loss, at::kDouble);
+}
+
+kernels::LossTerms Trainer::loss_terms() const { return {config_.z_loss, config_.label_smoothing}; }
+
+GradNorm Trainer::norm_of_gradients() {
+  const double max_norm = config_.clip > 0 ? config_.clip : std::numeric_limits<double>::infinity();
+  if (model_.pipeline) return model_.pipeline->grad_norm(max_norm);
+  return scaler_ ? scaler_->grad_norm(parameters_, max_norm) : grad_norm(parameters_, max_norm);
+}
+
+// This rank's part of its sequences, counted in the step's hash.
+Batch Trainer::next_microbatch(int64_t micro, Computed& computed) const {
+  Batch batch = next_batch(micro);
+  computed.batch_hash += hash_rows(batch, batches_.position(step_, micro));
+  if (fault_point("value.targets").inject) scramble(batch, model_.decoder->config().vocab_size);
+  return part_of_sequences(std::move(batch), model_.place);
 }
 
 Batch Trainer::next_batch(int64_t micro) const {

@@ -96,6 +96,11 @@ class Trainer {
   };
   Computed compute();
   at::Tensor balanced(const at::Tensor& loss, Computed& computed) const;
+  at::Tensor compute_microbatches(Computed& computed);
+  at::Tensor compute_in_stages(Computed& computed);
+  Batch next_microbatch(int64_t micro, Computed& computed) const;
+  kernels::LossTerms loss_terms() const;
+  GradNorm norm_of_gradients();
   StepResult agree(const Computed& computed, const RankNews& news) const;
   bool has_overflowed(const StepResult& result) const;
   void update(const StepResult& result, const Computed& computed);

@@ -4,9 +4,12 @@
 #include <memory>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "train/axes/axes.h"
+#include "train/axes/decoder_pipeline.h"
 #include "train/axes/expert_places.h"
+#include "train/axes/stages.h"
 #include "train/base/agreement.h"
 #include "train/config/sum_tree.h"
 #include "train/model/fp8_layers.h"
@@ -46,6 +49,32 @@ void make_offload_folder(ShardOptions& options, const std::string& otherwise, co
   });
 }
 
+void keep_stage(models::Decoder& whole, const std::vector<BlockRange>& stages, const Mesh& mesh) {
+  const BlockRange& own = stages[static_cast<size_t>(mesh.index("pp"))];
+  whole->keep_blocks(own.first, own.last);
+}
+
+// Names and sizes, without memory.
+std::vector<WholeTensor> outline_of(const ModelChoice& choice, const Tuning& tuning) {
+  const models::Decoder outline = deferred([&] {
+    models::Decoder whole(choice.config);
+    apply_tuning(tuning, whole, /*seed=*/0);
+    return whole;
+  });
+  std::vector<WholeTensor> tensors;
+  for (const auto& item : outline->named_parameters()) {
+    tensors.push_back({item.key(), item.value().sizes().vec(), item.value().requires_grad()});
+  }
+  return tensors;
+}
+
+void connect_stages(ShardedModel& model, const ModelChoice& choice, const Tuning& tuning, const Config& config,
+                    const Mesh& mesh, const std::vector<BlockRange>& stages) {
+  const auto order = config.mesh.schedule == "gpipe" ? pipeline::Order::kGPipe : pipeline::Order::k1F1B;
+  model.pipeline = std::make_shared<DecoderPipeline>(mesh, model.decoder, model.root, stages, order);
+  model.of_all_stages = outline_of(choice, tuning);
+}
+
 }  // namespace
 
 ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const Config& config, const World& world,
@@ -55,9 +84,13 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
   const Mesh mesh = make_mesh(world, config.shard.replicas, config.mesh);
   const std::shared_ptr<Axes> axes = Axes::of(mesh);
   const auto experts = choice.config.experts.count > 0 ? std::make_shared<ExpertPlaces>(mesh) : nullptr;
+  const bool in_stages = mesh.size("pp") > 1;
+  std::vector<BlockRange> stages;
+  if (in_stages) stages = cut_into_stages(choice.config, config.data.sequence_length, mesh.size("pp"));
   // Deferred: block by block gets its values when it is sharded, and no rank ever holds the whole model.
   models::Decoder decoder = deferred([&] {
     models::Decoder whole(choice.config, at::TensorOptions().dtype(base_type(tuning, config.shard)));
+    if (in_stages) keep_stage(whole, stages, mesh);
     set_parameters(whole, choice, seed, axes.get(), experts.get());
     apply_tuning(tuning, whole, seed);
     return whole;
@@ -74,6 +107,7 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
   if (config.train.cuda_graphs) keep_addresses(options);
   ShardedModel model = parallelize(std::move(decoder), mesh, options, block_layout(config.optimizer));
   model.axes = axes;
+  if (in_stages) connect_stages(model, choice, tuning, config, mesh, stages);
   set_projections(model, config.train.projections);
   if (config.train.cuda_graphs) graph_blocks(model);
   if (load) {

@@ -80,7 +80,9 @@ void save_adapter(const ShardedModel& model, const World& world, const fs::path&
     fs::create_directories(staging);
     writer = make_writer(staging, leaves);
   });
-  collect_main_weights(world, leaves, [&](const std::string& name, int64_t first, const at::Tensor& values) {
+  std::vector<WholeTensor> tensors = whole_tensors(model);
+  std::erase_if(tensors, [](const WholeTensor& tensor) { return !io::is_adapter_name(tensor.name); });
+  collect_main_weights(world, tensors, leaves, [&](const std::string& name, int64_t first, const at::Tensor& values) {
     writer->write(stored_name(name), first, values.numel(), values.const_data_ptr());
   });
   on_rank0(world, [&] {

@@ -7,6 +7,15 @@
 
 namespace fsdp::train {
 
+std::vector<WholeTensor> whole_tensors(const ShardedModel& model) {
+  if (!model.of_all_stages.empty()) return model.of_all_stages;
+  std::vector<WholeTensor> tensors;
+  for (const auto& [name, leaf] : named_parameters(*model.decoder)) {
+    tensors.push_back({name, whole_sizes(leaf), leaf.requires_grad()});
+  }
+  return tensors;
+}
+
 std::string stored_precision_name(const ShardConfig& config) {
   if (config.precision == "fp8") return "bf16";
   return config.precision == "o1" ? "fp32" : config.precision;
@@ -64,6 +73,22 @@ LayoutOptions block_layout(const OptimizerConfig& config) {
   return {.granularity = layout::Granularity::kTensor, .owners = layout::Owners::kBalanced};
 }
 
+namespace {
+
+const models::DecoderLayerImpl& some_block(const models::Decoder& decoder) {
+  for (const auto& layer : *decoder->layers()) {
+    if (const auto* block = layer->as<models::DecoderLayer>()) return *block;
+  }
+  throw Error(ErrorCode::kInternal, "[train] a decoder without blocks");
+}
+
+// Has it parameters in one block and nowhere else?
+bool is_only_block(const models::Decoder& decoder) {
+  return some_block(decoder).parameters().size() == decoder->parameters().size();
+}
+
+}  // namespace
+
 ShardedModel parallelize(models::Decoder decoder, const Mesh& all_axes, const ShardOptions& options,
                          const std::optional<LayoutOptions>& blocks) {
   const Mesh mesh = sharding_mesh(all_axes);
@@ -71,16 +96,26 @@ ShardedModel parallelize(models::Decoder decoder, const Mesh& all_axes, const Sh
   of_blocks.layout = blocks.value_or(options.layout);
   std::vector<Unit> units;
   std::vector<std::string> prefixes;
+  const bool is_stage = !decoder->has_first_block() || !decoder->has_last_block();
+  models::Linear embedding = decoder->embed_tokens();
+  if (is_stage && decoder->config().tie_word_embeddings && !embedding.is_empty()) {
+    prefixes.emplace_back("model.embed_tokens.");
+    units.push_back(fully_shard(*embedding, mesh, options));
+  }
+  const bool is_one_block = is_stage && is_only_block(decoder);
+  int64_t number = 0;
   for (const auto& layer : *decoder->layers()) {
-    const models::Mixture& mixture = layer->as<models::DecoderLayer>()->mixture();
-    if (all_axes.has("ep") && !mixture.is_empty()) {
-      models::Experts experts = mixture->experts();
+    const std::string prefix = "model.layers." + std::to_string(number++) + ".";
+    const auto* block = layer->as<models::DecoderLayer>();
+    if (is_one_block || block == nullptr) continue;
+    if (all_axes.has("ep") && !block->mixture().is_empty()) {
+      models::Experts experts = block->mixture()->experts();
       fully_shard(*experts, expert_sharding_mesh(all_axes), of_blocks);
     }
-    prefixes.push_back("model.layers." + std::to_string(units.size()) + ".");
+    prefixes.push_back(prefix);
     units.push_back(fully_shard(*layer, mesh, of_blocks));
   }
-  Unit root = fully_shard(*decoder, mesh, options);
+  Unit root = fully_shard(*decoder, mesh, is_one_block ? of_blocks : options);
   root.set_gradient_divide_factor(1);
   units.push_back(root);
   prefixes.emplace_back("");
@@ -89,9 +124,9 @@ ShardedModel parallelize(models::Decoder decoder, const Mesh& all_axes, const Sh
 
 void set_projections(ShardedModel& model, const std::string& projections) {
   if (projections == "separate") return;
-  const auto* layer = model.decoder->layers()->ptr(0)->as<models::DecoderLayer>();
-  const bool fuses_attention = !layer->attention().is_empty() && layer->attention()->can_fuse_projections();
-  const bool fuses_mlp = !layer->mlp().is_empty() && layer->mlp()->can_fuse_projections();
+  const models::DecoderLayerImpl& layer = some_block(model.decoder);
+  const bool fuses_attention = !layer.attention().is_empty() && layer.attention()->can_fuse_projections();
+  const bool fuses_mlp = !layer.mlp().is_empty() && layer.mlp()->can_fuse_projections();
   if (!fuses_attention && !fuses_mlp) {
     throw Error(ErrorCode::kUsage,
                 "[config] train.projections: got fused, but no weights of one input lie side by side in this model: "

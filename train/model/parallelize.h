@@ -9,20 +9,28 @@
 #include "models/decoder.h"
 #include "train/axes/axes.h"
 #include "train/axes/rank_place.h"
+#include "train/axes/whole_parameter.h"
 #include "train/config/config.h"
 
 namespace fsdp::train {
 
+class DecoderPipeline;
+
 // A decoder whose blocks are units. Parameters of `units[i]` are those whose name starts with `prefixes[i]`, except for
-// the root, which is last and has the rest.
+// the root, which is last and has the rest. Of a stage of a pipeline only its own are there.
 struct ShardedModel {
   models::Decoder decoder;
   std::vector<Unit> units;
   std::vector<std::string> prefixes;
   Unit root;
   RankPlace place = {};
-  std::shared_ptr<const Axes> axes = {};  // null where nothing is cut
+  std::shared_ptr<const Axes> axes = {};           // null where nothing is cut
+  std::shared_ptr<DecoderPipeline> pipeline = {};  // null where all blocks are here
+  std::vector<WholeTensor> of_all_stages = {};     // empty likewise
 };
+
+// Parameters of all stages, in the model's order, a tied weight once. Local.
+std::vector<WholeTensor> whole_tensors(const ShardedModel& model);
 
 // What weights and activations are stored as: shard.precision, where fp8, which is for products only, is bf16, and o1,
 // whose products are of bf16 numbers, fp32.
@@ -39,10 +47,11 @@ LayoutOptions block_layout(const OptimizerConfig& config);
 LayoutOptions root_layout(const OptimizerConfig& config);
 
 // COLLECTIVE. Shards a decoder over the ranks of `mesh`: each block is a unit, the embedding, the last norm and the
-// head are the root's. Gradients are summed over the ranks, not averaged: the trainer divides the loss by the number of
-// targets in the global batch, so that the number of ranks does not matter. Where the mesh has "tp" or "cp", Axes has
-// cut and connected the decoder; where it has "ep", the experts of each block are a unit within it, and cut. `blocks`:
-// how blocks may be cut, where otherwise than the root.
+// head are the root's. In a stage of a pipeline an embedding that is the head too is a unit of its own, which both
+// stages that have it cut alike, and a block that is alone is the root. Gradients are summed over the ranks, not
+// averaged: the trainer divides the loss by the number of targets in the global batch, so that the number of ranks does
+// not matter. Where the mesh has "tp" or "cp", Axes has cut and connected the decoder; where it has "ep", the experts
+// of each block are a unit within it, and cut. `blocks`: how blocks may be cut, where otherwise than the root.
 ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardOptions& options,
                          const std::optional<LayoutOptions>& blocks = {});
 

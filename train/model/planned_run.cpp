@@ -87,9 +87,12 @@ plan::PlannedModel planned_model(const Config& config, const ModelChoice& choice
 
 plan::Setup planned_setup(const Config& config, const RankCounts& ranks) {
   check_precision(config);
-  if (config.mesh.ep != 1)
-    refuse("mesh.ep: got " + std::to_string(config.mesh.ep) +
-           ", expected 1: memory and time of experts are not in this version's plan. Leave it out for a plan without it.");
+  for (const auto& [key, size] : {std::pair{"mesh.pp", config.mesh.pp}, {"mesh.ep", config.mesh.ep}}) {
+    if (size == 1) continue;
+    refuse(std::string(key) + ": got " + std::to_string(size) +
+           ", expected 1: memory and time of stages and of experts are not in this version's plan. Leave it out for a "
+           "plan without it.");
+  }
   const int64_t cut = config.mesh.tp * config.mesh.cp;
   if (cut < 1 || ranks.world % cut != 0)
     refuse("mesh.tp x mesh.cp: got " + std::to_string(config.mesh.tp) + " x " + std::to_string(config.mesh.cp) +

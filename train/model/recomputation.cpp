@@ -35,7 +35,8 @@ void set_recomputation(models::Decoder& decoder, const Recomputation& recomputat
         recomputation.what == Recompute::kGateUp ? models::NotKept::kGateUp : models::NotKept::kElementwise;
     int64_t i = 0;
     for (const auto& block : *decoder->layers()) {
-      if (is_chosen(i++)) block->as<models::DecoderLayer>()->set_input_runner(not_kept, recompute_input);
+      auto* own = block->as<models::DecoderLayer>();
+      if (is_chosen(i++) && own != nullptr) own->set_input_runner(not_kept, recompute_input);
     }
   }
 }

@@ -5,7 +5,6 @@
 #include <set>
 
 #include "fsdp/fsdp.h"
-#include "train/axes/whole_parameter.h"
 #include "train/base/format.h"
 #include "train/config/precision_checks.h"
 #include "train/model/frozen.h"
@@ -83,16 +82,15 @@ void apply_tuning(const Tuning& tuning, models::Decoder& decoder, uint64_t seed)
 
 int64_t num_parameters(const ShardedModel& model) {
   int64_t count = 0;
-  for (const at::Tensor& leaf : parameters(*model.decoder)) count += c10::multiply_integers(whole_sizes(leaf));
+  for (const WholeTensor& tensor : whole_tensors(model)) count += tensor.numel();
   return count;
 }
 
 TrainableSize trainable_size(const ShardedModel& model) {
   TrainableSize size;
+  for (const WholeTensor& tensor : whole_tensors(model)) size.parameters += tensor.trains ? tensor.numel() : 0;
   for (const at::Tensor& leaf : parameters(*model.decoder)) {
-    if (!leaf.requires_grad()) continue;
-    size.parameters += c10::multiply_integers(whole_sizes(leaf));
-    size.local_bytes += static_cast<int64_t>(leaf.nbytes());
+    if (leaf.requires_grad()) size.local_bytes += static_cast<int64_t>(leaf.nbytes());
   }
   return size;
 }
@@ -100,10 +98,9 @@ TrainableSize trainable_size(const ShardedModel& model) {
 double trained_flops_per_token(const ShardedModel& model, int64_t sequence_length) {
   const models::DecoderConfig& config = model.decoder->config();
   double frozen = 0;
-  for (const auto& parameter : model.decoder->named_parameters()) {
-    const bool is_looked_up = parameter.key() == "model.embed_tokens.weight" && !config.tie_word_embeddings;
-    if (!parameter->requires_grad() && parameter->dim() == 2 && !is_looked_up)
-      frozen += static_cast<double>(c10::multiply_integers(whole_sizes(*parameter)));
+  for (const WholeTensor& tensor : whole_tensors(model)) {
+    const bool is_looked_up = tensor.name == "model.embed_tokens.weight" && !config.tie_word_embeddings;
+    if (!tensor.trains && tensor.sizes.size() == 2 && !is_looked_up) frozen += static_cast<double>(tensor.numel());
   }
   return models::flops_per_token(config, sequence_length) - 2 * frozen;
 }

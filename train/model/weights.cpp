@@ -8,7 +8,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <sstream>
+#include <set>
 #include <tuple>
 
 #include "io/base/aligned_buffer.h"
@@ -63,11 +63,12 @@ std::vector<models::NamedShape> stored_parts(const models::DecoderConfig& config
   return models::stored_parts(config, {name, whole_sizes(leaf)});
 }
 
-void check_names_and_shapes(const NamedLeaves& leaves, const models::DecoderConfig& config,
-                            const io::ModelFolder& folder) {
+void check_names_and_shapes(const ShardedModel& model, const io::ModelFolder& folder) {
   std::vector<models::ExpectedTensor> expected;
-  for (const auto& [name, leaf] : leaves) expected.push_back({name, whole_sizes(leaf)});
-  models::check_weights(models::expected_tensors(expected, config), folder);
+  for (const WholeTensor& tensor : whole_tensors(model)) {
+    if (!io::is_adapter_name(tensor.name)) expected.push_back({tensor.name, tensor.sizes});
+  }
+  models::check_weights(models::expected_tensors(expected, model.decoder->config()), folder);
 }
 
 // A part of a leaf that is read at once.
@@ -161,9 +162,10 @@ class ModelWriter {
  public:
   ModelWriter(const ShardedModel& model, const fs::path& folder) {
     std::vector<io::TensorDeclaration> tensors;
-    for (const auto& [name, leaf] : named_parameters(*model.decoder)) {
-      parts_[name] = stored_parts(model.decoder->config(), name, leaf);
-      for (const models::NamedShape& part : parts_[name]) tensors.push_back({part.name, io::DType::F32, part.shape});
+    for (const WholeTensor& tensor : whole_tensors(model)) {
+      parts_[tensor.name] = models::stored_parts(model.decoder->config(), {tensor.name, tensor.sizes});
+      for (const models::NamedShape& part : parts_[tensor.name])
+        tensors.push_back({part.name, io::DType::F32, part.shape});
     }
     writer_ = std::make_unique<io::ModelFolderWriter>(folder, std::move(tensors), io::kDefaultShardBytes);
   }
@@ -213,20 +215,24 @@ void write_gathered_units(const ShardedModel& model, const World& world, ModelWr
   }
 }
 
-// Of each leaf, whether no lower rank holds the same slice. Replicas are the same bits, and one of them is enough.
-std::vector<bool> find_first_copies(const World& world, const NamedLeaves& leaves) {
-  std::string slices;
-  for (const auto& [name, leaf] : leaves) slices += slice_text(leaf) + " ";
-  std::vector<bool> is_first(leaves.size(), true);
-  const std::vector<std::string> all = gather_strings(world, slices);
-  for (int rank = 0; rank < world.rank; ++rank) {
-    std::istringstream theirs(all[static_cast<size_t>(rank)]), own(slices);
-    std::string their_slice, own_slice;
-    for (size_t leaf = 0; theirs >> their_slice && own >> own_slice; ++leaf) {
-      if (their_slice == own_slice) is_first[leaf] = false;
-    }
+// The names of this rank's leaves of which no lower rank holds the same slice. Replicas are the same bits, and one of
+// them is enough.
+std::set<std::string> find_first_copies(const World& world, const NamedLeaves& leaves) {
+  std::map<std::string, std::string> slices;
+  std::set<std::string> names;
+  for (const auto& [name, leaf] : leaves) {
+    slices[name] = slice_text(leaf);
+    names.insert(name);
   }
-  return is_first;
+  const std::vector<std::string> all = gather_strings(world, nlohmann::json(slices).dump());
+  for (int rank = 0; rank < world.rank; ++rank) {
+    const std::map<std::string, std::string> theirs = nlohmann::json::parse(all[static_cast<size_t>(rank)]);
+    std::erase_if(names, [&](const std::string& name) {
+      const auto other = theirs.find(name);  // a rank with another stage has other leaves
+      return other != theirs.end() && other->second == slices[name];
+    });
+  }
+  return names;
 }
 
 // What of elements [begin, begin + numel) of the whole parameter this rank has.
@@ -253,7 +259,7 @@ void load_weights(const ShardedModel& model, const io::ModelFolder& folder) {
   const at::NoGradGuard no_grad;
   const NamedLeaves leaves = without_adapters(named_parameters(*model.decoder));
   const models::DecoderConfig& config = model.decoder->config();
-  check_names_and_shapes(leaves, config, folder);
+  check_names_and_shapes(model, folder);
   const std::vector<PieceRun> runs = runs_of(leaves, config, folder);
   io::run_workers(runs.size(), kReaders, [&](io::WorkQueue& queue) {
     const at::NoGradGuard no_grad_here;
@@ -266,19 +272,21 @@ void load_weights(const ShardedModel& model, const io::ModelFolder& folder) {
 }
 
 // A rank that has part of a piece adds it to zeros. The ranges of the ranks that do so do not overlap.
-void collect_main_weights(const World& world, const NamedLeaves& leaves, const TakePiece& take) {
+void collect_main_weights(const World& world, const std::vector<WholeTensor>& whole, const NamedLeaves& leaves,
+                          const TakePiece& take) {
   const at::NoGradGuard no_grad;
-  const std::vector<bool> contributes = find_first_copies(world, leaves);
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    const auto& [name, leaf] = leaves[i];
-    const int64_t numel = c10::multiply_integers(whole_sizes(leaf));
-    const std::vector<WholeRun> runs = whole_runs(leaf);
-    for (int64_t begin = 0; begin < numel; begin += kPiece) {
-      const int64_t end = std::min(numel, begin + kPiece);
+  const std::set<std::string> contributes = find_first_copies(world, leaves);
+  const std::map<std::string, at::Tensor> mine(leaves.begin(), leaves.end());
+  for (const WholeTensor& tensor : whole) {
+    const bool is_here = contributes.count(tensor.name) > 0;
+    const at::Tensor leaf = is_here ? mine.at(tensor.name) : at::Tensor();
+    const std::vector<WholeRun> runs = is_here ? whole_runs(leaf) : std::vector<WholeRun>();
+    for (int64_t begin = 0; begin < tensor.numel(); begin += kPiece) {
+      const int64_t end = std::min(tensor.numel(), begin + kPiece);
       at::Tensor piece = at::zeros({end - begin}, at::kFloat);
-      if (contributes[i]) copy_into(piece, begin, leaf, runs);
+      if (is_here) copy_into(piece, begin, leaf, runs);
       piece = sum_over_ranks(world, piece);
-      on_rank0(world, [&, name = name] { take(name, begin, piece); });
+      on_rank0(world, [&] { take(tensor.name, begin, piece); });
     }
   }
 }
@@ -295,12 +303,13 @@ void save_model(const ShardedModel& model, const World& world, const fs::path& f
     fs::create_directories(staging);
     writer = std::make_unique<ModelWriter>(model, staging);
   });
-  if (model.place.num_tensor == 1 && model.place.num_expert == 1 && gathers_main_weights(model, leaves)) {
+  if (model.place.num_stages == 1 && model.place.num_tensor == 1 && model.place.num_expert == 1 &&
+      gathers_main_weights(model, leaves)) {
     write_gathered_units(model, world, writer.get(), leaves);
   } else {
-    collect_main_weights(world, leaves, [&](const std::string& name, int64_t first, const at::Tensor& values) {
-      writer->write(name, first, values);
-    });
+    collect_main_weights(
+        world, whole_tensors(model), leaves,
+        [&](const std::string& name, int64_t first, const at::Tensor& values) { writer->write(name, first, values); });
   }
   on_rank0(world, [&] {
     writer->commit();

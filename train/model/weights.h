@@ -21,10 +21,12 @@ using NamedLeaves = std::vector<std::pair<std::string, at::Tensor>>;
 // been written then.
 void load_weights(const ShardedModel& model, const io::ModelFolder& folder);
 
-// COLLECTIVE. Hands the main weights of these leaves, whole and in fp32, to `take` on rank 0: elements [first, first +
-// values.numel()) of the flattened parameter, piece after piece. If it throws, every rank throws.
+// COLLECTIVE. Hands the main weights of these tensors, whole and in fp32, to `take` on rank 0: elements [first, first +
+// values.numel()) of the flattened parameter, piece after piece. `leaves`: what this rank has of them. If it throws,
+// every rank throws.
 using TakePiece = std::function<void(const std::string& name, int64_t first, const at::Tensor& values)>;
-void collect_main_weights(const World& world, const NamedLeaves& leaves, const TakePiece& take);
+void collect_main_weights(const World& world, const std::vector<WholeTensor>& whole, const NamedLeaves& leaves,
+                          const TakePiece& take);
 
 // COLLECTIVE. Writes `folder` in Hugging Face's layout: config.json, generation_config.json, model.safetensors in fp32
 // (shards above io::kDefaultShardBytes) and the tokenizer:
