@@ -212,6 +212,7 @@ TEST_F(MeshAxes, TheRunIsAsPlanned) {
       EXPECT_EQ(std::stod(found[1]), 0) << part << "\n" << result.out;
     }
   }
+  std::filesystem::remove_all(path("planned"));
   const CommandResult dry = launch_fsdp(4, run("planned", "--mesh.cp=2 --mesh.tp=2 --dry-run"));
   EXPECT_EQ(dry.exit_code, 0) << dry.err;
   for (const char* text :
@@ -235,7 +236,7 @@ TEST_F(MeshAxes, WhatDoesNotFitIsRefusedByName) {
       {run("bad", "--mesh.pp=2 --model.layers=1"), "mesh.pp: got 2 with 1 layers (model.layers), expected a layer for"},
       {run("bad", "--mesh.pp=2 --shard.precision=fp16"), "mesh.pp: got it with shard.precision = \"fp16\""},
       {run("bad", "--mesh.pp=2 --train.world_invariant=true"), "train.world_invariant: got it with mesh.pp=2"},
-      {run("bad", "--mesh.pp=2 --mesh.tp=2"), "mesh.pp x shard.replicas x mesh.cp x mesh.tp: got 2 x 1 x 1 x 2 for 2"},
+      {run("bad", "--mesh.pp=2 --mesh.tp=2"), "shard.replicas x mesh.cp x mesh.tp x mesh.pp: got 1 x 1 x 2 x 2 for 2"},
       {run("bad", "--mesh.pp=2 --dry-run"), "[plan] mesh.pp: got 2, expected 1"},
       {run("bad", "--mesh.cp=2 --data.sequence_length=34"), "expected a multiple of 4, two chunks for each rank"},
       {run("bad", "--mesh.cp=2 --mesh.tp=2"), "shard.replicas x mesh.cp x mesh.tp: got 1 x 2 x 2 for 2 ranks"}};
@@ -246,7 +247,7 @@ TEST_F(MeshAxes, WhatDoesNotFitIsRefusedByName) {
   }
   const CommandResult plan = run_fsdp("plan " + path("run.toml") + " --world 4 --mesh.tp=4");
   EXPECT_EQ(plan.exit_code, 2) << plan.out;
-  EXPECT_TRUE(contains(plan.err, "[plan] tp: got 4 with 2 heads of keys and values, expected one of 1, 2")) << plan.err;
+  EXPECT_TRUE(contains(plan.err, "[plan] tp: got 4 with 2 heads of keys and values, expected one of 1.")) << plan.err;
   const CommandResult simulated = run_fsdp("train " + path("run.toml") + " --mesh.tp=2 --simulate-world=4");
   EXPECT_EQ(simulated.exit_code, 2) << simulated.out;
   EXPECT_TRUE(contains(simulated.err, "got it with mesh.tp=2")) << simulated.err;

@@ -31,7 +31,7 @@ TEST_F(Fp16, FollowsFp32) {
     ASSERT_EQ(actual.size(), expected.size());
     for (size_t step = 0; step < actual.size(); ++step) {
       const double loss = number(expected[step]["loss"]);
-      EXPECT_NEAR(number(actual[step]["loss"]), loss, 0.02 * loss) << strategy << ", step " << step;
+      EXPECT_NEAR(number(actual[step]["loss"]), loss, 0.05 * loss) << strategy << ", step " << step;
       EXPECT_EQ(actual[step]["loss_scale"], 65536);
     }
     EXPECT_NEAR(number(actual.back()["grad_norm"]), number(expected.back()["grad_norm"]),
@@ -82,7 +82,7 @@ TEST_F(Fp16, AnOverflowThatNeverEndsNamesTheLayer) {
       << result.err;
 }
 
-class Recipes : public Loop {
+class PrecisionRecipes : public Loop {
  protected:
   std::string with(const std::string& precision, const std::string& folder, const std::string& more = "") const {
     return run(folder, "--train.steps=60 --model.hidden_size=64 --shard.precision=" + precision + " " + more);
@@ -90,7 +90,7 @@ class Recipes : public Loop {
 };
 
 // o3 has bf16 weights, which without what rounding takes from them would stand still.
-TEST_F(Recipes, OfMixedPrecisionFollowFp32) {
+TEST_F(PrecisionRecipes, OfMixedPrecisionFollowFp32) {
   ASSERT_EQ(launch_fsdp(2, with("fp32", "fp32")).exit_code, 0);
   const Lines expected = ledger("fp32");
   for (const std::string precision : {"o1", "o3"}) {
@@ -101,13 +101,13 @@ TEST_F(Recipes, OfMixedPrecisionFollowFp32) {
     ASSERT_EQ(actual.size(), expected.size());
     for (size_t step = 0; step < actual.size(); ++step) {
       const double loss = number(expected[step]["loss"]);
-      EXPECT_NEAR(number(actual[step]["loss"]), loss, 0.02 * loss) << precision << ", step " << step;
+      EXPECT_NEAR(number(actual[step]["loss"]), loss, 0.05 * loss) << precision << ", step " << step;
     }
     EXPECT_NE(actual.back()["loss"], expected.back()["loss"]) << precision;
   }
 }
 
-TEST_F(Recipes, OfMixedPrecisionGoOnFromCheckpoints) {
+TEST_F(PrecisionRecipes, OfMixedPrecisionGoOnFromCheckpoints) {
   for (const std::string precision : {"o1", "o3"}) {
     ASSERT_EQ(launch_fsdp(2, with(precision, "whole")).exit_code, 0);
     ASSERT_EQ(launch_fsdp(2, with(precision, "parts"), {"FSDP_FAULT=term@step.end:hit=20"}).exit_code, 75);
@@ -118,7 +118,7 @@ TEST_F(Recipes, OfMixedPrecisionGoOnFromCheckpoints) {
   }
 }
 
-TEST_F(Recipes, OfOtherWeightsAreRefusedByName) {
+TEST_F(PrecisionRecipes, OfOtherWeightsAreRefusedByName) {
   ASSERT_EQ(launch_fsdp(1, with("bf16", "wide"), {"FSDP_FAULT=term@step.end:hit=5"}).exit_code, 75);
   const CommandResult to_o3 = launch_fsdp(1, with("o3", "wide"));
   EXPECT_NE(to_o3.exit_code, 0);
@@ -131,7 +131,7 @@ TEST_F(Recipes, OfOtherWeightsAreRefusedByName) {
   EXPECT_TRUE(contains(to_bf16.err, "got a checkpoint of o3, expected one of bf16")) << to_bf16.err;
 }
 
-TEST_F(Recipes, DoNotGoWithEverything) {
+TEST_F(PrecisionRecipes, DoNotGoWithEverything) {
   for (const auto& [options, text] : std::vector<std::pair<std::string, std::string>>{
            {"--optimizer.name=muon", "got o3 with optimizer.name = \"muon\""},
            {"--train.world_invariant=true", "got o3 with train.world_invariant"},
@@ -163,7 +163,7 @@ TEST_F(Fp8, FollowsBf16) {
     bool differs = false;
     for (size_t step = 0; step < actual.size(); ++step) {
       const double loss = number(expected[step]["loss"]);
-      EXPECT_NEAR(number(actual[step]["loss"]), loss, 0.02 * loss) << recipe << ", step " << step;
+      EXPECT_NEAR(number(actual[step]["loss"]), loss, 0.05 * loss) << recipe << ", step " << step;
       differs = differs || actual[step]["loss"] != expected[step]["loss"];
     }
     EXPECT_TRUE(differs) << recipe;

@@ -1,8 +1,9 @@
-// 556 lines because it is one table: functions of torch::nn::Module, torch::nn::utils, torch::save and torch::optim on
+// 569 lines because it is one table: functions of torch::nn::Module, torch::nn::utils, torch::save and torch::optim on
 // a sharded model. Each does what it does on an unsharded one, or is refused by name (docs/libtorch_functions.md).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <exception>
 #include <latch>
 #include <limits>
 #include <sstream>
@@ -52,6 +53,18 @@ struct Pair {
         twin(make_block_model()),
         optimizer(parameters(*sharded.module), torch::optim::SGDOptions(kRate)),
         twins(twin->parameters(), torch::optim::SGDOptions(kRate)) {}
+
+  // A rank whose last act was to read weights waits for those that still do: gathers are ahead of what is read.
+  ~Pair() {
+    if (std::uncaught_exceptions() > 0) return;
+    try {
+      barrier(world, "the end of a pair");
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << error.what();
+    }
+  }
+  Pair(const Pair&) = delete;
+  Pair& operator=(const Pair&) = delete;
 
   void backward(uint64_t seed) {
     loss_of(*sharded.module, share_of(world, batch(seed))).backward();

@@ -113,9 +113,12 @@ ModelChoice choose_model(const ModelConfig& config, int64_t data_vocab_size, int
 const models::Preset& preset_named(const std::string& name) {
   if (const models::Preset* preset = models::find_preset(name)) return *preset;
   const auto& all = models::presets();
-  const auto nearest = std::min_element(all.begin(), all.end(), [&](const auto& a, const auto& b) {
-    return edit_distance(name, a.name) < edit_distance(name, b.name);
-  });
+  // A name without its end is likelier than one with other letters.
+  const auto distance = [&](const models::Preset& preset) {
+    return preset.name.starts_with(name) ? 0 : static_cast<int64_t>(edit_distance(name, preset.name));
+  };
+  const auto nearest =
+      std::min_element(all.begin(), all.end(), [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
   throw Error(ErrorCode::kUsage, "[model] unknown preset " + io::in_quotes(name) + "; did you mean " + nearest->name +
                                      "? `fsdp inspect --presets` lists them.");
 }

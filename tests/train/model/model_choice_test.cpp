@@ -57,6 +57,7 @@ TEST(ModelChoice, APresetStandsAlone) {
 
 TEST(ModelChoice, MakesEveryFamily) {
   for (const std::string& family : models::model_types()) {
+    if (family == "deepseek_v2") continue;  // of folders and presets only: model.family does not take it
     ModelConfig config;
     config.family = family;
     config.head_dim = 20;
@@ -67,7 +68,7 @@ TEST(ModelChoice, MakesEveryFamily) {
     EXPECT_EQ(made.window(0), config.sliding_window);
     EXPECT_EQ(made.vocab_size, 259);
     EXPECT_EQ(made.eos_token_ids, std::vector<int64_t>{257});
-    EXPECT_EQ(made.has_qk_norm, family == "qwen3");
+    EXPECT_EQ(made.has_qk_norm, family == "qwen3" || family == "qwen3_moe");
     EXPECT_EQ(made.attention_bias == models::AttentionBias::kInputs, family == "qwen2");
   }
 }
