@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "io/base/error.h"
+#include "models/config/axis_calls.h"
 
 namespace fsdp::plan {
 namespace {
@@ -75,19 +76,17 @@ void cut(PlannedUnit& unit, int64_t tensor) {
   }
 }
 
-// Of the blocks, one number for those that are computed again and one for the others.
-int64_t in_all_blocks(const DecoderConfig& config, const Work& work, AxisCalls (*calls_of)(Recompute)) {
+// Forwards and backwards of all blocks, and the forwards that backwards run once more.
+int64_t passes_of_blocks(const DecoderConfig& config, const Work& work) {
   const int64_t layers = config.num_hidden_layers;
-  const int64_t chosen = (layers + work.recompute_every - 1) / work.recompute_every;
-  const AxisCalls again = calls_of(work.recompute), once = calls_of(Recompute::kNone);
-  return chosen * (again.forward + again.backward) + (layers - chosen) * (once.forward + once.backward);
+  const int64_t again =
+      work.recompute == Recompute::kBlock ? (layers + work.recompute_every - 1) / work.recompute_every : 0;
+  return 2 * layers + again;
 }
 
-void add_calls(CallLedger& ledger, Collective call, int64_t times, int64_t bytes) {
-  for (const CollectiveKind kind : {CollectiveKind::kGather, CollectiveKind::kReduceScatter}) {
-    call.kind = kind;
-    for (int64_t i = 0; i < times / 2; ++i) ledger.add(call, bytes / call.group.size, call.group.received(bytes));
-  }
+void add_calls(CallLedger& ledger, Collective call, CollectiveKind kind, int64_t times, int64_t bytes) {
+  call.kind = kind;
+  ledger.add(call, bytes / call.group.size, call.group.received(bytes), times);
 }
 
 }  // namespace
@@ -123,13 +122,6 @@ PlannedModel part_of_rank(const PlannedModel& model, int64_t tensor) {
   return part;
 }
 
-// Attention and MLP each gather the tokens that they read, and scatter sums of what they computed.
-AxisCalls tensor_calls_of_block(Recompute recompute) { return {4, recompute == Recompute::kBlock ? 8 : 4}; }
-
-AxisCalls tensor_calls_of_root() { return {2, 2}; }
-
-AxisCalls context_calls_of_block(Recompute recompute) { return {1, recompute == Recompute::kBlock ? 2 : 1}; }
-
 int64_t tensor_call_bytes(const DecoderConfig& whole, const Setup& setup) {
   return setup.rank_tokens() * whole.hidden_size * setup.activation_bytes();
 }
@@ -147,21 +139,20 @@ void add_axis_calls(const PlannedModel& whole, const Setup& setup, CallLedger& c
   if (setup.tensor > 1) {
     call.axis = CollectiveAxis::kTensor;
     call.group = rank_group(setup.tensor, 1, setup.node_size);
-    const AxisCalls root = tensor_calls_of_root();
-    const int64_t times = in_all_blocks(*whole.decoder, work, tensor_calls_of_block) + root.forward + root.backward;
-    add_calls(calls, call, work.microbatches * times, tensor_call_bytes(*whole.decoder, setup));
+    const int64_t of_root = 2 * (models::kTensorCallsOfEmbedding + models::kTensorCallsOfHead);
+    const int64_t times = passes_of_blocks(*whole.decoder, work) * models::kTensorCallsOfBlock + of_root;
+    const int64_t bytes = tensor_call_bytes(*whole.decoder, setup);
+    for (const CollectiveKind kind : {CollectiveKind::kGather, CollectiveKind::kReduceScatter})
+      add_calls(calls, call, kind, work.microbatches * times / 2, bytes);
   }
   if (setup.context > 1) {
     call.axis = CollectiveAxis::kContext;
     call.group = rank_group(setup.context, setup.tensor, setup.node_size);
-    call.kind = CollectiveKind::kGather;
     const int64_t bytes = context_call_bytes(*whole.decoder, setup);
-    const int64_t scatters = work.microbatches * whole.decoder->num_hidden_layers;
-    const int64_t all = work.microbatches * in_all_blocks(*whole.decoder, work, context_calls_of_block);
-    for (int64_t i = 0; i < all; ++i) {
-      call.kind = i < scatters ? CollectiveKind::kReduceScatter : CollectiveKind::kGather;
-      calls.add(call, bytes / setup.context, call.group.received(bytes));
-    }
+    const int64_t scatters = work.microbatches * whole.decoder->num_hidden_layers * models::kContextCallsOfBlock;
+    const int64_t all = work.microbatches * passes_of_blocks(*whole.decoder, work) * models::kContextCallsOfBlock;
+    add_calls(calls, call, CollectiveKind::kGather, all - scatters, bytes);
+    add_calls(calls, call, CollectiveKind::kReduceScatter, scatters, bytes);
   }
 }
 

@@ -19,15 +19,7 @@ PlannedModel part_of_rank(const PlannedModel& model, int64_t tensor);
 // The configuration of that part: fewer heads, inner features and tokens of the vocabulary.
 models::DecoderConfig part_of_rank(const models::DecoderConfig& config, int64_t tensor);
 
-// Calls that a part of a step makes for activations, each all-gather or reduce-scatter of one size.
-struct AxisCalls {
-  int64_t forward = 0, backward = 0;
-};
-AxisCalls tensor_calls_of_block(models::Recompute recompute);   // of a hidden state
-AxisCalls tensor_calls_of_root();                               // likewise: of the embedding and of the head
-AxisCalls context_calls_of_block(models::Recompute recompute);  // of keys and values
-
-// Bytes of what travels in one of them, of all ranks of the axis together.
+// Bytes of what travels in one call, of all ranks of the axis together: a hidden state; keys and values.
 int64_t tensor_call_bytes(const models::DecoderConfig& whole, const Setup& setup);
 int64_t context_call_bytes(const models::DecoderConfig& whole, const Setup& setup);
 

@@ -4,17 +4,17 @@
 
 namespace fsdp::plan {
 
-void CallLedger::add(const Collective& call, int64_t shard_bytes, int64_t received) {
-  if (call.load == CollectiveLoad::kWeights) gather_bytes += received;
-  if (call.load == CollectiveLoad::kGradients) reduce_bytes += received;
+void CallLedger::add(const Collective& call, int64_t shard_bytes, int64_t received, int64_t times) {
+  if (call.load == CollectiveLoad::kWeights) gather_bytes += times * received;
+  if (call.load == CollectiveLoad::kGradients) reduce_bytes += times * received;
   auto found = std::find_if(collectives.begin(), collectives.end(),
                             [&](const Collective& each) { return each.same_kind(call); });
   if (found == collectives.end()) {
     found = collectives.insert(found, call);
     found->smallest_shard = shard_bytes;
   }
-  found->calls += 1;
-  found->received_bytes += received;
+  found->calls += times;
+  found->received_bytes += times * received;
   found->smallest_shard = std::min(found->smallest_shard, shard_bytes);
   found->largest_shard = std::max(found->largest_shard, shard_bytes);
 }

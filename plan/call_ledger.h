@@ -39,7 +39,8 @@ struct CallLedger {
   int64_t reduce_bytes = 0;
   std::vector<Collective> collectives;
 
-  void add(const Collective& call, int64_t shard_bytes, int64_t received);
+  // `times` calls alike, each of which receives so much.
+  void add(const Collective& call, int64_t shard_bytes, int64_t received, int64_t times = 1);
 };
 
 // Memory as RotaryAllocator hands it out: slabs by size, none given back.

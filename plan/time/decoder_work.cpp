@@ -3,6 +3,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "models/config/axis_calls.h"
+
 namespace fsdp::plan::time {
 namespace {
 
@@ -133,8 +135,10 @@ class DecoderWorkMaker {
     passage.backward.bytes = touched.backward * token_bytes;
     passage.forward.kernels = setup_.fusion == Fusion::kFused ? 8 : 30;
     passage.backward.kernels = 2 * passage.forward.kernels;
-    passage.forward.tensor_calls = passage.backward.tensor_calls = setup_.tensor_ranks > 1 ? 4 : 0;
-    passage.forward.context_calls = passage.backward.context_calls = setup_.sequence_ranks > 1 ? 1 : 0;
+    passage.forward.tensor_calls = passage.backward.tensor_calls =
+        setup_.tensor_ranks > 1 ? models::kTensorCallsOfBlock : 0;
+    passage.forward.context_calls = passage.backward.context_calls =
+        setup_.sequence_ranks > 1 ? models::kContextCallsOfBlock : 0;
     if (is_recomputed(layer)) passage.backward += recomputed(passage.forward);
     add_copies(passage, layer_parameters());
     return passage;
@@ -177,7 +181,8 @@ class DecoderWorkMaker {
     Passage passage;
     passage.backward_reads = BackwardReads::kNothing;
     const double rows = setup_.tokens() * real(hidden_);
-    passage.forward.tensor_calls = passage.backward.tensor_calls = setup_.tensor_ranks > 1 ? 1 : 0;
+    passage.forward.tensor_calls = passage.backward.tensor_calls =
+        setup_.tensor_ranks > 1 ? models::kTensorCallsOfEmbedding : 0;
     passage.forward.bytes = 2 * rows * element();
     // Its gradient is cleared, then rows are added.
     passage.backward.bytes = (3 * rows + real(shape_.vocab_size * hidden_)) * element();
@@ -191,7 +196,8 @@ class DecoderWorkMaker {
     Passage passage;
     add_forward(passage.forward, tokens_, {shape_.vocab_size, hidden_});
     add_backward(passage.backward, tokens_, {shape_.vocab_size, hidden_});
-    passage.forward.tensor_calls = passage.backward.tensor_calls = setup_.tensor_ranks > 1 ? 1 : 0;
+    passage.forward.tensor_calls = passage.backward.tensor_calls =
+        setup_.tensor_ranks > 1 ? models::kTensorCallsOfHead : 0;
     const double logits = setup_.tokens() * real(shape_.vocab_size);
     const bool is_fused = setup_.fusion == Fusion::kFused;
     passage.forward.bytes = logits * (is_fused ? element() : 14) + 2 * setup_.tokens() * real(hidden_) * element();

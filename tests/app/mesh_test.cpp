@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <regex>
 #include <string>
@@ -29,6 +30,24 @@ class MeshAxes : public TrainingFixture {
         path(folder) + " " + more);
   }
   Lines ledger(const std::string& folder) const { return read_lines(path(folder) + "/ledger.jsonl"); }
+
+  // The run "elastic", killed or stopped on each mesh but the last, goes on on the next and is the run "one" in the
+  // end.
+  using Legs = std::vector<std::pair<int, std::string>>;
+  void expect_run_over(const Legs& legs, const std::function<std::string(const std::string& mesh)>& command) const {
+    size_t leg = 0;
+    for (const auto& [ranks, mesh] : legs) {
+      const bool is_last = ++leg == legs.size();
+      const std::string fault = is_last        ? "FSDP_FAULT="
+                                : leg % 2 == 1 ? "FSDP_FAULT=kill@step.backward:hit=4"
+                                               : "FSDP_FAULT=term@step.end:hit=3";
+      const CommandResult result = launch_fsdp(ranks, command(mesh), {fault});
+      ASSERT_EQ(result.exit_code, is_last ? 0 : leg % 2 == 1 ? 137 : 75) << mesh << result.out << result.err;
+      EXPECT_TRUE(leg == 1 || contains(result.out, "checkpoint: resumed from")) << result.out;
+    }
+    expect_same_run("elastic", "one");
+    EXPECT_EQ(run_fsdp("verify " + path("elastic")).exit_code, 0);
+  }
 
   // Read the same, computed the same but for the order of sums.
   void expect_same_run(const std::string& folder, const std::string& other, double bound = 1e-5) const {
@@ -128,28 +147,17 @@ TEST_F(MeshAxes, HalfPrecisionFollowsOneRank) {
 TEST_F(MeshAxes, ARunGoesOnOnAnotherMesh) {
   const std::string longer = "--train.steps=28 --checkpoint.every_steps=1 ";
   ASSERT_EQ(launch_fsdp(1, run("one", longer)).exit_code, 0);
-  const std::pair<int, std::string> legs[] = {{8, "--mesh.pp=2 --mesh.tp=2"},
-                                              {4, ""},
-                                              {3, ""},
-                                              {4, "--mesh.tp=2"},
-                                              {4, "--mesh.pp=4"},
-                                              {4, "--mesh.tp=4"},
-                                              {4, "--mesh.cp=2 --mesh.tp=2"},
-                                              {2, "--mesh.pp=2 --train.microbatch_sequences=4"},
-                                              {2, "--mesh.cp=2"},
-                                              {1, ""}};
-  size_t leg = 0;
-  for (const auto& [ranks, mesh] : legs) {
-    const bool is_last = ++leg == std::size(legs);
-    const std::string fault = is_last        ? "FSDP_FAULT="
-                              : leg % 2 == 1 ? "FSDP_FAULT=kill@step.backward:hit=4"
-                                             : "FSDP_FAULT=term@step.end:hit=3";
-    const CommandResult result = launch_fsdp(ranks, run("elastic", longer + mesh), {fault});
-    ASSERT_EQ(result.exit_code, is_last ? 0 : leg % 2 == 1 ? 137 : 75) << mesh << result.out << result.err;
-    EXPECT_TRUE(leg == 1 || contains(result.out, "checkpoint: resumed from")) << result.out;
-  }
-  expect_same_run("elastic", "one");
-  EXPECT_EQ(run_fsdp("verify " + path("elastic")).exit_code, 0);
+  const Legs legs = {{8, "--mesh.pp=2 --mesh.tp=2"},
+                     {4, ""},
+                     {3, ""},
+                     {4, "--mesh.tp=2"},
+                     {4, "--mesh.pp=4"},
+                     {4, "--mesh.tp=4"},
+                     {4, "--mesh.cp=2 --mesh.tp=2"},
+                     {2, "--mesh.pp=2 --train.microbatch_sequences=4"},
+                     {2, "--mesh.cp=2"},
+                     {1, ""}};
+  expect_run_over(legs, [&](const std::string& mesh) { return run("elastic", longer + mesh); });
 }
 
 TEST_F(MeshAxes, TheSameMeshGoesOnBitForBit) {
@@ -306,20 +314,8 @@ TEST_F(MeshOfExperts, TrainAsOneRankDoes) {
 TEST_F(MeshOfExperts, ARunGoesOnOnAnotherMesh) {
   const std::string longer = "--train.steps=16 --checkpoint.every_steps=1 ";
   ASSERT_EQ(launch_fsdp(1, run_experts("one", longer)).exit_code, 0);
-  const std::pair<int, std::string> legs[] = {
-      {4, "--mesh.ep=2"}, {1, ""}, {4, "--mesh.ep=4"}, {3, ""}, {2, "--mesh.ep=2"}};
-  size_t leg = 0;
-  for (const auto& [ranks, mesh] : legs) {
-    const bool is_last = ++leg == std::size(legs);
-    const std::string fault = is_last        ? "FSDP_FAULT="
-                              : leg % 2 == 1 ? "FSDP_FAULT=kill@step.backward:hit=4"
-                                             : "FSDP_FAULT=term@step.end:hit=3";
-    const CommandResult result = launch_fsdp(ranks, run_experts("elastic", longer + mesh), {fault});
-    ASSERT_EQ(result.exit_code, is_last ? 0 : leg % 2 == 1 ? 137 : 75) << mesh << result.out << result.err;
-    EXPECT_TRUE(leg == 1 || contains(result.out, "checkpoint: resumed from")) << result.out;
-  }
-  expect_same_run("elastic", "one");
-  EXPECT_EQ(run_fsdp("verify " + path("elastic")).exit_code, 0);
+  const Legs legs = {{4, "--mesh.ep=2"}, {1, ""}, {4, "--mesh.ep=4"}, {3, ""}, {2, "--mesh.ep=2"}};
+  expect_run_over(legs, [&](const std::string& mesh) { return run_experts("elastic", longer + mesh); });
 }
 
 // Every rank sends the same prompt through the experts of all.

@@ -1,4 +1,4 @@
-// 505 lines because it is one table: the options of the trainer.
+// 516 lines because it is one table: the options of the trainer.
 
 #include "train/config/option_table.h"
 
