@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <barrier>
 #include <chrono>
 #include <cstdlib>
 #include <exception>
@@ -21,20 +22,25 @@ namespace fsdp::testing {
 inline constexpr auto kTestDeadline = std::chrono::seconds(30);
 
 // Runs `body` on `size` ranks, which are threads of this process over Gloo on loopback and connect as `options_of`
-// their number, and returns when all have ended. Rethrows the failure of the lowest rank that failed.
+// their number, and returns when all have ended. A rank that ends well keeps its links until all have ended: gathers of
+// others may be ahead of what they read. Rethrows the failure of the lowest rank that failed.
 inline void run_ranks_with(int size, const std::function<comm::ConnectOptions(int rank)>& options_of,
                            const std::function<void(const World&)>& body) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::exception_ptr> failures(static_cast<size_t>(size));
   std::vector<std::thread> threads;
+  std::barrier ended(size);
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
         at::set_num_threads(1);
-        body(size == 1 ? comm::connect_alone() : comm::connect(store, rank, size, options_of(rank)));
+        const World world = size == 1 ? comm::connect_alone() : comm::connect(store, rank, size, options_of(rank));
+        body(world);
+        ended.arrive_and_wait();
       } catch (const std::exception& error) {
         failures[static_cast<size_t>(rank)] = std::current_exception();
         std::cerr << "rank " << rank << " of " << size << " failed: " << error.what() << std::endl;
+        ended.arrive_and_drop();
       }
     });
   }
