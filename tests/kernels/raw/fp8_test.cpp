@@ -113,10 +113,11 @@ void expect_the_references(const std::vector<T>& x, int64_t rows, int64_t column
 }
 
 TEST(RawFp8, AMillionBlocksHaveTheBitsOfTheDefinition) {
-  constexpr int64_t kColumns = 1000, kBlock = 8, kRows = 1000;
+  constexpr int64_t kColumns = 1000, kBlock = 8, kRows = 2000;  // 250,000 blocks a format and type
+  uint32_t seed = 100;
   for (const Fp8Format format : kFormats) {
-    const auto floats = all_kinds_of_numbers<float>(kRows * kColumns / kBlock, kBlock, 1);
-    const auto halves = all_kinds_of_numbers<Bf16>(kRows * kColumns / kBlock, kBlock, 2);
+    const auto floats = all_kinds_of_numbers<float>(kRows * kColumns / kBlock, kBlock, ++seed);
+    const auto halves = all_kinds_of_numbers<Bf16>(kRows * kColumns / kBlock, kBlock, ++seed);
     for_each_isa([&] {
       ASSERT_NO_FATAL_FAILURE(expect_the_references(floats, kRows, kColumns, {1, kBlock}, format));
       ASSERT_NO_FATAL_FAILURE(expect_the_references(halves, kRows, kColumns, {1, kBlock}, format));
