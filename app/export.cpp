@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "app/command_line.h"
+#include "app/fp8/fp8_source.h"
 #include "app/gguf/gguf_export.h"
 #include "app/progress/watched_source.h"
 #include "app/weight_options.h"
@@ -82,8 +83,10 @@ int run_export(const Arguments& arguments) {
       "--format", format,
       "hf (default): model.safetensors and config.json; dcp: PyTorch's sharded checkpoint; gguf: one file "
       "for llama.cpp");
-  parser.add_option("--dtype", dtype,
-                    "of floating-point tensors: keep (default), bf16, fp16 or fp32; of gguf's matrices also q8_0");
+  parser.add_option(
+      "--dtype", dtype,
+      "of floating-point tensors: keep (default), bf16, fp16 or fp32; of gguf's matrices also q8_0; hf: fp8, "
+      "linear layers in e4m3 with scales of 128 x 128 as DeepSeek-V3 has them, the rest in bf16");
   parser.add_option("--prefix", prefix, "dcp: start all names so; `model.` for a state dict {\"model\": ...}");
   parser.add_option("--config", config_path, "hf, gguf: a config.json to use instead of the source's");
   parser.add_option("--merge", base, "SOURCE is a LoRA adapter: work it into this model (folder or checkpoint)");
@@ -104,8 +107,16 @@ int run_export(const Arguments& arguments) {
   output.path = out;
   output.max_shard_bytes = parse_shard_size("export", shard_size);
   if (format == "gguf") return export_gguf(open_source(path, base, std::nullopt), config_path, dtype, output);
-  const std::optional<io::DType> target = parse_weight_dtype("export", dtype);
-  const std::unique_ptr<io::WeightSource> source = open_source(path, base, target);
+  const bool is_fp8 = dtype == "fp8" && !is_dcp;
+  const std::optional<io::DType> target = is_fp8 ? std::nullopt : parse_weight_dtype("export", dtype);
+  std::unique_ptr<io::WeightSource> source = open_source(path, base, target);
+  if (is_fp8) {
+    if (!config_path.empty() || !source->config())
+      throw Error(ErrorCode::kUsage,
+                  "[export] --dtype: got fp8 with a config.json that is not the source's own, expected it there, "
+                  "as it says how to read the weights. Export in bf16 with --config first.");
+    source = open_fp8_source(std::move(source));
+  }
   const io::CopyPlan plan = io::plan_copy(*source, "", target);
   if (is_dcp) {
     copy_with_progress("export", *source, plan.wanted,

@@ -120,6 +120,7 @@ PARTS = {"text/tokenizer/json": "text/tokenizer", "text/tokenizer/stages": "text
          "app/report": "app",
          "app/completion": "app", "app/config": "app", "app/doctor": "app", "app/gguf": "app",
          "app/trace": "app", "app/bench": "app", "app/progress": "app", "app/child": "app",
+         "app/fp8": "app",
          "fsdp/unit/sharding": "fsdp/unit"}
 EVERYTHING = {"fsdp", "app"}  # `fsdp` is the umbrella header
 
