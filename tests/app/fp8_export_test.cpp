@@ -109,5 +109,20 @@ TEST_F(Fp8Export, RefusesWhatItCannotRoundByName) {
   EXPECT_TRUE(contains(twice.err, "got F8_E4M3, expected BF16, F16 or F32")) << twice.err;
 }
 
+TEST_F(Fp8Export, ScalesThatAreMissingOrOfAnotherSizeAreNamed) {
+  fs::create_directories(path("bare"));
+  io::SafetensorsWriter writer(path("bare") + "/model.safetensors", {{kName, io::DType::F8_E4M3, {2, 2}}});
+  writer.write(kName, 0, 4, "\x38\x38\x38\x38");
+  writer.commit();
+  const auto error_with = [&](const std::string& block) {
+    std::ofstream(path("bare") + "/config.json")
+        << R"({"quantization_config": {"weight_block_size": )" << block << "}}";
+    return run_fsdp("import " + path("bare") + " --out " + path("out")).err;
+  };
+  const std::string missing = error_with("[128, 128]"), other = error_with("[64, 64]");
+  EXPECT_TRUE(contains(missing, "got no tensor '" + std::string(kName) + "_scale_inv' beside it")) << missing;
+  EXPECT_TRUE(contains(other, "without weight_block_size [128, 128]")) << other;
+}
+
 }  // namespace
 }  // namespace fsdp::app
