@@ -8,6 +8,7 @@
 #include <fstream>
 #include <future>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 
 #include "fsdp/base/error.h"
 #include "fsdp/comm/collectives.h"
@@ -148,20 +149,18 @@ TEST(Failure, DifferentSizesOrOperationsNeverMeet) {
 
 TEST(Failure, ARankThatLeavesIsNoticedAtOnce) {
   Release release(2);
-  run_ranks(
-      3,
-      [&](const World& world) {
-        const auto comm = world.connection->world();
-        comm->barrier({"barrier", "start", ""});
-        if (world.rank == 2) return;  // its connection goes with it
-        const auto begin = Clock::now();
-        const std::string text = communication_error([&] { gather(*comm, "a", 1); });
-        release.arrive();
-        release.wait();
-        EXPECT_THAT(text, AllOf(HasSubstr("rank 2 closed its connection"), HasSubstr("gather of 'a'")));
-        EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
-      },
-      std::chrono::seconds(60));
+  const auto body = [&](const World& world) {
+    const auto comm = world.connection->world();
+    comm->barrier({"barrier", "start", ""});
+    if (world.rank == 2) throw std::runtime_error("leaves");  // its connection goes with it
+    const auto begin = Clock::now();
+    const std::string text = communication_error([&] { gather(*comm, "a", 1); });
+    release.arrive();
+    release.wait();
+    EXPECT_THAT(text, AllOf(HasSubstr("rank 2 closed its connection"), HasSubstr("gather of 'a'")));
+    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
+  };
+  EXPECT_THROW(run_ranks(3, body, std::chrono::seconds(60)), std::runtime_error);
 }
 
 TEST(Failure, TheLogOfCallsIsWrittenToTheDumpFolder) {

@@ -2,7 +2,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <functional>
 #include <random>
+#include <string_view>
 
 #include "fsdp/fsdp.h"
 #include "kernels/products/fp8_weights.h"
@@ -52,6 +57,17 @@ ShardOptions options_of(const Setup& setup) {
   options.schedule = setup.schedule;
   if (setup.whole_shard == WholeShard::kCopied) options.whole_weights = WholeWeights::kCopied;
   return options;
+}
+
+// Every setup runs over Gloo and over one of the three other transports, told by what it is called; with
+// FSDP_TEST_PLANS=all over each.
+bool is_for_this_transport(const std::string& setup) {
+  const char* transport = std::getenv("FSDP_TEST_TRANSPORT");
+  const char* plans = std::getenv("FSDP_TEST_PLANS");
+  if (transport == nullptr || (plans != nullptr && std::string(plans) == "all")) return true;
+  constexpr std::array<std::string_view, 3> kOthers = {"shm", "shm-copies", "two-level"};
+  const auto* place = std::find(kOthers.begin(), kOthers.end(), transport);
+  return place == kOthers.end() || std::hash<std::string>{}(setup) % 3 == static_cast<size_t>(place - kOthers.begin());
 }
 
 // What the ranks of this process talk over; see tests/support/ranks.h.
@@ -159,10 +175,12 @@ PlannedModel planned(const models::DecoderConfig& config, const Trains& trains, 
 
 void compare(const models::DecoderConfig& config, Setup setup, const Trains& trains = {},
              Travel travel = Travel::kAsComputed) {
+  const std::string name = describe(setup) + ", " + schedule::describe(setup.schedule) + ", " +
+                           std::to_string(config.num_hidden_layers) + " layers";
+  if (!is_for_this_transport(name)) return;
   choose_transport(setup);
   const Report plan = make_report(planned(config, trains, travel), setup);
-  SCOPED_TRACE(describe(setup) + ", " + schedule::describe(setup.schedule) + ", " +
-               std::to_string(config.num_hidden_layers) + " layers");
+  SCOPED_TRACE(name);
   run_ranks(static_cast<int>(setup.world()), [&](const World& world) {
     SCOPED_TRACE(describe(setup) + ", " + schedule::describe(setup.schedule) + ", rank " + std::to_string(world.rank));
     if (setup.optimizer == Optimizer::kAdamW) {
