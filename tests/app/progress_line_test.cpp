@@ -1,8 +1,6 @@
 #include "app/progress/progress_line.h"
 
 #include <gtest/gtest.h>
-#include <pty.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "app/progress/watched_source.h"
+#include "tests/support/terminal.h"
 
 namespace fsdp::app {
 namespace {
@@ -29,38 +28,9 @@ TEST(ProgressLineTest, SaysHowFarAndHowLong) {
   EXPECT_EQ(transfer_line("import", 0, 7, 1), "import [....................]   0% | eta 00:00:00 | 0 B of 7 B | 0 B/s");
 }
 
-// A terminal of that width, what is written to which is kept.
-class Terminal {
- public:
-  explicit Terminal(unsigned short columns) {
-    winsize size = {};
-    size.ws_row = 24;
-    size.ws_col = columns;
-    if (openpty(&reader_, &writer_, nullptr, nullptr, &size) != 0) std::abort();
-    stream_ = fdopen(writer_, "w");
-  }
-  ~Terminal() {
-    std::fclose(stream_);
-    close(reader_);
-  }
-  std::FILE* stream() const { return stream_; }
-  // Everything so far; less than what a terminal holds back.
-  std::string text() const {
-    std::fflush(stream_);
-    std::string all(4096, '\0');
-    const ssize_t size = read(reader_, all.data(), all.size());
-    return all.substr(0, static_cast<size_t>(std::max<ssize_t>(0, size)));
-  }
-
- private:
-  int reader_ = -1;
-  int writer_ = -1;
-  std::FILE* stream_ = nullptr;
-};
-
 TEST(ProgressLineTest, IsDrawnInPlaceCutToTheTerminalAndTakenOff) {
   for (const unsigned short columns : {40, 80, 120}) {
-    const Terminal terminal(columns);
+    const testing::Terminal terminal(columns);
     Console console(Console::detect(terminal.stream(), 0), terminal.stream());
     {
       ProgressLine progress(console, "export", 1 << 20, kAlways);

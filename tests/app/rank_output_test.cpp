@@ -1,17 +1,16 @@
 #include "app/launch/rank_output.h"
 
 #include <gtest/gtest.h>
-#include <pty.h>
-#include <unistd.h>
-
 #include <cstdlib>
+
+#include "tests/support/terminal.h"
 
 namespace fsdp::app {
 namespace {
 
 using Stream = RankOutput::Stream;
 
-class RankOutputTest : public testing::Test {
+class RankOutputTest : public ::testing::Test {
  protected:
   RankOutputTest() : file_(open_memstream(&text_, &size_)) {}
   ~RankOutputTest() override {
@@ -58,21 +57,12 @@ TEST_F(RankOutputTest, StatusLineStaysBelow) {
 // A line that wraps could not be erased.
 TEST(RankOutputOnATerminal, TheStatusLineIsCutToItsWidth) {
   for (const unsigned short columns : {80, 120}) {
-    int screen = -1, terminal = -1;
-    const winsize size{.ws_row = 24, .ws_col = columns, .ws_xpixel = 0, .ws_ypixel = 0};
-    ASSERT_EQ(openpty(&screen, &terminal, nullptr, nullptr, &size), 0);
-    std::FILE* file = fdopen(terminal, "w");
+    const testing::Terminal terminal(columns);
     {
-      RankOutput output(2, {.prefix = true, .draws_status = true}, file, file);
+      RankOutput output(2, {.prefix = true, .draws_status = true}, terminal.stream(), terminal.stream());
       output.feed(0, Stream::kOut, std::string(200, 's') + "\r");
     }
-    char bytes[512];
-    const ssize_t read_bytes = read(screen, bytes, sizeof(bytes));
-    ASSERT_GT(read_bytes, 0);
-    EXPECT_EQ(std::string(bytes, static_cast<size_t>(read_bytes)),
-              "\r\x1b[K[0] " + std::string(columns - 1U - 4U, 's'));
-    std::fclose(file);
-    close(screen);
+    EXPECT_EQ(terminal.text(), "\r\x1b[K[0] " + std::string(columns - 1U - 4U, 's'));
   }
 }
 
