@@ -1,14 +1,17 @@
 #include "app/fp8/fp8_source.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "io/base/element_cast.h"
 #include "io/base/error.h"
+#include "io/weights/weights_copy.h"
 #include "kernels/raw/formats/fp8_bytes.h"
 
 namespace fsdp::app {
@@ -28,20 +31,11 @@ io::WeightTensor as_stored(std::string name, std::vector<int64_t> shape, io::DTy
   return {std::move(name), std::move(shape), dtype, std::string(io::name(dtype))};
 }
 
-void set_bf16(nlohmann::json& config) {
-  if (config.contains("torch_dtype")) config["torch_dtype"] = "bfloat16";
-  if (!config.contains("torch_dtype") || config.contains("dtype")) config["dtype"] = "bfloat16";
-}
-
 // What both directions have in common: the tensors of another source, each under an index of ours.
 class Converted : public io::WeightSource {
  protected:
-  explicit Converted(std::unique_ptr<io::WeightSource> base) : WeightSource(base->path()), base_(std::move(base)) {
-    left_out_ = base_->left_out();
-    config_ = base_->config();
-    adapter_config_ = base_->adapter_config();
-    companions_ = base_->companions();
-    companion_texts_ = base_->companion_texts();
+  explicit Converted(std::unique_ptr<io::WeightSource> base) : WeightSource(*base), base_(std::move(base)) {
+    tensors_.clear();
   }
 
   io::Error model_error(const std::string& tensor, const std::string& detail) const {
@@ -55,7 +49,6 @@ class Converted : public io::WeightSource {
 class Fp8Source final : public Converted {
  public:
   explicit Fp8Source(std::unique_ptr<io::WeightSource> base) : Converted(std::move(base)) {
-    description_ = base_->description();
     bool has_matrix = false;
     std::vector<std::string> kept;  // modules with a matrix in BF16, which readers would else expect in fp8
     for (size_t i = 0; i < base_->tensors().size(); ++i) {
@@ -85,7 +78,7 @@ class Fp8Source final : public Converted {
           io::ErrorKind::kUsage,
           "[fp8] got no weight of a linear layer, expected names that end in _proj.weight. Pass --dtype=bf16.");
     if (!config_) return;
-    set_bf16(*config_);
+    io::set_dtype(*config_, "bfloat16");
     (*config_)["quantization_config"] = {{"quant_method", "fp8"},
                                          {"fmt", "e4m3"},
                                          {"activation_scheme", "dynamic"},
@@ -153,24 +146,25 @@ class Fp8Source final : public Converted {
   std::vector<size_t> origin_;  // of tensors_
 };
 
-float from_e4m3(uint8_t byte) {
-  const int exponent = byte >> 3 & 15, mantissa = byte & 7;
-  if ((byte & 0x7F) == 0x7F) return std::nanf("");
-  const float size = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
-                                   : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
-  return byte & 0x80 ? -size : size;
+// The numbers of the 256 bytes.
+std::array<float, 256> numbers_of_e4m3() {
+  std::array<uint8_t, 256> bytes;
+  std::iota(bytes.begin(), bytes.end(), uint8_t{0});
+  std::array<float, 256> numbers;
+  const uint8_t unscaled = raw::kFp8CodeBias;
+  raw::from_fp8_bytes(bytes.data(), {{1, 256, {1, 256}}, 0, 256}, &unscaled, numbers.data());
+  return numbers;
 }
 
 class UnscaledSource final : public Converted {
  public:
   UnscaledSource(std::unique_ptr<io::WeightSource> base, io::DType dtype) : Converted(std::move(base)) {
-    description_ = base_->description() + " in fp8";
-    for (size_t i = 0; i < 256; ++i) numbers_[i] = from_e4m3(static_cast<uint8_t>(i));
+    description_ += " in fp8";
+    const size_t num_tensors = base_->tensors().size();
     std::map<std::string, size_t> by_name;
-    for (size_t i = 0; i < base_->tensors().size(); ++i) by_name[base_->tensors()[i].name] = i;
-    const std::vector<size_t> none(base_->tensors().size(), base_->tensors().size());
-    scales_ = none;
-    std::vector<bool> is_scale(none.size());
+    for (size_t i = 0; i < num_tensors; ++i) by_name[base_->tensors()[i].name] = i;
+    scales_.resize(num_tensors);
+    std::vector<bool> is_scale(num_tensors);
     for (const auto& [name, i] : by_name) {
       const io::WeightTensor& tensor = base_->tensors()[i];
       if (tensor.dtype != io::DType::F8_E4M3) continue;
@@ -186,12 +180,12 @@ class UnscaledSource final : public Converted {
       scales_[i] = found->second;
       is_scale[found->second] = true;
     }
-    place_ = none;
-    for (size_t i = 0; i < none.size(); ++i) {
+    place_.resize(num_tensors);
+    for (size_t i = 0; i < num_tensors; ++i) {
       if (is_scale[i]) continue;
       const io::WeightTensor& tensor = base_->tensors()[i];
       place_[i] = tensors_.size();
-      tensors_.push_back(scales_[i] < none.size() ? as_stored(tensor.name, tensor.shape, dtype) : tensor);
+      tensors_.push_back(scales_[i] ? as_stored(tensor.name, tensor.shape, dtype) : tensor);
       origin_.push_back(i);
     }
     if (config_) config_->erase("quantization_config");
@@ -201,7 +195,7 @@ class UnscaledSource final : public Converted {
     std::vector<size_t> of_weights, of_scales;
     for (const size_t index : wanted) {
       of_weights.push_back(origin_[index]);
-      if (scales_[origin_[index]] < scales_.size()) of_scales.push_back(scales_[origin_[index]]);
+      if (scales_[origin_[index]]) of_scales.push_back(*scales_[origin_[index]]);
     }
     std::map<size_t, std::vector<float>> scales;
     base_->read(of_scales, [&](size_t scale, int64_t, int64_t count, const void* elements) {
@@ -210,15 +204,9 @@ class UnscaledSource final : public Converted {
     });
     base_->read(of_weights, [&](size_t origin, int64_t first, int64_t count, const void* elements) {
       const size_t index = place_[origin];
-      if (scales_[origin] == scales_.size()) return sink(index, first, count, elements);
-      const int64_t columns = tensors_[index].shape[1], blocks = blocks_of(tensors_[index].shape)[1];
-      const std::vector<float>& of_blocks = scales[scales_[origin]];
-      std::vector<float> numbers(static_cast<size_t>(count));
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t row = (first + i) / columns, column = (first + i) % columns;
-        numbers[static_cast<size_t>(i)] = numbers_[static_cast<const uint8_t*>(elements)[i]] *
-                                          of_blocks[static_cast<size_t>(row / kBlock * blocks + column / kBlock)];
-      }
+      if (!scales_[origin]) return sink(index, first, count, elements);
+      const std::vector<float> numbers = multiplied(tensors_[index].shape, scales[*scales_[origin]], first, count,
+                                                    static_cast<const uint8_t*>(elements));
       const io::DType to = *tensors_[index].dtype;
       if (to == io::DType::F32) return sink(index, first, count, numbers.data());
       std::vector<char> rounded(numbers.size() * io::item_size(to));
@@ -228,10 +216,25 @@ class UnscaledSource final : public Converted {
   }
 
  private:
-  float numbers_[256];
-  std::vector<size_t> scales_;  // base tensor -> base tensor of its scales, or the number of tensors: it has none
-  std::vector<size_t> place_;   // base tensor -> ours
-  std::vector<size_t> origin_;  // of tensors_
+  // A piece of a matrix, a run within a row of a block at a time.
+  std::vector<float> multiplied(const std::vector<int64_t>& shape, const std::vector<float>& scales, int64_t first,
+                                int64_t count, const uint8_t* bytes) const {
+    const int64_t columns = shape[1], blocks = blocks_of(shape)[1];
+    std::vector<float> numbers;
+    numbers.reserve(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count;) {
+      const int64_t row = (first + i) / columns, column = (first + i) % columns;
+      const int64_t run = std::min({kBlock - column % kBlock, columns - column, count - i});
+      const float scale = scales[static_cast<size_t>(row / kBlock * blocks + column / kBlock)];
+      for (const int64_t end = i + run; i < end; ++i) numbers.push_back(numbers_[bytes[i]] * scale);
+    }
+    return numbers;
+  }
+
+  const std::array<float, 256> numbers_ = numbers_of_e4m3();
+  std::vector<std::optional<size_t>> scales_;  // base tensor -> base tensor of its scales
+  std::vector<size_t> place_;                  // base tensor -> ours, but for scales
+  std::vector<size_t> origin_;                 // of tensors_
 };
 
 }  // namespace

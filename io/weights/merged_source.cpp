@@ -14,12 +14,10 @@ constexpr std::string_view kWeight = ".weight";
 class MergedSource final : public WeightSource {
  public:
   MergedSource(std::unique_ptr<WeightSource> base, Adapter adapter, std::optional<DType> dtype)
-      : WeightSource(base->path()), base_(std::move(base)), adapter_(std::move(adapter)) {
-    description_ = base_->description() + " and an adapter of rank " + std::to_string(adapter_.config.rank);
-    left_out_ = base_->left_out();
-    config_ = base_->config();
-    companions_ = base_->companions();
-    companion_texts_ = base_->companion_texts();
+      : WeightSource(*base), base_(std::move(base)), adapter_(std::move(adapter)) {
+    description_ += " and an adapter of rank " + std::to_string(adapter_.config.rank);
+    tensors_.clear();
+    adapter_config_.reset();
     size_t num_merged = 0;
     for (size_t i = 0; i < base_->tensors().size(); ++i) {
       WeightTensor tensor = base_->tensors()[i];

@@ -91,19 +91,17 @@ std::string dtype_name(const CopyPlan& plan) {
   }
 }
 
-// Older files call it "torch_dtype".
-void set_dtype(nlohmann::json& config, const std::string& dtype) {
-  if (dtype.empty()) return;
-  const bool is_old = config.contains("torch_dtype");
-  if (is_old) config["torch_dtype"] = dtype;
-  if (!is_old || config.contains("dtype")) config["dtype"] = dtype;
-}
-
 void write_json(const std::filesystem::path& path, const nlohmann::json& json) {
   write_file_atomically(path, json.dump(2) + "\n");
 }
 
 }  // namespace
+
+void set_dtype(nlohmann::json& config, const std::string& dtype) {
+  const bool is_old = config.contains("torch_dtype");
+  if (is_old) config["torch_dtype"] = dtype;
+  if (!is_old || config.contains("dtype")) config["dtype"] = dtype;
+}
 
 CopyPlan plan_copy(const WeightSource& source, std::string_view prefix, std::optional<DType> dtype) {
   CopyPlan plan;
@@ -131,7 +129,7 @@ void write_model_folder(const WeightSource& source, const CopyPlan& plan, const 
   copy_elements(source, plan, writer);
   writer.commit();
   if (config) {
-    set_dtype(*config, dtype_name(plan));
+    if (const std::string dtype = dtype_name(plan); !dtype.empty()) set_dtype(*config, dtype);
     write_json(staging.path() / "config.json", *config);
     write_json(staging.path() / "generation_config.json", generation_config(*config));  // the source's own wins
   }

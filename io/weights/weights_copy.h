@@ -32,6 +32,9 @@ struct OutputFolder {
   uint64_t max_shard_bytes = kDefaultShardBytes;  // of a model folder's files; 0: one file
 };
 
+// Makes config.json say that weights are `dtype` ("bfloat16"), under "dtype" or, as older files have it, "torch_dtype".
+void set_dtype(nlohmann::json& config, const std::string& dtype);
+
 // Writes a folder of Hugging Face: model.safetensors or shards and their index; if given, config.json, whose "dtype"
 // becomes that of the weights where all have one, and generation_config.json; and the companions of the source. The
 // folder appears complete or not at all. Bounded memory.

@@ -20,13 +20,8 @@ struct Origin {
 class StoredSource final : public io::WeightSource {
  public:
   StoredSource(std::unique_ptr<io::WeightSource> base, const DecoderConfig& config)
-      : WeightSource(base->path()), base_(std::move(base)) {
-    description_ = base_->description();
-    left_out_ = base_->left_out();
-    config_ = base_->config();
-    adapter_config_ = base_->adapter_config();
-    companions_ = base_->companions();
-    companion_texts_ = base_->companion_texts();
+      : WeightSource(*base), base_(std::move(base)) {
+    tensors_.clear();
     for (size_t i = 0; i < base_->tensors().size(); ++i) {
       const io::WeightTensor& whole = base_->tensors()[i];
       int64_t first = 0;

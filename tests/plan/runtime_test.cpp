@@ -62,11 +62,10 @@ ShardOptions options_of(const Setup& setup) {
 // Every setup runs over Gloo and over one of the three other transports, told by what it is called; with
 // FSDP_TEST_PLANS=all over each.
 bool is_for_this_transport(const std::string& setup) {
-  const char* transport = std::getenv("FSDP_TEST_TRANSPORT");
   const char* plans = std::getenv("FSDP_TEST_PLANS");
-  if (transport == nullptr || (plans != nullptr && std::string(plans) == "all")) return true;
+  if (plans != nullptr && std::string(plans) == "all") return true;
   constexpr std::array<std::string_view, 3> kOthers = {"shm", "shm-copies", "two-level"};
-  const auto* place = std::find(kOthers.begin(), kOthers.end(), transport);
+  const auto* place = std::find(kOthers.begin(), kOthers.end(), testing::transport_name());
   return place == kOthers.end() || std::hash<std::string>{}(setup) % 3 == static_cast<size_t>(place - kOthers.begin());
 }
 
@@ -74,8 +73,7 @@ bool is_for_this_transport(const std::string& setup) {
 void choose_transport(Setup& setup) {
   comm::ConnectOptions options;
   testing::choose_transport(options);
-  const char* choice = std::getenv("FSDP_TEST_TRANSPORT");
-  const std::string name = choice == nullptr ? "gloo" : choice;
+  const std::string name = testing::transport_name();
   setup.transport = name == "gloo"        ? Transport::kGloo
                     : name == "two-level" ? Transport::kTwoLevel
                                           : Transport::kSharedMemory;

@@ -1,4 +1,4 @@
-// 569 lines because it is one table: functions of torch::nn::Module, torch::nn::utils, torch::save and torch::optim on
+// 554 lines because it is one table: functions of torch::nn::Module, torch::nn::utils, torch::save and torch::optim on
 // a sharded model. Each does what it does on an unsharded one, or is refused by name (docs/libtorch_functions.md).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -157,7 +157,6 @@ TEST(ModuleFunctions, NothingIsReadWhileWeightsAreOnTheirWay) {
       }
       handle.wait();
       expect_close(pair.module().block(1).down->weight.detach().clone(), pair.twin->block(1).down->weight);
-      zero_grad(pair.module());
     });
   }
 }
@@ -212,7 +211,6 @@ TEST(ModuleFunctions, PointersAreRightOrRefused) {
       pair.step(step);
       look();
     }
-    zero_grad(pair.module());  // ends what was gathered ahead: no rank may leave before
   });
 }
 

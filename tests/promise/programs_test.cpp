@@ -377,7 +377,6 @@ void play(const World& world, const Program& program) {
   }
   match.compare_gradients();
   match.compare_weights();
-  barrier(world, "the program's end");
 }
 
 unsigned number_from(const char* variable, unsigned otherwise) {

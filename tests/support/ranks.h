@@ -52,9 +52,13 @@ inline void run_ranks_with(int size, const std::function<comm::ConnectOptions(in
 
 // FSDP_TEST_TRANSPORT: "gloo" (default), "shm", "shm-copies" for one copy of gathered weights on each rank, or
 // "two-level" for the same on two hosts, as far as ranks know.
-inline void choose_transport(comm::ConnectOptions& options, int rank = 0, int size = 1) {
+inline std::string transport_name() {
   const char* choice = std::getenv("FSDP_TEST_TRANSPORT");
-  const std::string name = choice == nullptr ? "gloo" : choice;
+  return choice == nullptr ? "gloo" : choice;
+}
+
+inline void choose_transport(comm::ConnectOptions& options, int rank = 0, int size = 1) {
+  const std::string name = transport_name();
   if (name == "gloo") return;
   options.transport = name == "two-level" ? TransportKind::kAuto : TransportKind::kShm;
   if (name == "two-level" && 2 * rank >= size) options.host_label = "second";
