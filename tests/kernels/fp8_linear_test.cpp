@@ -92,6 +92,66 @@ TEST(Fp8Linear, EqualsProductsOfLibtorchsFp8Numbers) {
   }
 }
 
+// Rows of 32 numbers, each a block, of any magnitude. Numbers of a row are within `octaves` of its largest, so that a
+// sum of products fits into fp32's 24 bits whatever its order: 32 of at most 480 * 480, in steps of 1.
+at::Tensor blocks_of(int64_t rows, int octaves, int lowest_exponent) {
+  const at::Tensor numbers = at::exp2(-at::rand({rows, 32}) * octaves) * at::randint(-1, 2, {rows, 32});
+  return numbers * at::exp2(at::randint(lowest_exponent, 40, {rows, 1}).to(at::kFloat));
+}
+
+// Every eighth row is one of these: zeros; one large number beside such that are subnormal in e4m3; not a number;
+// infinity; numbers that are subnormal in fp32, but in bf16, where some processors multiply them as zeros.
+void add_strange_blocks(at::Tensor& blocks, at::ScalarType dtype) {
+  for (int64_t row = 0; row < blocks.size(0); row += 8) {
+    at::Tensor block = blocks[row];
+    switch (row / 8 % 5) {
+      case 0:
+        block.zero_();
+        break;
+      case 1:
+        block.copy_(at::randint(-7, 8, {32}) * 0x1p-9).narrow(0, row % 32, 1).fill_(448);
+        break;
+      case 2:
+        block[row % 32] = NAN;
+        break;
+      case 3:
+        block[row % 32] = row % 16 == 0 ? INFINITY : -INFINITY;
+        break;
+      default:
+        if (dtype == at::kFloat) block.copy_(at::randint(-65536, 65536, {32}) * 0x1p-149);
+    }
+  }
+}
+
+// In fp64: the lowest power of two, but none below 2^-124, that keeps all finite numbers of a row within e4m3, and the
+// nearest of its numbers.
+at::Tensor rows_in_e4m3(const at::Tensor& rows) {
+  const at::Tensor x = at::where(rows.isinf(), NAN, rows.to(at::kDouble));
+  const at::Tensor largest = at::where(x.isfinite(), x.abs(), 0).amax(1, /*keepdim=*/true);
+  const at::Tensor scale = at::exp2((largest / 448).log2().ceil().clamp_min(-124));
+  return (x / scale).to(at::kFloat).to(at::kFloat8_e4m3fn).to(at::kDouble) * scale;
+}
+
+TEST(Fp8Linear, AMillionProductsOfBlocksHaveTheBitsOfFp64) {
+  torch::manual_seed(11);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    at::Tensor x = blocks_of(1024, /*octaves=*/5, -40), weight = blocks_of(1024, /*octaves=*/2, -4);
+    add_strange_blocks(x, dtype);
+    weight[0].zero_();
+    weight[8][5] = NAN;
+    weight[16][7] = INFINITY;
+    x = x.to(dtype);
+    weight = weight.to(dtype);
+    const at::Tensor expected = rows_in_e4m3(x).mm(rows_in_e4m3(weight).t()).to(at::kFloat).to(dtype);
+    for (const Fp8Recipe recipe : {Fp8Recipe::kMx, Fp8Recipe::kRowwise}) {
+      const at::Tensor y = fp8_linear(x, weight, recipe), differs = (y != expected) & ~(y.isnan() & expected.isnan());
+      const int64_t wrong = differs.sum().item<int64_t>();
+      EXPECT_EQ(wrong, 0) << name(recipe) << ", " << dtype
+                          << ", the first: " << (wrong == 0 ? at::Tensor() : differs.nonzero()[0]);
+    }
+  }
+}
+
 // The operator that GPUs have tensor cores for.
 TEST(Fp8Linear, EqualsScaledMm) {
   torch::manual_seed(8);
