@@ -6,6 +6,7 @@
 
 #include "fsdp/base/check.h"
 #include "fsdp/precision/fp8_products.h"
+#include "kernels/products/fp8_tensors.h"
 #include "kernels/products/fp8_weights.h"
 
 namespace fsdp {
@@ -39,9 +40,11 @@ NamedLinears chosen_layers(const NamedLinears& all, const Fp8Filter& filter) {
 }
 
 void check_weight(const std::string& layer, const at::Tensor& weight, Fp8Recipe recipe) {
-  if (!weight.is_cpu() && !weight.is_meta()) {
-    FSDP_THROW(kUsage, "[fp8] layer ", layer, ": got a weight on ", weight.device().str(),
-               ", expected one on the CPU: products of fp8 on GPUs are not in this version.");
+  if (!weight.is_cpu() && !weight.is_meta() && !kernels::has_scaled_product(recipe)) {
+    FSDP_THROW(kUsage, "[fp8] layer ", layer, ": got ", kernels::name(recipe), " for a weight on ",
+               weight.device().str(),
+               ", expected tensorwise or rowwise there: the others are multiplied on the CPU only "
+               "in this version.");
   }
   if (kernels::is_fp8_fixed(weight) && kernels::fp8_recipe_of(weight) != recipe) {
     FSDP_THROW(kUsage, "[fp8] layer ", layer, ": got ", kernels::name(recipe),

@@ -10,6 +10,7 @@
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/raw_pointer.h"
 #include "kernels/products/fp8_history.h"
+#include "kernels/products/fp8_tensors.h"
 #include "kernels/products/linear_parts.h"
 #include "kernels/raw/formats/fp8.h"
 
@@ -53,15 +54,43 @@ at::Tensor fp8_product(const at::Tensor& x, const at::Tensor& weight, int64_t re
   return product(x_TK, weight_NK).view(sizes);
 }
 
+// The products of devices that multiply fp8 numbers themselves.
+namespace on_device {
+
 at::Tensor gradient_of_x(const at::Tensor& grad_TN, const at::Tensor& weight_NK, Fp8Recipe recipe) {
+  return scaled_product(to_fp8_tensor(grad_TN, recipe, Fp8Operand::kGradient),
+                        to_fp8_tensor(weight_NK.t(), recipe, Fp8Operand::kWeight), grad_TN.scalar_type());
+}
+
+at::Tensor gradient_of_weight(const at::Tensor& weight_NK, const at::Tensor& grad_TN, const at::Tensor& x_TK,
+                              Fp8Recipe recipe) {
+  std::optional<GradientSlot> slot = find_gradient_slot(weight_NK);
+  const at::Tensor gradient =
+      scaled_product(to_fp8_tensor(grad_TN.t(), recipe, Fp8Operand::kGradient),
+                     to_fp8_tensor(x_TK.t(), recipe, Fp8Operand::kActivation), slot ? at::kFloat : x_TK.scalar_type());
+  if (!slot) return gradient;
+  slot->adds ? slot->target.add_(gradient, slot->scale) : slot->target.copy_(gradient).mul_(slot->scale);
+  return std::move(slot->stand_in);
+}
+
+}  // namespace on_device
+
+at::Tensor gradient_of_x(const at::Tensor& grad_TN, const at::Tensor& weight_NK, Fp8Recipe recipe) {
+  if (!grad_TN.is_cpu()) return on_device::gradient_of_x(grad_TN, weight_NK, recipe);
   return product(round_factor(grad_TN, weight_NK, recipe, Fp8Operand::kGradient, SummedOver::kColumns),
                  round_to_fp8(weight_NK, recipe, Fp8Operand::kWeight, SummedOver::kRows).t());
 }
 
 at::Tensor gradient_of_weight(const at::Tensor& weight_NK, const at::Tensor& grad_TN, const at::Tensor& x_TK,
                               Fp8Recipe recipe) {
+  if (!grad_TN.is_cpu()) return on_device::gradient_of_weight(weight_NK, grad_TN, x_TK, recipe);
   return weight_gradient(weight_NK, round_factor(grad_TN, weight_NK, recipe, Fp8Operand::kGradient, SummedOver::kRows),
                          round_factor(x_TK, weight_NK, recipe, Fp8Operand::kActivation, SummedOver::kRows));
+}
+
+const auto& fp8_operator() {
+  static const auto op = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t)>("fsdp::fp8_linear");
+  return op;
 }
 
 struct Fp8Linear : torch::autograd::Function<Fp8Linear> {
@@ -71,7 +100,7 @@ struct Fp8Linear : torch::autograd::Function<Fp8Linear> {
     context->save_for_backward({weight.requires_grad() ? x : at::Tensor(), weight});
     context->saved_data["recipe"] = recipe;
     const at::AutoDispatchBelowADInplaceOrView below;  // observers have seen this operator's inputs
-    return fp8_product(x, weight, recipe);
+    return x.is_cpu() ? fp8_product(x, weight, recipe) : fp8_operator().call(x, weight, recipe);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -147,17 +176,27 @@ at::Tensor round_to_fp8(const at::Tensor& matrix, Fp8Recipe recipe, Fp8Operand o
   return rounded(matrix.detach().contiguous(), recipe, operand, summed, /*shift=*/0);
 }
 
+at::Tensor fp8_product_on_device(const at::Tensor& x, const at::Tensor& weight, int64_t recipe_number) {
+  const Fp8Recipe recipe = recipe_of(recipe_number);
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.back() = weight.size(0);
+  return scaled_product(to_fp8_tensor(x.flatten(0, -2), recipe, Fp8Operand::kActivation),
+                        to_fp8_tensor(weight, recipe, Fp8Operand::kWeight), x.scalar_type())
+      .view(sizes);
+}
+
 at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight, Fp8Recipe recipe) {
-  static const auto op = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t)>("fsdp::fp8_linear");
-  TORCH_CHECK(x.is_cpu() && weight.is_cpu(), "[fp8_linear] got x on ", x.device(), " and a weight on ", weight.device(),
-              ", expected both on the CPU: products of fp8 on GPUs are not in this version.");
+  TORCH_CHECK(x.device() == weight.device(), "[fp8_linear] got x on ", x.device(), " and a weight on ", weight.device(),
+              ", expected both on one device.");
+  TORCH_CHECK(x.is_cpu() || has_scaled_product(recipe), "[fp8_linear] got ", name(recipe), " on ", x.device(),
+              ", expected tensorwise or rowwise: the others are multiplied on the CPU only in this version.");
   const auto type = weight.scalar_type();
   TORCH_CHECK(x.scalar_type() == type && (type == at::kFloat || type == at::kBFloat16), "[fp8_linear] got x in ",
               x.scalar_type(), " and a weight in ", type, ", expected both in float32 or both in bfloat16.");
   TORCH_CHECK(x.dim() >= 1 && weight.dim() == 2 && x.size(-1) == weight.size(1), "[fp8_linear] got x ", x.sizes(),
               " and a weight ", weight.sizes(), ", expected x [..., in] and a weight [out, in].");
-  return x.dim() == 1 ? op.call(x.unsqueeze(0), weight, static_cast<int64_t>(recipe)).squeeze(0)
-                      : op.call(x, weight, static_cast<int64_t>(recipe));
+  return x.dim() == 1 ? fp8_operator().call(x.unsqueeze(0), weight, static_cast<int64_t>(recipe)).squeeze(0)
+                      : fp8_operator().call(x, weight, static_cast<int64_t>(recipe));
 }
 
 TORCH_LIBRARY_FRAGMENT(fsdp, library) { library.def("fp8_linear(Tensor x, Tensor weight, int recipe) -> Tensor"); }

@@ -1,5 +1,7 @@
 #include "kernels/products/linear.h"
 
+#include "fsdp/cuda/devices.h"
+#include "kernels/products/fp8_linear.h"
 #include "kernels/products/fused_linear.h"
 #include "kernels/products/linear_parts.h"
 #include "tests/cuda/as_on_cpu.h"
@@ -49,6 +51,21 @@ TEST(CudaLinear, FusedEqualsCpu) {
           {values(shape, dtype), values({48, shape.back()}, dtype)}, tolerance_of(dtype), c10::str(dtype, " ", shape));
     }
   }
+}
+
+TEST(CudaLinear, Fp8EqualsCpu) {
+  FSDP_NEEDS_GPU();
+  if (fsdp::cuda::devices().front().compute_capability < 89) GTEST_SKIP() << "needs a GPU with products of fp8 numbers";
+  torch::manual_seed(7);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const Fp8Recipe recipe : {Fp8Recipe::kTensorwise, Fp8Recipe::kRowwise}) {
+      for (const auto& shape : std::vector<std::vector<int64_t>>{{1, 16}, {3, 67, 48}, {128, 256}, {0, 32}})
+        expect_as_on_cpu([recipe](const Inputs& in) { return fp8_linear(in[0], in[1], recipe); },
+                         {values(shape, dtype), values({64, shape.back()}, dtype)}, tolerance_of(dtype),
+                         c10::str(dtype, " ", name(recipe), " ", shape));
+    }
+  }
+  EXPECT_THROW(fp8_linear(at::randn({2, 32}, kGpu), at::randn({32, 32}, kGpu), Fp8Recipe::kMx), c10::Error);
 }
 
 TEST(CudaLinear, FillsSlotsInFp32) {

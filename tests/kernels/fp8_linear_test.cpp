@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "kernels/products/fp8_history.h"
+#include "kernels/products/fp8_tensors.h"
 #include "kernels/products/fp8_weights.h"
 #include "kernels/products/fused_linear.h"
 #include "kernels/products/linear.h"
@@ -152,6 +153,68 @@ TEST(Fp8Linear, AMillionProductsOfBlocksHaveTheBitsOfFp64) {
   }
 }
 
+constexpr Fp8Recipe kOfDevices[] = {Fp8Recipe::kTensorwise, Fp8Recipe::kRowwise};
+
+// How devices with products of fp8 numbers hold a factor; the CPU holds the same numbers in the dtype they came in.
+TEST(Fp8Tensors, StandForTheNumbersOfTheCpu) {
+  torch::manual_seed(12);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    at::Tensor all = blocks_of(512, /*octaves=*/20, -140);
+    add_strange_blocks(all, dtype);
+    for (const Fp8Recipe recipe : kOfDevices) {
+      for (const Fp8Operand operand : {Fp8Operand::kActivation, Fp8Operand::kWeight, Fp8Operand::kGradient}) {
+        SCOPED_TRACE(::testing::Message()
+                     << name(recipe) << ", " << dtype << ", operand " << static_cast<int>(operand));
+        for (const at::Tensor& matrix : {all.to(dtype), all.narrow(0, 8, 1).to(dtype), all.narrow(0, 1, 1).to(dtype)}) {
+          const Fp8Tensor tensor = to_fp8_tensor(matrix, recipe, operand);
+          const at::Tensor numbers = (tensor.numbers.to(at::kDouble) * tensor.scales.to(at::kDouble)).to(dtype);
+          const at::Tensor expected = round_to_fp8(matrix, recipe, operand, SummedOver::kColumns);
+          EXPECT_TRUE(at::allclose(numbers, expected, 0, 0, /*equal_nan=*/true));
+        }
+      }
+    }
+  }
+}
+
+TEST(Fp8Tensors, AreMultipliedAsTheCpuDoes) {
+  torch::manual_seed(13);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const Fp8Recipe recipe : kOfDevices) {
+      for (const int64_t tokens : {1, 40, 300}) {  // 40 and 1 are no multiples of 16, which a sum over tokens pads
+        SCOPED_TRACE(::testing::Message() << name(recipe) << ", " << dtype << ", " << tokens << " tokens");
+        const at::Tensor x = (at::randn({tokens, 256}) * at::randn({tokens, 1}).exp()).to(dtype);
+        const at::Tensor weight = (at::randn({128, 256}) * 0.02).to(dtype), grad = (at::randn({tokens, 128})).to(dtype);
+        const Results expected = expected_results(x, weight, grad, recipe);
+        const auto times = [&](const at::Tensor& a, Fp8Operand of_a, const at::Tensor& b, Fp8Operand of_b) {
+          const at::Tensor y = scaled_product(to_fp8_tensor(a, recipe, of_a), to_fp8_tensor(b, recipe, of_b), dtype);
+          EXPECT_EQ(y.scalar_type(), dtype);
+          return y;
+        };
+        using enum Fp8Operand;
+        const double tolerance = dtype == at::kFloat ? 4e-6 : 1.2e-2;
+        EXPECT_LE(relative_difference(times(x, kActivation, weight, kWeight), expected.y), tolerance);
+        EXPECT_LE(relative_difference(times(grad, kGradient, weight.t(), kWeight), expected.grad_x), tolerance);
+        EXPECT_LE(relative_difference(times(grad.t(), kGradient, x.t(), kActivation), expected.grad_weight), tolerance);
+      }
+    }
+  }
+  const at::Tensor none = at::empty({0, 32}), weight = at::randn({16, 32});
+  EXPECT_EQ(fp8_product_on_device(none, weight, static_cast<int64_t>(Fp8Recipe::kRowwise)).sizes(),
+            (at::IntArrayRef{0, 16}));
+}
+
+TEST(Fp8Tensors, NeedAGpuThatHasSuchProducts) {
+  for (const int capability : {89, 90, 100}) check_fp8_capability(capability);
+  try {
+    check_fp8_capability(86);
+    FAIL() << "8.6 was taken";
+  } catch (const c10::Error& error) {
+    const std::string what = error.what_without_backtrace();
+    EXPECT_NE(what.find("got a GPU of compute capability 8.6, expected 8.9, 9.0 or newer"), std::string::npos) << what;
+    EXPECT_NE(what.find("Train in bf16 there"), std::string::npos) << what;
+  }
+}
+
 // The operator that GPUs have tensor cores for.
 TEST(Fp8Linear, EqualsScaledMm) {
   torch::manual_seed(8);
@@ -236,7 +299,7 @@ TEST(Fp8Linear, RefusesWhatItCannotMultiply) {
   EXPECT_NE(refusal(x, weight.to(at::kBFloat16)).find("got x in Float and a weight in BFloat16"), std::string::npos);
   EXPECT_NE(refusal(x.to(at::kHalf), weight.to(at::kHalf)).find("expected both in float32"), std::string::npos);
   EXPECT_NE(refusal(at::randn({4, 31}), weight).find("expected x [..., in]"), std::string::npos);
-  EXPECT_NE(refusal(x.to(at::kMeta), weight).find("expected both on the CPU"), std::string::npos);
+  EXPECT_NE(refusal(x.to(at::kMeta), weight).find("expected both on one device"), std::string::npos);
 }
 
 }  // namespace

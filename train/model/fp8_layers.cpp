@@ -7,6 +7,7 @@
 #include "fsdp/base/fault_point.h"
 #include "fsdp/fsdp.h"
 #include "kernels/products/fp8_linear.h"
+#include "kernels/products/fp8_tensors.h"
 #include "kernels/products/fp8_weights.h"
 #include "models/lora.h"
 #include "train/model/frozen.h"
@@ -46,6 +47,17 @@ void check_weight(const std::string& map, const at::Tensor& weight, Fp8Recipe re
                  ": expected another recipe, or " + map.substr(map.rfind('.') + 1) + " in shard.fp8_keep.");
 }
 
+void check_device(Fp8Recipe recipe, const ShardConfig& config) {
+  if (config.device == "cpu") return;
+  const std::string device = "with shard.device = \"" + config.device + "\"";
+  if (!kernels::has_scaled_product(recipe))
+    refuse_fp8("shard.fp8_recipe", std::string("got ") + kernels::name(recipe) + " " + device +
+                                       ", expected tensorwise or rowwise there: the others are multiplied on the CPU "
+                                       "only in this version.");
+  if (config.fp8_gather)
+    refuse_fp8("shard.fp8_gather", "got it " + device + ", expected it on the CPU only: leave it out.");
+}
+
 }  // namespace
 
 void use_fp8(const models::Decoder& decoder, const ShardConfig& config) {
@@ -57,11 +69,8 @@ void use_fp8(const models::Decoder& decoder, const ShardConfig& config) {
                      "\", expected \"fp8\". Set that, or leave them out.");
     return;
   }
-  if (config.device != "cpu")
-    refuse_fp8("shard.precision", "got fp8 with shard.device = \"" + config.device +
-                                      "\", expected fp32, bf16 or fp16 there: products of fp8 on GPUs are not in this "
-                                      "version.");
   const Fp8Recipe recipe = parse_fp8_recipe(config.fp8_recipe);
+  check_device(recipe, config);
   if (config.fp8_gather && !kernels::has_one_weight(recipe))
     refuse_fp8("shard.fp8_gather", std::string("got it with shard.fp8_recipe = \"") + kernels::name(recipe) +
                                        "\", whose forward and backward round a weight along different dimensions, "

@@ -14,8 +14,8 @@ void check_precision(const ShardOptions& options) {
              ", expected kFloat8_e4m3fn, or unset.");
   FSDP_CHECK(!options.precision.gather || !options.device || options.device->is_cpu(),
              "[fully_shard] Precision::gather: got kFloat8_e4m3fn on ", options.device->str(),
-             ", expected it on the CPU: "
-             "products of fp8 on GPUs are not in this version.");
+             ", expected it on the CPU: on GPUs weights "
+             "travel in bf16 in this version, and fsdp::fp8() rounds what arrives.");
   for (const auto& dtype : {options.precision.main_grad, options.precision.buffers}) {
     FSDP_CHECK(!dtype || at::isFloatingType(*dtype), "[fully_shard] Precision::main_grad or buffers: got ", *dtype,
                ", expected a floating-point type.");
