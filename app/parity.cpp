@@ -74,13 +74,12 @@ int run_parity(const Arguments& arguments) {
   std::string expected;
   std::string packed;
   std::string curve;
-  std::string precision = "fp32";
   std::string device = "cpu";
-  std::string strategy = "optim_grads_params";
   std::string tokenizer;
   std::string cases;
   bool json = false;
   train::ParityOptions options;
+  std::string fp8_keep;
   CLI::App parser(
       "Compares a model, sharded over the ranks it is launched with, or a tokenizer with values computed elsewhere.\n"
       "Exit code 1: something is above its tolerance.",
@@ -89,11 +88,14 @@ int run_parity(const Arguments& arguments) {
   parser.add_option("--expected", expected, "safetensors file: input_ids, labels, logits, loss, grad.<parameter>");
   parser.add_option("--packed", packed, "the same for one row of several documents, with cu_seqlens");
   parser.add_option("--curve", curve, "folder of curve.json, tokens.safetensors, final.safetensors");
-  parser.add_option("--precision", precision, "fp32 (default) or bf16");
+  parser.add_option("--precision", options.shard.precision, "fp32 (default), bf16, fp16, o1 or fp8");
+  parser.add_option("--fp8-recipe", options.shard.fp8_recipe,
+                    "as shard.fp8_recipe: tensorwise, rowwise (default), blockwise or mxfp8");
+  parser.add_option("--fp8-keep", fp8_keep, "as shard.fp8_keep: what of the blocks stays in bf16; default none");
   parser.add_option("--device", device, "cpu (default) or cuda: one GPU a rank");
-  parser.add_option("--strategy", strategy,
+  parser.add_option("--strategy", options.shard.strategy,
                     "no_shard, optim, optim_grads, optim_grads_params (default), hybrid, hybrid_zero2, hybrid_optim");
-  parser.add_option("--replicas", options.replicas, "groups of ranks that hold the same shards; default 1");
+  parser.add_option("--replicas", options.shard.replicas, "groups of ranks that hold the same shards; default 1");
   parser.add_option("--microbatches", options.microbatches, "cut each rank's part of a curve's batch into this many")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   parser.add_option("--tolerance-factor", options.tolerance_factor, "multiplies every tolerance; default 1")
@@ -115,9 +117,11 @@ int run_parity(const Arguments& arguments) {
   options.expected = given(expected);
   options.packed = given(packed);
   options.curve = given(curve);
-  options.precision = parse_precision(precision);
-  options.strategy = parse_strategy(strategy);
+  options.shard.device = device;
+  if (options.shard.precision == "fp8") options.shard.fp8_keep = fp8_keep;
+  parse_strategy(options.shard.strategy);
   find_files(options);
+  train::check_parity_options(options);
 
   const World world = init();
   train::set_threads(world);

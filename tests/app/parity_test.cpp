@@ -52,6 +52,23 @@ TEST_P(Parity, LogitsLossGradientsAndCurve) {
   }
 }
 
+// Against the fp32 values, a batch each. Shapes of fp8 are multiples of 16, which no model of tests/data has.
+TEST(ParityOfPrecisions, AreTold) {
+  const std::string model = (fs::path(FSDP_TEST_DATA_DIR) / "models" / "llama3-mini").string();
+  for (const char* precision : {"fp16", "o1"}) expect_parity(2, model + " --precision " + precision);
+  const fs::path even = fs::path(FSDP_FIXTURES_DIR) / "models" / "llama2-tiny";
+  if (fs::exists(even)) {
+    for (const char* options : {"", " --fp8-recipe tensorwise", " --fp8-keep first,down_proj"})
+      expect_parity(2, even.string() + " --precision fp8" + options);
+  }
+  const auto refusal = [&](const std::string& arguments) { return run_fsdp("parity " + model + arguments).err; };
+  for (const auto& [arguments, words] :
+       {std::pair{" --precision o3", "--precision: got precision o3, expected fp32, bf16, fp16, o1 or fp8"},
+        {" --precision fp8 --curve .", "--curve: got precision fp8, expected fp32 or bf16"},
+        {" --precision fp8", "needs multiples of 16, and model.layers.0.self_attn.q_proj of 42 x 21"}})
+    EXPECT_NE(refusal(arguments).find(words), std::string::npos) << refusal(arguments);
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, Parity, testing::Values(1, 2, 3, 4));
 
 class ParityOfFamilies : public testing::TestWithParam<int> {};

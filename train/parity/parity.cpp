@@ -8,6 +8,8 @@
 #include "models/decoder.h"
 #include "train/base/agreement.h"
 #include "train/base/format.h"
+#include "train/model/fp8_layers.h"
+#include "train/model/narrow_products.h"
 #include "train/model/weights.h"
 #include "train/parity/parity_checks.h"
 
@@ -21,11 +23,11 @@ ShardedModel load_model(const ParityOptions& options, const World& world) {
     config = models::read_decoder_config(options.model);
     folder = io::ModelFolder::open(options.model);
   });
-  ShardOptions shard;
-  shard.strategy = options.strategy;
-  shard.precision = options.precision;
-  if (!options.device.is_cpu()) shard.device = options.device;
-  ShardedModel model = parallelize(deferred_zeros(*config), make_mesh(world, options.replicas), shard);
+  models::Decoder decoder = deferred_zeros(*config);
+  use_fp8(decoder, options.shard);
+  use_narrow_products(decoder, options.shard);
+  ShardedModel model = parallelize(std::move(decoder), make_mesh(world, options.shard.replicas),
+                                   shard_options(options.shard, options.device));
   on_all_ranks(world, [&] { load_weights(model, *folder); });
   return model;
 }
@@ -40,10 +42,24 @@ std::string tolerance_text(const std::optional<double>& tolerance) {
 
 }  // namespace
 
+void check_parity_options(const ParityOptions& options) {
+  const std::string& precision = options.shard.precision;
+  const auto refuse = [&](const std::string& option, const std::string& expected) {
+    throw Error(ErrorCode::kUsage,
+                "[parity] " + option + ": got precision " + precision + ", expected " + expected + ".");
+  };
+  if (precision != "fp32" && precision != "bf16" && precision != "fp16" && precision != "o1" && precision != "fp8")
+    refuse("--precision", "fp32, bf16, fp16, o1 or fp8");
+  if (options.curve && precision != "fp32" && precision != "bf16")
+    refuse("--curve", "fp32 or bf16, whose curves the folder has. Compare a batch by --expected or --packed");
+}
+
 ParityTolerances parity_tolerances(const ParityOptions& options) {
-  ParityTolerances t = options.precision.param == at::kFloat
-                           ? ParityTolerances{5e-5, 1e-5, 1e-5, 2e-5, 5e-5, 5e-5, 5e-5, 5e-5, 1e-3, 5e-5}
-                           : ParityTolerances{3e-1, 1e-2, {}, 8e-2, 3e-3, 3e-2, 6e-3, 5e-2, 5e-2, 5e-2};
+  const std::string& precision = options.shard.precision;
+  ParityTolerances t{3e-1, 1e-2, {}, 8e-2, 3e-3, 3e-2, 6e-3, 5e-2, 5e-2, 5e-2};  // bf16, o1
+  if (precision == "fp32") t = {5e-5, 1e-5, 1e-5, 2e-5, 5e-5, 5e-5, 5e-5, 5e-5, 1e-3, 5e-5};
+  if (precision == "fp16") t = {4e-2, 2e-3, {}, 3e-2, 0, 0, 0, 0, 0, 0};
+  if (precision == "fp8") t = {2, 5e-2, {}, 5e-1, 0, 0, 0, 0, 0, 0};
   for (double* value : {&t.logits_abs, &t.loss_abs, &t.grad_rel, &t.curve_first_loss_abs, &t.curve_loss_abs,
                         &t.curve_mean_loss_abs, &t.curve_norm_rel, &t.final_abs, &t.final_norm_rel}) {
     *value *= options.tolerance_factor;
@@ -63,6 +79,7 @@ bool ParityReport::passed() const {
 }
 
 std::vector<ParityReport> check_parity(const ParityOptions& options, const World& world) {
+  check_parity_options(options);
   ShardedModel model = load_model(options, world);
   std::vector<ParityReport> reports;
   if (options.expected) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "fsdp/fsdp.h"
+#include "train/config/config.h"
 
 namespace fsdp::train {
 
@@ -16,9 +17,7 @@ struct ParityOptions {
   std::optional<std::filesystem::path> expected;  // logits, loss and gradients of one batch
   std::optional<std::filesystem::path> packed;    // the same of one row that holds several documents
   std::optional<std::filesystem::path> curve;     // folder: losses, norms and final parameters of some steps
-  Strategy strategy = Strategy::kOptimGradsParams;
-  int64_t replicas = 1;  // groups of ranks that hold the same shards
-  Precision precision;
+  ShardConfig shard;  // strategy, replicas, precision (fp32, bf16, fp16, o1 or fp8) and what belongs to fp8
   c10::Device device = c10::kCPU;
   int64_t microbatches = 1;     // per step of the curve
   double tolerance_factor = 1;  // multiplies every tolerance
@@ -41,6 +40,10 @@ struct ParityReport {
 
   bool passed() const;
 };
+
+// Throws Error(kUsage) for a precision that cannot be compared, and for a curve in another one than fp32 and bf16, of
+// which there are none.
+void check_parity_options(const ParityOptions& options);
 
 // COLLECTIVE; every rank returns the same. One report per file asked for. Rows of the batch (documents, when packed)
 // are dealt out to the ranks; a rank without any runs the first one with no targets, which adds zero to every sum. The

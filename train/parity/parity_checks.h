@@ -5,7 +5,7 @@
 
 namespace fsdp::train {
 
-// What a correct implementation stays within, in fp32 and in bf16.
+// What a correct implementation stays within, by precision.
 struct ParityTolerances {
   double logits_abs;
   double loss_abs;

@@ -146,7 +146,7 @@ std::vector<ParityRow> compare_steps(const Curve& curve, const std::vector<StepR
 
 ParityReport check_curve(const ParityOptions& options, const World& world, ShardedModel& model) {
   const std::filesystem::path& folder = *options.curve;
-  const bool fp32 = options.precision.param == at::kFloat;
+  const bool fp32 = options.shard.precision == "fp32";
   const std::string name = fp32 ? "fp32" : "bf16_ranks_1";
   const Curve curve = read_curve(folder / "curve.json", name);
   const io::SafetensorsFile tokens_file = io::SafetensorsFile::open(folder / "tokens.safetensors");
