@@ -5,7 +5,8 @@
 
 Needs torch, transformers and safetensors. What `fsdp export` writes, in shards and in bf16, must load without a missing
 or surplus name and give equal logits; what transformers writes, in shards and in bf16 or fp16, must compute the same
-here (`fsdp parity`, alone and over 3 ranks); models that `fsdp train` makes and their checkpoints must load and compute
+here (`fsdp parity`, alone and over 3 ranks); what an export in fp8 stands for must be the same numbers there and, after
+`fsdp import`, here; models that `fsdp train` makes and their checkpoints must load and compute
 the same there; presets must be what transformers makes of their config.json.
 """
 
@@ -39,6 +40,7 @@ def check(what, condition, note=""):
 def load(folder, dtype=torch.float32):
     """The model, and whether every name was there and none too many."""
     model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager",
+                                                       experts_implementation="eager",
                                                        output_loading_info=True)
     complete = not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     return model.eval(), complete
@@ -110,6 +112,18 @@ def check_export(fsdp, work, source):
           complete and model.dtype == torch.bfloat16 and torch.equal(logits_of(model, ids), wanted))
 
 
+def check_fp8(fsdp, work, source):
+    """What transformers makes of an export in fp8, against what `fsdp import` makes of it."""
+    out, back = work / f"{source.name}-fp8", work / f"{source.name}-from-fp8"
+    check(f"{source.name}: export as fp8, import", fsdp.good("export", source, "--out", out, "--dtype=fp8") and
+          fsdp.good("import", out, "--out", back))
+    theirs = AutoModelForCausalLM.from_pretrained(
+        out, quantization_config=transformers.FineGrainedFP8Config(dequantize=True), dtype=torch.bfloat16).state_dict()
+    ours, _ = load(back, torch.bfloat16)
+    different = [name for name, value in ours.state_dict().items() if not torch.equal(value, theirs[name])]
+    check(f"{source.name}: fp8 stands for the same numbers", not different, ", ".join(different))
+
+
 def check_load(fsdp, work, source):
     """What transformers saves, in shards and other types."""
     for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)):
@@ -176,6 +190,7 @@ def main():
         for source in [folder for root in FOLDERS if root.exists() for folder in sorted(root.iterdir())]:
             if (source / "expected.safetensors").exists():
                 check_export(fsdp, work, source)
+                check_fp8(fsdp, work, source)
                 check_load(fsdp, work, source)
         check_trained(fsdp, work)
     print(f"transformers_round_trip: {len(failures)} failures with transformers {transformers.__version__}, "
