@@ -6,10 +6,12 @@
 The JobSet is read by a YAML parser; its numbers agree; it stops for the exit codes that docs/clusters.md says no restart
 mends; and ranks that are started with its environment and secret, here on one host, find each other. The Dockerfile takes
 the tarball by the name that scripts/package.sh gives it. Recipes of Conan compile as Python and name folders that exist.
+The port of vcpkg has the project's version, is read by CMake, and sets options that exist; without a LibTorch it says so.
 """
 
 import ast
 import fnmatch
+import json
 import os
 import pathlib
 import re
@@ -98,11 +100,59 @@ def check_conan(source):
                     expect((source / part).exists(), f"{path.name}: no {part}")
 
 
+# The functions of vcpkg that the port calls, as CMake scripts that say what they got.
+VCPKG = """set(CURRENT_PORT_DIR "{port}")
+set(CURRENT_PACKAGES_DIR "{scratch}")
+set(PORT libfsdp)
+function(vcpkg_cmake_configure)
+  message(STATUS "configure;${{ARGN}}")
+endfunction()
+function(vcpkg_cmake_install)
+  message(STATUS "install;${{ARGN}}")
+endfunction()
+function(vcpkg_cmake_config_fixup)
+  message(STATUS "fixup;${{ARGN}}")
+endfunction()
+include("${{CURRENT_PORT_DIR}}/portfile.cmake")
+"""
+
+
+def read_port(port, libtorch):
+    """What the portfile does, and whether it came to its end."""
+    with tempfile.TemporaryDirectory() as scratch:
+        script = pathlib.Path(scratch) / "port.cmake"
+        script.write_text(VCPKG.format(port=port, scratch=scratch), encoding="utf-8")
+        result = subprocess.run(["cmake", "-P", str(script)], capture_output=True, text=True, timeout=60,
+                                env={"PATH": os.environ["PATH"], "LIBTORCH_DIR": str(libtorch)})
+        return " ".join((result.stdout + result.stderr).split()), result.returncode == 0
+
+
+def check_vcpkg(source):
+    port = (source / "packaging/vcpkg/libfsdp").resolve()
+    manifest = json.loads((port / "vcpkg.json").read_text(encoding="utf-8"))
+    project = (source / "CMakeLists.txt").read_text(encoding="utf-8")
+    version = re.search(r"project\(fsdp VERSION ([0-9.]+)", project).group(1)
+    expect(manifest["name"] == port.name and manifest["version"] == version, f"vcpkg.json: not {port.name} {version}")
+    with tempfile.TemporaryDirectory() as libtorch:
+        told, worked = read_port(port, libtorch)
+        expect(not worked and "Set the environment variable" in told, f"the port takes an empty folder as LibTorch: {told}")
+        header = pathlib.Path(libtorch) / "include/ATen/ATen.h"
+        header.parent.mkdir(parents=True)
+        header.touch()
+        told, worked = read_port(port, libtorch)
+    expect(worked, f"the port does not come to its end: {told}")
+    expect(f"SOURCE_PATH;{source.resolve()};" in told, f"the port builds another source: {told}")
+    for option in re.findall(r"-D(FSDP_\w+)=", told):
+        expect(f"option({option} " in project, f"the port sets {option}, which the project does not have")
+    expect("fixup;PACKAGE_NAME;fsdp;" in told, f"the port does not move fsdpConfig.cmake: {told}")
+
+
 def main():
     fsdp, source = sys.argv[1], pathlib.Path(sys.argv[2])
     check_jobset(fsdp, source)
     check_dockerfile(source)
     check_conan(source)
+    check_vcpkg(source)
     print("\n".join(problems) if problems else "check_recipes: no problem")
     return 1 if problems else 0
 
