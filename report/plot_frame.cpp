@@ -12,6 +12,7 @@ namespace {
 
 constexpr double kFootHeight = 24;  // numbers of the steps
 constexpr double kCharacter = 6.6;  // width of one, about
+constexpr double kPercentSign = 12.5;
 
 const char* unit_name(Unit unit) {
   switch (unit) {
@@ -30,6 +31,12 @@ const char* unit_name(Unit unit) {
 std::vector<double> value_ticks(Range values, AxisScale scale, Unit unit, int count) {
   return scale == AxisScale::kLog ? log_ticks(values.low, values.high)
                                   : even_ticks(values.low, values.high, count, unit);
+}
+
+double width_of(const std::string& text) {
+  double width = 0;
+  for (const char character : text) width += character == '%' ? kPercentSign : kCharacter;
+  return width;
 }
 
 }  // namespace
@@ -60,10 +67,10 @@ PlotFrame::PlotFrame(Shape shape, Range steps, Range values, AxisScale scale, Un
   bottom_ = top_ + (wide_ ? 330 : 190);
   height_ = bottom_ + lanes + kFootHeight;
   right_ = width_ - right;
-  size_t longest = 3;
+  double widest = 3 * kCharacter;
   for (const double tick : value_ticks(values_, scale_, unit_, 5))
-    longest = std::max(longest, number_text(tick, unit_).size());
-  left_ = 12 + kCharacter * static_cast<double>(longest);
+    widest = std::max(widest, width_of(number_text(tick, unit_)));
+  left_ = 12 + widest;
 }
 
 double PlotFrame::x(double step) const {
