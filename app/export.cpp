@@ -56,6 +56,8 @@ int export_gguf(const std::unique_ptr<io::WeightSource>& source, const std::stri
   return 0;
 }
 
+bool is_format(const std::string& name) { return name == "hf" || name == "dcp" || name == "gguf"; }
+
 }  // namespace
 
 int run_export(const Arguments& arguments) {
@@ -95,8 +97,13 @@ int run_export(const Arguments& arguments) {
   if (parse(parser, arguments) == Parsed::kHelpShown) {
     return 0;
   }
-  if (format != "hf" && format != "dcp" && format != "gguf") {
+  if (!is_format(format)) {
     throw Error(ErrorCode::kUsage, "[export] --format: got " + io::in_quotes(format) + ", expected hf, dcp or gguf.");
+  }
+  if (is_format(out)) {
+    throw Error(ErrorCode::kUsage, "[export] --out: got " + io::in_quotes(out) +
+                                       ", the name of a format, expected where to write. Give --format=" + out +
+                                       " and a path as --out; a folder of this name is ./" + out + ".");
   }
   const bool is_dcp = format == "dcp";
   if (is_dcp ? !config_path.empty() : !prefix.empty()) {

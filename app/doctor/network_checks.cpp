@@ -110,10 +110,9 @@ Finding judge_link(const std::string& transport, const LinkSpeed& speed) {
   const double least = transport == "shm" ? 1e9 : 1e8;
   if (speed.bytes_per_second < least || speed.call_us > 5000) {
     finding.verdict = Health::kSlow;
-    finding.advice = train::format_text(
-        "Expected %.1f GB/s or more and less than 5000 us. Is the machine busy, or "
-        "another interface meant (GLOO_SOCKET_IFNAME)?",
-        1e-9 * least);
+    finding.advice =
+        train::format_text("Expected %.1f GB/s or more and less than 5000 us. Is the machine busy%s?", 1e-9 * least,
+                           transport == "shm" ? "" : ", or another interface meant (GLOO_SOCKET_IFNAME)");
   }
   return finding;
 }

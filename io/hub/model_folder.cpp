@@ -33,6 +33,10 @@ Error pickle_error(const std::filesystem::path& path, const std::string& name) {
 // Why a folder that has neither of the two files is no model.
 Error no_weights_error(const std::filesystem::path& folder) {
   std::error_code ignored;
+  if (std::filesystem::exists(folder / "dataset.json", ignored)) {
+    return model_error(folder,
+                       "got a data set, expected a model. Name the folder of a model, such as runs/train/model.");
+  }
   for (const auto& item : std::filesystem::directory_iterator(folder, ignored)) {
     if (is_pickle(item.path())) return pickle_error(folder, item.path().filename().native());
   }

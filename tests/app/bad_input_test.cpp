@@ -100,6 +100,7 @@ TEST_F(BadInput, ModelsThatDoNotFit) {
   fs::remove(path("good/model/model.safetensors"));
   expect_error(run_fsdp(train(load + " --model.weights=load")), 4, "model.safetensors");
   expect_error(run_fsdp("generate " + path("text")), 4, "got a folder without model.safetensors");
+  expect_error(run_fsdp("generate " + path("data")), 4, "got a data set, expected a model");
   fs::create_directory(path("text/model"));
   std::ofstream(path("text/model/model.safetensors"));
   expect_error(run_fsdp("generate " + path("text")), 4, "Did you mean '" + path("text/model") + "'?");
@@ -107,6 +108,7 @@ TEST_F(BadInput, ModelsThatDoNotFit) {
 
 TEST_F(BadInput, OutputThatCannotBeUsed) {
   std::ofstream(path("file")) << "x";
+  expect_error(run_fsdp(train("--output.folder=" + path("file"))), 7, "is a file. Choose a folder you may write to.");
   expect_error(run_fsdp(train("--output.folder=" + path("file/below"))), 7, "output.folder");
   expect_launched_error(launch_fsdp(2, train("--output.folder=" + path("file/below"))), 7,
                         "Choose a folder you may write to");

@@ -65,6 +65,7 @@ TEST_F(ModelFolders, ExportForLlamaCpp) {
   EXPECT_LT(bytes_of_file(file).size(), bytes.size());
   expect_error(run_fsdp(command + path("text")), 2, "expected a file with --format=gguf");
   expect_error(run_fsdp(command + path("x.gguf") + " --dtype q4"), 2, "expected keep, fp32, fp16, bf16 or q8_0");
+  expect_error(run_fsdp("export " + model + " --to gguf"), 2, "Give --format=gguf and a path as --out");
   expect_error(run_fsdp("export " + model + " --out " + path("y") + " --dtype q8_0"), 2,
                "expected keep, bf16, fp16 or fp32");
 }

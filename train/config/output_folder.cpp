@@ -25,6 +25,8 @@ namespace {
 }
 
 bool has_checkpoints(const OutputFolder& folder) {
+  std::error_code ignored;
+  if (fs::is_regular_file(folder.root, ignored)) refuse_folder(folder, "is a file");
   try {
     return !io::list_checkpoints(folder.checkpoints()).empty();
   } catch (const io::Error& failure) {
