@@ -10,6 +10,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+source scripts/versions.sh
 roots=${FSDP_ROOTS:-/tmp/fsdp-roots}
 training=${FSDP_TRAIN:---train.steps=100 --train.fit_minutes=0}
 mirror=${FSDP_MIRROR:-http://deb.debian.org/debian}
@@ -86,11 +87,8 @@ try_wheel() {
   printf '\n$ fsdp --version     # without torch\n'
   inside "env/bin/fsdp --version" && { echo "try_package: it ran without torch" >&2; exit 1; }
   # Of CUDA the CPU needs these two; `pip install libfsdp[torch]` fetches all of it.
-  local torch cuda
-  torch=$(sed -n 's/^TORCH_VERSION=//p' scripts/setup.sh | awk '{ print $1 }')
-  cuda=$(awk -F'[= ]' '/^CUDA_RUNTIME_VERSION=/ { r = $2 } /^CUPTI_VERSION=/ { c = $2 }
-    END { print "nvidia-cuda-runtime==" r " nvidia-cuda-cupti==" c }' scripts/setup.sh)
-  timed "env/bin/pip install -q --no-deps libfsdp-*.whl torch==$torch $cuda" 0
+  local cuda="nvidia-cuda-runtime==$CUDA_COMPONENT_VERSION nvidia-cuda-cupti==$CUDA_COMPONENT_VERSION"
+  timed "env/bin/pip install -q --no-deps libfsdp-*.whl torch==$TORCH_VERSION $cuda" 0
   timed "env/bin/fsdp-quickstart $training" 16
 }
 
