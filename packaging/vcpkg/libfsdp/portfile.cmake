@@ -10,6 +10,7 @@ if(NOT EXISTS "$ENV{LIBTORCH_DIR}/include/ATen/ATen.h")
                       "the environment variable; scripts/setup.sh puts one into .deps/site-packages/torch.")
 endif()
 set(VCPKG_BUILD_TYPE release) # LibTorch comes in one build, whose structs a debug build would see otherwise
+set(VCPKG_POLICY_MISMATCHED_NUMBER_OF_BINARIES enabled)
 
 vcpkg_cmake_configure(
   SOURCE_PATH "${SOURCE_PATH}"
