@@ -15,6 +15,7 @@ from harness import (TRANSPORTS, entry, middle, ours, peer, pooled, print_table,
 from import_model import import_model
 from kernels import kernels
 from quickstart import quickstart
+from roadmap import roadmap
 from statistics import median
 from step_time import step_time
 
@@ -98,7 +99,7 @@ def main():
                   "hook_cost": (hook_cost, 3, 0, 0), "functional": (functional, 2, 2, 5),
                   "checkpoint": (checkpoint, None, None, None), "documents": (documents, None, None, None),
                   "generation": (generation, None, None, None), "import_model": (import_model, None, None, None),
-                  "quickstart": (quickstart, None, None, None)}
+                  "quickstart": (quickstart, None, None, None), "roadmap": (roadmap, None, None, None)}
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", choices=[*benchmarks, []], help="default: all")
     parser.add_argument("--tokens", type=int, nargs="+", help="of step_time, any of 16 128 1024 4096; of functional, one")
