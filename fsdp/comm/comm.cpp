@@ -242,7 +242,7 @@ void Comm::fail(int64_t number, const CallLabel& label, const TransferFailure& f
   if (failure.kind == TransferFailure::Kind::kDeadline && connection) {
     const double seconds = std::chrono::duration<double>(connection->deadline()).count();
     FSDP_THROW(kCommunication, call, "not complete after ", seconds, " s. ",
-               connection->describe_missing(label, ranks_),
+               connection->describe_missing(number, label, ranks_),
                " Every rank must use sharded parameters in the same order; see the ranks named here, or raise "
                "InitOptions::deadline if they are only slow.");
   }

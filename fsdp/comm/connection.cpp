@@ -231,8 +231,9 @@ std::shared_ptr<Comm> Connection::world() {
   return group(ranks);
 }
 
-std::string Connection::describe_missing(const CallLabel& label, const std::vector<int>& ranks) {
+std::string Connection::describe_missing(int64_t number, const CallLabel& label, const std::vector<int>& ranks) {
   if (!monitor_) return "";
+  const int64_t bytes = calls_.bytes_of(number);
   std::this_thread::sleep_for(kPublishPause);
   const auto until = std::chrono::steady_clock::now() + kAskPatience;
   std::string text;
@@ -243,12 +244,19 @@ std::string Connection::describe_missing(const CallLabel& label, const std::vect
       return text + (text.empty() ? "" : ". ") + "The store does not say what became of rank " + std::to_string(rank) +
              " and those after it.";
     }
-    const bool is_here = std::any_of(note->calls.begin(), note->calls.end(), [&](const Progress& call) {
-      return call.label.op == label.op && call.label.unit == label.unit && call.state != CallState::kDone;
-    });
-    if (is_here) continue;
-    text += (text.empty() ? "" : "; ") +
-            c10::str("rank ", rank, " is missing: ", note->describe(), " (", roster_.place(rank), ")");
+    const auto find = [&](bool of_any_size) {
+      return std::find_if(note->calls.begin(), note->calls.end(), [&](const Progress& call) {
+        return call.label.op == label.op && call.label.unit == label.unit && call.state != CallState::kDone &&
+               (of_any_size || call.bytes == bytes);
+      });
+    };
+    if (find(false) != note->calls.end()) continue;
+    const auto other = find(true);
+    const std::string does = other == note->calls.end()
+                                 ? "is missing: " + note->describe()
+                                 : c10::str("is in it with ", other->bytes, " bytes, this one with ", bytes,
+                                            ": ranks must pass tensors of equal sizes");
+    text += (text.empty() ? "" : "; ") + c10::str("rank ", rank, " ", does, " (", roster_.place(rank), ")");
   }
   return text.empty() ? "All ranks are in this call; the network is slower than the deadline." : text + ".";
 }

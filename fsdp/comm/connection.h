@@ -82,9 +82,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // What this rank waits for; ends when a rank is lost.
   const std::shared_ptr<Waits>& waits() const { return waits_; }
 
-  // One sentence for each of `ranks` that is not waiting in call `label` too: what it did last, as far as it told the
-  // store.
-  std::string describe_missing(const CallLabel& label, const std::vector<int>& ranks);
+  // Of each of `ranks` that is not waiting in this rank's call `number`, `label`, too: what it did last, as far as it
+  // told the store, or how many bytes it has for that call.
+  std::string describe_missing(int64_t number, const CallLabel& label, const std::vector<int>& ranks);
   // Why all ranks have to give up, if this one or the store knows of a loss: sentences that name the culprit.
   std::optional<std::string> find_loss();
   // `rank` closed its connection: tells the other ranks, whose waits end then too. What find_loss() says from now on.

@@ -63,7 +63,7 @@ ExpertExchange::ExpertExchange(const at::Tensor& experts_NK, int64_t num_experts
   at::Tensor of_ranks = mine;
   if (size > 1) {
     of_ranks = at::empty({size * num_experts}, mine.options());
-    ranks_->comm()->all_gather(of_ranks, mine, {"count tokens of experts", layer_, ""}).wait();
+    ranks_->comm()->all_gather(of_ranks, mine, {"count tokens of experts over " + ranks_->axis(), layer_, ""}).wait();
   }
   const auto count = [&](int64_t from, int64_t expert) {
     return of_ranks.const_data_ptr<int64_t>()[from * num_experts + expert];

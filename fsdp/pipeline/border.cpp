@@ -32,12 +32,12 @@ void Border::agree_as_sender(const at::Tensor& tensor) {
   numbers[0] = static_cast<int64_t>(*dtype_);
   numbers[1] = tensor.dim();
   std::copy(sizes_.begin(), sizes_.end(), numbers.begin() + 2);
-  comm_->send(at::tensor(numbers, at::kLong), peer_, label("agree on")).wait();
+  comm_->send(at::tensor(numbers, at::kLong), peer_, label("agree over pp on")).wait();
 }
 
 void Border::agree_as_receiver() {
   const at::Tensor numbers = at::empty({2 + kMostDims}, at::kLong);
-  comm_->receive(numbers, peer_, label("agree on")).wait();
+  comm_->receive(numbers, peer_, label("agree over pp on")).wait();
   const auto* values = numbers.const_data_ptr<int64_t>();
   dtype_ = static_cast<at::ScalarType>(values[0]);
   sizes_.assign(values + 2, values + 2 + values[1]);
@@ -51,7 +51,7 @@ void Border::send(const at::Tensor& tensor, int reader) {
     sent_.front().pending.wait();
     sent_.pop_front();
   }
-  sent_.push_back({reader, flat, comm_->send(flat, peer_, label("send"))});
+  sent_.push_back({reader, flat, comm_->send(flat, peer_, label("send over pp"))});
 }
 
 void Border::release(int turn) {
@@ -70,7 +70,7 @@ void Border::expect() {
   if (expected_ || !dtype_) return;
   const Backstage backstage;
   const at::Tensor flat = at::empty({c10::multiply_integers(sizes_)}, at::TensorOptions(*dtype_).device(device_));
-  expected_ = Expected{flat, comm_->receive(flat, peer_, label("send"))};
+  expected_ = Expected{flat, comm_->receive(flat, peer_, label("send over pp"))};
 }
 
 at::Tensor Border::receive() {

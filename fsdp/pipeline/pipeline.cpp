@@ -175,7 +175,7 @@ void Pipeline::agree(const std::string& text) const {
   FSDP_ASSERT(static_cast<int64_t>(text.size()) < kWidth, text);
   const at::Tensor own = at::zeros({kWidth}, at::kByte), all = at::empty({comm_->size() * kWidth}, at::kByte);
   std::copy(text.begin(), text.end(), own.mutable_data_ptr<uint8_t>());
-  comm_->all_gather(all, own, {"agree", "pipeline", ""}).wait();
+  comm_->all_gather(all, own, {"agree over pp", "pipeline", ""}).wait();
   for (int rank = 0; rank < comm_->size(); ++rank) {
     const std::string theirs(reinterpret_cast<const char*>(all.const_data_ptr<uint8_t>()) + rank * kWidth);
     FSDP_CHECK(theirs == text, "[pipeline] rank ", comm_->ranks()[static_cast<size_t>(rank)], " has ", theirs,
@@ -204,7 +204,7 @@ double Pipeline::step(const std::vector<at::Tensor>& inputs, const Loss& loss, L
   ties_->add_up();
   const Backstage backstage;
   const at::Tensor total = at::full({1}, step.loss(), at::kDouble);
-  comm_->broadcast(total, comm_->size() - 1, {"hand out the loss", "pipeline", ""});
+  comm_->broadcast(total, comm_->size() - 1, {"hand out the loss over pp", "pipeline", ""});
   return total.item<double>();
 }
 

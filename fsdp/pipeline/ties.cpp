@@ -21,7 +21,7 @@ using nlohmann::json;
 
 // Texts of any length, by rank. COLLECTIVE.
 std::vector<std::string> gather_texts(comm::Comm& comm, const std::string& own) {
-  const comm::CallLabel label{"find tied weights", "pipeline", ""};
+  const comm::CallLabel label{"find tied weights over pp", "pipeline", ""};
   const at::Tensor lengths = at::empty({comm.size()}, at::kLong);
   comm.all_gather(lengths, at::full({1}, static_cast<int64_t>(own.size()), at::kLong), label).wait();
   const int64_t longest = lengths.max().item<int64_t>();
@@ -111,7 +111,7 @@ void Ties::add_up() {
     const at::Tensor& gradient = tie.leaf.grad();
     const at::Tensor own = gradient.contiguous().view({-1});
     const at::Tensor all = at::empty({tie.owners->size() * own.numel()}, own.options());
-    tie.owners->all_gather(all, own, {"add up gradients of a tied weight", tie.name, ""}).wait();
+    tie.owners->all_gather(all, own, {"add up gradients of a tied weight over pp", tie.name, ""}).wait();
     at::Tensor sum = all.narrow(0, 0, own.numel());
     for (int owner = 1; owner < tie.owners->size(); ++owner) sum.add_(all.narrow(0, owner * own.numel(), own.numel()));
     gradient.copy_(sum.view(gradient.sizes()));

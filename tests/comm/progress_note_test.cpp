@@ -46,6 +46,7 @@ TEST(ProgressNote, TellsWhatARankDoes) {
   ProgressNote note = ProgressNote::of(log);
   note.beat = 7;
   EXPECT_EQ(copy(note).beat, 7);
+  EXPECT_EQ(copy(note).calls[0].bytes, 8);
   EXPECT_EQ(copy(note).describe(), "it waits in gather of 'a' (aten::linear reads 'a.weight'), call 1");
   EXPECT_EQ(copy(note).last_call(), "gather of 'a' (aten::linear reads 'a.weight'), call 1");
   EXPECT_FALSE(note.gave_up());

@@ -48,6 +48,12 @@ void CallLog::set_state(int64_t number, CallState state) {
   ++revision_;
 }
 
+int64_t CallLog::bytes_of(int64_t number) const {
+  const std::lock_guard lock(mutex_);
+  const auto place = static_cast<size_t>(number - 1) % kCapacity;
+  return place < ring_.size() && ring_[place].number == number ? ring_[place].bytes : 0;
+}
+
 std::vector<CallRecord> CallLog::current() const {
   const std::lock_guard lock(mutex_);
   std::vector<CallRecord> records;

@@ -38,6 +38,8 @@ class CallLog {
 
   // The calls this process is in, oldest first, then the one it was in last if that is over; empty if there was none.
   std::vector<CallRecord> current() const;
+  // Of the call of this number; 0 where it is not kept any more.
+  int64_t bytes_of(int64_t number) const;
   // Grows with every change; lets a publisher skip what did not move.
   int64_t revision() const;
   // One JSON object per line, oldest first.

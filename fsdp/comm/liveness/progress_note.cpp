@@ -33,7 +33,7 @@ ProgressNote ProgressNote::of(const CallLog& log) {
   Clock::duration since = Clock::duration::max();
   for (const CallRecord& record : log.current()) {
     since = std::min(since, now - record.end);
-    note.calls.push_back({record.number, record.state, record.label});
+    note.calls.push_back({record.number, record.state, record.label, record.bytes});
   }
   if (!note.calls.empty()) note.since_last_call = std::chrono::duration_cast<std::chrono::milliseconds>(since);
   return note;
@@ -44,7 +44,7 @@ std::string ProgressNote::encode() const {
   out << beat << kFieldEnd << has_left << kFieldEnd << since_last_call.count() << kLineEnd;
   for (const Progress& call : calls) {
     out << call.number << kFieldEnd << static_cast<int>(call.state) << kFieldEnd << call.label.op << kFieldEnd
-        << call.label.unit << kFieldEnd << call.label.cause << kLineEnd;
+        << call.label.unit << kFieldEnd << call.label.cause << kFieldEnd << call.bytes << kLineEnd;
   }
   return out.str();
 }
@@ -55,14 +55,15 @@ ProgressNote ProgressNote::decode(const std::string& text) {
   for (size_t i = 0; i < lines.size(); ++i) {
     std::vector<std::string> fields = split(lines[i], kFieldEnd);
     if (fields.size() < 3) continue;
-    fields.resize(5);
+    fields.resize(6);
     const auto number = parse_integer<int64_t>(fields[0]);
     if (i == 0) {
       note.beat = number.value_or(0);
       note.has_left = fields[1] == "1";
       note.since_last_call = std::chrono::milliseconds(parse_integer<int64_t>(fields[2]).value_or(0));
     } else if (const auto state = parse_state(fields[1]); number && state) {
-      note.calls.push_back({*number, *state, {fields[2], fields[3], fields[4]}});
+      note.calls.push_back(
+          {*number, *state, {fields[2], fields[3], fields[4]}, parse_integer<int64_t>(fields[5]).value_or(0)});
     }
   }
   return note;

@@ -14,6 +14,7 @@ struct Progress {
   int64_t number = 0;
   CallState state = CallState::kDone;
   CallLabel label;
+  int64_t bytes = 0;
 };
 
 // What a rank tells the others of itself about once a second: that it lives, and what it is doing.
