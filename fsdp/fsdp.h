@@ -29,6 +29,7 @@
 #include "fsdp/parallel/parallelize.h"                     // parallel::parallelize
 #include "fsdp/parallel/random.h"                          // parallel::share_random_state
 #include "fsdp/parallel/regions.h"                         // parallel::enter_parts, leave_parts, ...
+#include "fsdp/parallel/ring_attention.h"                  // parallel::ring_attention, ContextExchange
 #include "fsdp/parallel/zigzag.h"                          // parallel::zigzag_part, zigzag_positions
 #include "fsdp/pipeline/pipeline.h"                        // pipeline::Pipeline
 #include "fsdp/precision/fp8.h"                            // fp8

@@ -17,6 +17,12 @@ struct ContextView {
   int64_t window = 0;  // and so many at most, the last of them itself; 0: all
 };
 
+// Throw Error(kUsage) for tensors that are no queries, keys and values of a rank, and documents that are not of
+// sequences of `tokens`. Local.
+void check_context_shapes(const at::Tensor& q_BTHD, const at::Tensor& k_BTKD, const at::Tensor& v_BTKD,
+                          const std::string& layer);
+void check_documents(const ContextView& view, int64_t tokens, const std::string& layer);
+
 // What the queries of this rank see of the keys of all ranks, for sequences of T tokens that are cut over `ranks` (axis
 // "cp") as zigzag.h says: 0 where they do, minus infinity where not, [T/N, T], or [B, 1, T/N, T] with documents, of
 // `options` (the queries'). Made once for all layers with one view. Local. Throws Error(kUsage) for T that does not

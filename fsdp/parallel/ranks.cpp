@@ -115,6 +115,40 @@ at::Tensor Ranks::exchange(const at::Tensor& x, const std::vector<std::vector<in
   return result;
 }
 
+struct Passing::Calls {
+  at::Tensor sent, received;
+  comm::Pending send, receive;
+};
+
+Passing Ranks::pass_on(const at::Tensor& x, const std::string& layer) {
+  const Backstage backstage;
+  auto calls = std::make_unique<Passing::Calls>();
+  calls->sent = x.detach().contiguous();
+  calls->received = at::empty_like(calls->sent);
+  const comm::CallLabel label{"pass on over " + axis_, layer, ""};
+  const auto send = [&] { calls->send = comm_->send(calls->sent.view(-1), (rank() + 1) % size(), label); };
+  // Ranks connect at their first message, so a ring must not wait for itself.
+  const bool sends_first = rank() % 2 == 0;
+  if (sends_first) send();
+  calls->receive = comm_->receive(calls->received.view(-1), (rank() + size() - 1) % size(), label);
+  if (!sends_first) send();
+  ++calls_;
+  bytes_ += static_cast<int64_t>(calls->received.nbytes());
+  return Passing(std::move(calls));
+}
+
+Passing::Passing(std::unique_ptr<Calls> calls) : calls_(std::move(calls)) {}
+Passing::Passing(Passing&&) noexcept = default;
+Passing& Passing::operator=(Passing&&) noexcept = default;
+Passing::~Passing() = default;
+
+at::Tensor Passing::wait() {
+  const std::unique_ptr<Calls> calls = std::move(calls_);
+  calls->receive.wait();
+  calls->send.wait();
+  return calls->received;
+}
+
 at::Tensor Ranks::own_part(const at::Tensor& x, int64_t dim, const std::string& layer) const {
   check_divides(x.size(dim), size(), c10::str("along dimension ", dim), layer);
   const int64_t count = x.size(dim) / size();

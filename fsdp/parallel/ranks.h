@@ -22,6 +22,21 @@ struct Traffic {
   int64_t bytes = 0;
 };
 
+// A tensor on its way to the next rank of a ring, and the one before's on its way here. Destroyed early, it gives up.
+class Passing {
+ public:
+  struct Calls;
+  explicit Passing(std::unique_ptr<Calls> calls);
+  Passing(Passing&&) noexcept;
+  Passing& operator=(Passing&&) noexcept;
+  ~Passing();
+  // What came. Blocks until both are done. Once.
+  at::Tensor wait();
+
+ private:
+  std::unique_ptr<Calls> calls_;
+};
+
 // The ranks along one axis of a mesh, as parallel layers use them. Tensors have any shape and floating dtype and are
 // the same size on every rank; results are new. Every method that takes tensors is COLLECTIVE, blocks, and throws
 // Error(kCommunication) that names `layer` and the rank that did not come. Bytes: of a tensor of B bytes on each of N
@@ -48,6 +63,9 @@ class Ranks {
   // Rows of `x` for other ranks, those for rank 0 first; counts[from][to], as every rank knows them. Returns the rows
   // for this one, those from rank 0 first. The rows from other ranks.
   at::Tensor exchange(const at::Tensor& x, const std::vector<std::vector<int64_t>>& counts, const std::string& layer);
+  // Begins to send `x`, which must not change until then, to the next rank, the last one's to the first, and to receive
+  // what the one before sends. Of two ranks at least. B.
+  Passing pass_on(const at::Tensor& x, const std::string& layer);
   // Local. This rank's part of `x` along `dim`, likewise. A view.
   at::Tensor own_part(const at::Tensor& x, int64_t dim, const std::string& layer) const;
 

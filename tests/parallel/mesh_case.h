@@ -19,7 +19,7 @@ struct MeshCase {
   int64_t layers, kv_heads, heads, head_dim, inner, vocab;
   int64_t experts = 0, experts_per_token = 0;  // 0: a dense model
   int64_t tokens, rows_of_microbatch, window;
-  bool has_documents;
+  bool has_documents, in_ring;
   parallel::Tokens tokens_between;
   int microbatches = 1, stages_per_rank = 1;
   pipeline::Order order = pipeline::Order::k1F1B;
@@ -56,7 +56,7 @@ struct MeshCase {
     return c10::str("mesh ", seed, ": ", mesh, "| ", layers, " layers of ", heads, "/", kv_heads, " heads of ",
                     head_dim, ", inner ", inner, ", vocabulary ", vocab, ", ", experts, " experts, ", experts_per_token,
                     " of a token | ", rows(), " rows of ", tokens, " tokens, window ", window,
-                    has_documents ? ", documents" : "",
+                    has_documents ? ", documents" : "", in_ring ? ", in a ring" : "",
                     tokens_between == parallel::Tokens::kOwn ? ", own tokens | " : " | ", name(options.strategy), ", ",
                     schedule::describe(options.schedule), shards_blocks ? ", block by block" : "", ", ", microbatches,
                     " microbatches, order ", static_cast<int>(order), ", ", stages_per_rank, " stages");
@@ -116,7 +116,7 @@ inline MeshCase random_mesh_case(unsigned seed) {
                 ep = mesh_case.size("ep");
   mesh_case.kv_heads = tp * (1 + below(2));
   mesh_case.heads = mesh_case.kv_heads * (1 + below(2));
-  mesh_case.head_dim = 2 + below(3);
+  mesh_case.head_dim = 2 + 4 / mesh_case.heads + below(3);  // norms of two numbers make much of rounding
   mesh_case.inner = tp * (2 + below(4));
   mesh_case.vocab = tp * (5 + below(6));
   if (ep > 1 || below(3) == 0) {
@@ -139,6 +139,7 @@ inline MeshCase random_mesh_case(unsigned seed) {
   mesh_case.layers = mesh_case.stages() + below(2);
   mesh_case.shards_blocks = below(2) == 0;
   mesh_case.options = random_options(random, mesh_case.size("replicate") > 1);
+  mesh_case.in_ring = below(2) == 0;
   return mesh_case;
 }
 

@@ -10,8 +10,6 @@
 #include <vector>
 
 #include "fsdp/fsdp.h"
-#include "fsdp/parallel/context_attention.h"
-#include "fsdp/parallel/zigzag.h"
 #include "tests/parallel/mesh_case.h"
 #include "tests/support/ranks.h"
 
@@ -125,7 +123,7 @@ inline torch::Tensor whole_loss(const MeshCase& mesh_case, const Weights& weight
 
 struct MeshBlock : torch::nn::Module {
   MeshBlock(const MeshCase& mesh_case, const Mesh& mesh, const std::string& layer)
-      : head_dim(mesh_case.head_dim), cp(parallel::Ranks::along(mesh, "cp")), layer(layer) {
+      : head_dim(mesh_case.head_dim), in_ring(mesh_case.in_ring), cp(parallel::Ranks::along(mesh, "cp")), layer(layer) {
     const int64_t width = mesh_case.width(), keys = mesh_case.kv_heads * mesh_case.head_dim;
     for (auto* each : {&norm, &inner_norm}) *each = torch::nn::LayerNorm(torch::nn::LayerNormOptions({width}));
     register_module("norm", norm);
@@ -144,16 +142,19 @@ struct MeshBlock : torch::nn::Module {
     }
   }
 
-  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& mask) {
+  torch::Tensor forward(const torch::Tensor& x, const parallel::ContextView& view, const torch::Tensor& mask) {
     const torch::Tensor given = norm(x);
     const auto heads = [&](const torch::Tensor& y) { return y.unflatten(-1, {-1, head_dim}); };
     const torch::Tensor queries = heads(q(given)), keys = heads(k(given)), values = heads(v(given));
-    const torch::Tensor h = x + o(parallel::context_attention(queries, keys, values, mask, cp, layer).flatten(2));
+    const torch::Tensor read = in_ring ? parallel::ring_attention(queries, keys, values, view, cp, layer)
+                                       : parallel::context_attention(queries, keys, values, mask, cp, layer);
+    const torch::Tensor h = x + o(read.flatten(2));
     const torch::Tensor inner = inner_norm(h);
     return h + (mixture ? mixture(inner) : down(torch::gelu(up(inner))));
   }
 
   int64_t head_dim;
+  bool in_ring;
   std::shared_ptr<parallel::Ranks> cp;
   std::string layer;
   torch::nn::LayerNorm norm{nullptr}, inner_norm{nullptr};
@@ -200,8 +201,9 @@ struct MeshPart : torch::nn::Module {
   // logits.
   torch::Tensor forward(torch::Tensor x, const torch::Tensor& documents) {
     if (embedding) x = embedding(x);
-    const torch::Tensor mask = parallel::context_mask(documents.size(1), {documents, window}, *cp, x.options());
-    for (const auto& block : *blocks) x = block->as<MeshBlock>()->forward(x, mask);
+    const parallel::ContextView view = {documents, window};
+    const torch::Tensor mask = parallel::context_mask(documents.size(1), view, *cp, x.options());
+    for (const auto& block : *blocks) x = block->as<MeshBlock>()->forward(x, view, mask);
     return head ? head(norm(x)) : x;
   }
   // Sum over the targets [B, T/cp].
