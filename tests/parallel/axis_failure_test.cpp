@@ -18,7 +18,7 @@ using ::testing::Not;
 using namespace fsdp::testing;  // NOLINT(google-build-using-namespace)
 
 constexpr int kRanks = 4, kOdd = 3;  // who differs
-constexpr std::chrono::milliseconds kDeadline{2000};
+constexpr std::chrono::milliseconds kDeadline{3000};
 
 enum class Mistake { kAbsent, kOtherCall, kOtherShape };
 
