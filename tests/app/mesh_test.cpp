@@ -106,7 +106,7 @@ TEST_F(MeshAxes, StagesTrainAsOneRankDoes) {
         {4, "--mesh.pp=2 --train.microbatch_sequences=2 --shard.strategy=optim_grads --check.compare_replicas_every=3"},
         {4, "--mesh.pp=2 --train.microbatch_sequences=1 --shard.strategy=hybrid --shard.replicas=2"},
         {4, "--mesh.pp=2 --mesh.tp=2 --train.microbatch_sequences=3"},
-        {4, "--mesh.pp=2 --mesh.cp=2 --train.microbatch_sequences=4"},
+        {4, "--mesh.pp=2 --mesh.cp=2 --mesh.cp_exchange=ring --train.microbatch_sequences=4"},
         {8, "--mesh.pp=2 --mesh.tp=2 --train.microbatch_sequences=2"}}},
       {"--model.tie_embeddings=false --train.z_loss=1e-3 --train.label_smoothing=0.1 --tune.frozen=*layers.0*",
        {{2, "--mesh.pp=2"}, {4, "--mesh.pp=2 --mesh.tp=2 --train.microbatch_sequences=3"}}},

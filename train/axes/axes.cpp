@@ -6,12 +6,17 @@
 
 namespace fsdp::train {
 
-std::shared_ptr<Axes> Axes::of(const Mesh& mesh) {
-  return mesh.size("tp") * mesh.size("cp") > 1 ? std::make_shared<Axes>(mesh) : nullptr;
+std::shared_ptr<Axes> Axes::of(const Mesh& mesh, parallel::ContextExchange exchange) {
+  return mesh.size("tp") * mesh.size("cp") > 1 ? std::make_shared<Axes>(mesh, exchange) : nullptr;
 }
 
-Axes::Axes(const Mesh& mesh)
-    : tensor_(parallel::Ranks::along(mesh, "tp")), context_(parallel::Ranks::along(mesh, "cp")) {}
+Axes::Axes(const Mesh& mesh, parallel::ContextExchange exchange)
+    : tensor_(parallel::Ranks::along(mesh, "tp")), context_(parallel::Ranks::along(mesh, "cp")), exchange_(exchange) {}
+
+parallel::ContextExchange exchange_of(const std::string& name) {
+  using parallel::ContextExchange;
+  return name == "ring" ? ContextExchange::kRing : name == "gather" ? ContextExchange::kGather : ContextExchange::kAuto;
+}
 
 std::optional<int64_t> cut_dimension(const std::string& name) {
   for (const char* map : {"q_proj.", "k_proj.", "v_proj.", "gate_proj.", "up_proj.", "embed_tokens.", "lm_head."}) {
@@ -27,7 +32,7 @@ void Axes::cut(const std::string& name, const at::Tensor& parameter) const {
 }
 
 void Axes::connect(models::Decoder& decoder) const {
-  decoder->set_across(std::make_shared<CutLayers>(tensor_, context_));
+  decoder->set_across(std::make_shared<CutLayers>(tensor_, context_, exchange_));
   if (tensor_->size() == 1) return;
   for (const auto& item : decoder->named_parameters()) {
     if (!item.value().requires_grad() || cut_dimension(item.key())) continue;

@@ -14,8 +14,8 @@ namespace fsdp::train {
 class Axes {
  public:
   // COLLECTIVE. Nothing where the mesh has no "tp" or "cp" of more than one rank.
-  static std::shared_ptr<Axes> of(const Mesh& mesh);
-  explicit Axes(const Mesh& mesh);
+  static std::shared_ptr<Axes> of(const Mesh& mesh, parallel::ContextExchange exchange);
+  Axes(const Mesh& mesh, parallel::ContextExchange exchange);
 
   // Keeps this rank's part of a parameter, where parameters of that name are cut. The parameter may be deferred: then
   // it is whole only while it is made. Local.
@@ -29,7 +29,11 @@ class Axes {
 
  private:
   std::shared_ptr<parallel::Ranks> tensor_, context_;
+  parallel::ContextExchange exchange_;
 };
+
+// What mesh.cp_exchange says: auto, gather or ring.
+parallel::ContextExchange exchange_of(const std::string& name);
 
 // Along which dimension the parameter of a decoder is cut: maps from the hidden state by outputs, maps to it by inputs,
 // embedding and head by the vocabulary. None: all ranks have it alike.

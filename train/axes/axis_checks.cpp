@@ -157,6 +157,9 @@ void check_axes(const Config& config, const models::DecoderConfig& model) {
   if (config.mesh.cp > 1) {
     check_settings("mesh.cp", refused_with_axes(config));
     check_tokens(config);
+  } else if (config.mesh.cp_exchange != "auto") {
+    refuse_axis("mesh.cp_exchange: got \"" + config.mesh.cp_exchange +
+                "\" with mesh.cp = 1, expected \"auto\", or several ranks along it.");
   }
   if (config.mesh.ep > 1) check_expert_parallel(config, model);
 }

@@ -69,6 +69,11 @@ at::Tensor CutLayers::part_of_sequences(const at::Tensor& x_BT) const {
 at::Tensor CutLayers::attend(const at::Tensor& q_BTHD, const at::Tensor& k_BTKD, const at::Tensor& v_BTKD,
                              const std::vector<int64_t>& document_lengths, int64_t window, const std::string& layer) {
   if (context_->size() == 1) return kernels::causal_attention(q_BTHD, k_BTKD, v_BTKD, document_lengths, window);
+  const bool has_documents = !document_lengths.empty();
+  if (choose_exchange(exchange_, k_BTKD, has_documents, *context_) == parallel::ContextExchange::kRing) {
+    const parallel::ContextView view = {documents_of(document_lengths, q_BTHD.size(0)), window};
+    return parallel::ring_attention(q_BTHD, k_BTKD, v_BTKD, view, context_, layer);
+  }
   return parallel::context_attention(q_BTHD, k_BTKD, v_BTKD, mask_of(q_BTHD, document_lengths, window), context_,
                                      layer);
 }

@@ -15,8 +15,9 @@ namespace fsdp::train {
 // "cp"; either may be this rank alone. Bytes: see docs/parallelism.md.
 class CutLayers : public models::AcrossRanks {
  public:
-  CutLayers(std::shared_ptr<parallel::Ranks> tensor, std::shared_ptr<parallel::Ranks> context)
-      : ranks_(std::move(tensor)), context_(std::move(context)) {}
+  CutLayers(std::shared_ptr<parallel::Ranks> tensor, std::shared_ptr<parallel::Ranks> context,
+            parallel::ContextExchange exchange)
+      : ranks_(std::move(tensor)), context_(std::move(context)), exchange_(exchange) {}
 
   at::Tensor enter_layer(const at::Tensor& x_BTE, const std::string& layer) override;
   at::Tensor leave_layer(const at::Tensor& y_BTE, const at::Tensor& bias_E, const std::string& layer) override;
@@ -38,6 +39,7 @@ class CutLayers : public models::AcrossRanks {
   const at::Tensor& mask_of(const at::Tensor& q_BTHD, const std::vector<int64_t>& document_lengths, int64_t window);
 
   std::shared_ptr<parallel::Ranks> ranks_, context_;
+  parallel::ContextExchange exchange_;
   std::map<int64_t, View> views_;  // by window
 };
 

@@ -112,6 +112,7 @@ struct MeshConfig {
   std::string schedule = "1f1b";
   int64_t tp = 1;
   int64_t cp = 1;
+  std::string cp_exchange = "auto";
   int64_t ep = 1;
 };
 

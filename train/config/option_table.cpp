@@ -286,6 +286,9 @@ std::vector<Option> mesh_options() {
       {"mesh.cp", FSDP_SLOT(mesh.cp), at_least(1),
        "context parallelism: ranks that have parts of the same sequences, and shard the weights between them, too; for "
        "sequences whose activations do not fit on one; divides the ranks, and twice it the sequence length"},
+      {"mesh.cp_exchange", FSDP_SLOT(mesh.cp_exchange), one_of({"auto", "gather", "ring"}),
+       "of that: gather has the keys and values of a layer of all ranks at once, with a mask; ring has those of one "
+       "more rank at a time, and waits more often; auto: ring where gather would hold more than 256 MiB"},
       {"mesh.ep", FSDP_SLOT(mesh.ep), at_least(1),
        "expert parallelism: ranks that have different experts of a layer, and sequences of their own; everything else "
        "is sharded over them, too; divides the ranks and the experts; see docs/experts.md"},

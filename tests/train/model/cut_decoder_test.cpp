@@ -120,12 +120,14 @@ struct Layout {
   std::string strategy = "optim_grads_params";
   std::string recompute = "none";
   std::string projections = "separate";
+  std::string exchange = "auto";
 };
 
 train::Config config_of(const Layout& layout) {
   train::Config config;
   config.mesh.tp = layout.tp;
   config.mesh.cp = layout.cp;
+  config.mesh.cp_exchange = layout.exchange;
   config.shard.replicas = layout.replicas;
   config.shard.strategy = layout.strategy;
   config.train.recompute = layout.recompute;
@@ -173,6 +175,8 @@ TEST(CutDecoder, LossesLogitsAndGradientsAreThoseOfTheWholeOne) {
   const Layout layouts[] = {{2, 2, 1},
                             {2, 1, 1, 2},
                             {4, 1, 1, 4, "optim_grads_params", "block"},
+                            {4, 1, 1, 4, "optim_grads_params", "block", "separate", "ring"},
+                            {4, 2, 1, 2, "optim_grads_params", "none", "separate", "ring"},
                             {4, 1, 1, 2, "no_shard", "elementwise"},
                             {4, 2, 1, 2},
                             {4, 1, 2, 2, "hybrid"},
@@ -252,6 +256,8 @@ TEST(CutDecoder, WhatDoesNotDivideIsRefusedWithWhatDoes) {
   EXPECT_THAT(refusal([](auto& config, auto&) { config.shard.precision = "fp8"; }), is_refused("\"fp8\""));
   EXPECT_THAT(refusal([](auto& config, auto&) { config.shard.device = "cuda"; }), is_refused("shard.device"));
   EXPECT_THAT(refusal([](auto& config, auto&) { config.tune.method = "lora"; }), is_refused("\"lora\""));
+  EXPECT_THAT(refusal([](auto& config, auto&) { config.mesh.cp_exchange = "ring"; }),
+              is_refused("mesh.cp_exchange: got \"ring\" with mesh.cp = 1"));
   EXPECT_THAT(
       refusal([](auto& config, auto&) {
         config.mesh.cp = 4;
