@@ -19,16 +19,20 @@ Turn turn(const Shape& shape, int rank, Pass pass, int k) {
 int forwards_ahead(Order order, const Shape& shape, int rank) {
   const int all = shape.microbatches * shape.stages_per_rank, later = shape.ranks - 1 - rank;
   if (order == Order::kGPipe) return all;
-  if (order == Order::k1F1B) return std::min(all, later);
+  if (order != Order::kInterleaved) return std::min(all, later);
   return std::min(all, 2 * later + (shape.stages_per_rank - 1) * shape.ranks);
 }
 
 }  // namespace
 
-void check(Order order, const Shape& shape) {
+void check(const Shape& shape) {
   FSDP_CHECK(shape.ranks >= 1 && shape.stages_per_rank >= 1 && shape.microbatches >= 1, "[pipeline] got ", shape.ranks,
              " ranks, ", shape.stages_per_rank, " stages on each and ", shape.microbatches,
              " microbatches, expected at least 1 of each.");
+}
+
+void check(Order order, const Shape& shape) {
+  check(shape);
   if (order != Order::kInterleaved) {
     FSDP_CHECK(shape.stages_per_rank == 1, "[pipeline] got ", shape.stages_per_rank,
                " stages on each rank, expected 1 for this order. Use pipeline::Order::kInterleaved.");
@@ -47,6 +51,23 @@ std::vector<Turn> turns_of(Order order, const Shape& shape, int rank) {
   for (int k = 0; k < all; ++k) {
     if (ahead + k < all) turns.push_back(turn(shape, rank, Pass::kForward, ahead + k));
     turns.push_back(turn(shape, rank, Pass::kBackward, k));
+    if (is_split(order, rank) && k >= rank) turns.push_back({Pass::kWeights, rank, k - rank});
+  }
+  if (!is_split(order, rank)) return turns;
+  for (int k = std::max(0, all - rank); k < all; ++k) turns.push_back({Pass::kWeights, rank, k});
+  return turns;
+}
+
+bool is_split(Order order, int stage) { return order == Order::kZeroBubble && stage > 0; }
+
+std::vector<Turn> forward_turns_of(const Shape& shape, int rank) {
+  std::vector<Turn> turns;
+  for (int first = 0; first < shape.microbatches; first += shape.ranks) {
+    const int last = std::min(first + shape.ranks, shape.microbatches);
+    for (int stage = rank; stage < shape.stages(); stage += shape.ranks) {
+      for (int microbatch = first; microbatch < last; ++microbatch)
+        turns.push_back({Pass::kForward, stage, microbatch});
+    }
   }
   return turns;
 }

@@ -13,6 +13,7 @@
 #include "fsdp/comm/comm.h"
 #include "fsdp/comm/connection.h"
 #include "fsdp/pipeline/relay.h"
+#include "fsdp/pipeline/split_backward.h"
 #include "fsdp/pipeline/ties.h"
 #include "fsdp/unit/scopes.h"
 #include "fsdp/unit/unit_state.h"
@@ -81,6 +82,13 @@ std::vector<at::Tensor> leaves_of(const std::vector<Stage>& stages) {
   return leaves;
 }
 
+std::vector<std::vector<Turn>> turns_of_all(const std::function<std::vector<Turn>(int rank)>& turns_of_rank,
+                                            int ranks) {
+  std::vector<std::vector<Turn>> turns;
+  for (int rank = 0; rank < ranks; ++rank) turns.push_back(turns_of_rank(rank));
+  return turns;
+}
+
 at::Tensor output_of(const Stage& stage, const Turn& turn, const at::Tensor& x) {
   at::Tensor y = stage.forward(x, turn.microbatch);
   FSDP_CHECK(y.defined() && y.is_floating_point(), "[pipeline] stage ", turn.stage, " returned ",
@@ -94,22 +102,27 @@ at::Tensor output_of(const Stage& stage, const Turn& turn, const at::Tensor& x) 
 // A forward and a backward of one batch, turn by turn.
 class Pipeline::Step {
  public:
-  Step(const std::vector<Stage>& stages, const Shape& shape, const std::vector<at::Tensor>& inputs, const Loss& loss,
-       LossesAre losses)
+  Step(const std::vector<Stage>& stages, Order order, const Shape& shape, const std::vector<at::Tensor>& inputs,
+       const Loss& loss, LossesAre losses)
       : stages_(stages),
+        order_(order),
         shape_(shape),
         inputs_(inputs),
         loss_(loss),
         divisor_(losses == LossesAre::kAveraged ? shape.microbatches : 1),
-        held_(stages) {}
+        held_(stages) {
+    for (const Stage& stage : stages) backwards_left_[root_of(stage)] += shape.microbatches;
+  }
 
   at::Tensor compute(const Turn& turn, at::Tensor given) {
-    return turn.pass == Pass::kForward ? forward(turn, std::move(given)) : backward(turn, given);
+    if (turn.pass == Pass::kForward) return forward(turn, std::move(given));
+    return turn.pass == Pass::kBackward ? backward(turn, given) : weights(turn);
   }
   double loss() const { return total_.defined() ? total_.item<double>() : 0; }
 
  private:
   const Stage& stage_of(const Turn& turn) const { return stages_[static_cast<size_t>(turn.stage / shape_.ranks)]; }
+  static const UnitState* root_of(const Stage& stage) { return stage.unit ? stage.unit->state().get() : nullptr; }
   bool is_at_end(const Turn& turn) const { return turn.stage + 1 == shape_.stages(); }
 
   at::Tensor forward(const Turn& turn, at::Tensor given) {
@@ -137,22 +150,46 @@ class Pipeline::Step {
   at::Tensor backward(const Turn& turn, const at::Tensor& gradient) {
     const Stage& stage = stage_of(turn);
     const InFlight now = std::move(in_flight_.extract({turn.stage, turn.microbatch}).mapped());
-    const bool is_last = turn.microbatch + 1 == shape_.microbatches;
-    if (is_last) held_.let_go(stage);
-    std::optional<Microbatch> scope;
-    if (stage.unit) scope.emplace(*stage.unit, is_last);
+    if (is_split(order_, turn.stage)) return input_part(turn, now, gradient);
+    const std::unique_ptr<Microbatch> scope = next_gradients(stage);
     if (now.output.requires_grad()) torch::autograd::backward({now.output}, {gradient});
     if (!now.input.defined()) return {};
     return now.input.grad().defined() ? now.input.grad() : at::zeros_like(now.input);
   }
 
+  at::Tensor input_part(const Turn& turn, const InFlight& now, const at::Tensor& gradient) {
+    const Stage& stage = stage_of(turn);
+    std::optional<Microbatch> scope;
+    if (stage.unit) scope.emplace(*stage.unit, false);
+    InputPart part;
+    if (now.output.requires_grad()) part = run_input_part(now.output, gradient, now.input);
+    weights_parts_[turn.microbatch] = std::move(part.rest);
+    return part.gradient.defined() ? part.gradient : at::zeros_like(now.input);
+  }
+
+  at::Tensor weights(const Turn& turn) {
+    const std::unique_ptr<Microbatch> scope = next_gradients(stage_of(turn));
+    run_weights_part(weights_parts_.extract(turn.microbatch).mapped());
+    return {};
+  }
+
+  // Of a stage's weights, while the scope lives.
+  std::unique_ptr<Microbatch> next_gradients(const Stage& stage) {
+    const bool is_last = --backwards_left_[root_of(stage)] == 0;
+    if (is_last) held_.let_go(stage);
+    return stage.unit ? std::make_unique<Microbatch>(*stage.unit, is_last) : nullptr;
+  }
+
   const std::vector<Stage>& stages_;
+  Order order_;
   Shape shape_;
   const std::vector<at::Tensor>& inputs_;
   const Loss& loss_;
   int divisor_;
   HeldWeights held_;
+  std::map<const UnitState*, int> backwards_left_;     // of stages with one root together
   std::map<std::pair<int, int>, InFlight> in_flight_;  // by stage and microbatch
+  std::map<int, WeightsPart> weights_parts_;           // by microbatch, of the only stage
   at::Tensor total_;                                   // [1], fp64
 };
 
@@ -186,7 +223,7 @@ void Pipeline::agree(const std::string& text) const {
 Shape Pipeline::shape_for(const std::vector<at::Tensor>& inputs) const {
   const Shape shape{comm_->size(), static_cast<int>(stages_.size()), static_cast<int>(inputs.size())};
   agree(c10::str(inputs.size(), " microbatches"));
-  check(order_, shape);
+  check(shape);
   return shape;
 }
 
@@ -195,11 +232,13 @@ bool Pipeline::has_last_stage() const { return comm_->rank() == comm_->size() - 
 
 double Pipeline::step(const std::vector<at::Tensor>& inputs, const Loss& loss, LossesAre losses) {
   const Shape shape = shape_for(inputs);
+  check(order_, shape);
   FSDP_CHECK(loss || !has_last_stage(), "[pipeline] got no loss on the rank of the last stage, expected a function.");
   const at::AutoGradMode with_gradients(true);
   ties_->begin_step();
-  Step step(stages_, shape, inputs, loss, losses);
-  Relay relay(comm_, order_, shape, Passes::kBoth, device_of(stages_));
+  Step step(stages_, order_, shape, inputs, loss, losses);
+  Relay relay(comm_, shape, turns_of_all([&](int rank) { return turns_of(order_, shape, rank); }, shape.ranks),
+              device_of(stages_));
   relay.run([&step](const Turn& turn, at::Tensor given) { return step.compute(turn, std::move(given)); });
   ties_->add_up();
   const Backstage backstage;
@@ -216,7 +255,8 @@ std::vector<at::Tensor> Pipeline::forward(const std::vector<at::Tensor>& inputs)
     if (stage.unit) scopes.push_back(std::make_unique<ForwardOnly>(*stage.unit));
   }
   std::vector<at::Tensor> outputs;
-  Relay relay(comm_, order_, shape, Passes::kForward, device_of(stages_));
+  Relay relay(comm_, shape, turns_of_all([&](int rank) { return forward_turns_of(shape, rank); }, shape.ranks),
+              device_of(stages_));
   relay.run([&](const Turn& turn, const at::Tensor& given) {
     const at::Tensor x = turn.stage == 0 ? inputs[static_cast<size_t>(turn.microbatch)] : given;
     at::Tensor y = output_of(stages_[static_cast<size_t>(turn.stage / shape.ranks)], turn, x);

@@ -25,7 +25,9 @@ struct Stage {
   // x: what the stage before returned, a floating-point tensor; of the first stage, a microbatch's input as step() got
   // it. What else a stage needs of a microbatch (masks, positions) it looks up by its number.
   std::function<at::Tensor(const at::Tensor& x, int microbatch)> forward;
-  std::vector<at::Tensor> leaves;       // that the optimizer has: fsdp::parameters(module)
+  // That the optimizer has: fsdp::parameters(module). Where several stages are parts of one module, one of them has
+  // all.
+  std::vector<at::Tensor> leaves;
   std::optional<Unit> unit = {};        // what fully_shard() returned for the module, if it is sharded
   std::vector<std::string> names = {};  // of the leaves, in the whole model; empty: they have none
 };
@@ -64,8 +66,8 @@ class Pipeline {
   // over "pp"; errors name the stage's tensor and the rank that did not come. Throws Error(kUsage): ranks differ in the
   // number of microbatches, or a stage's output in size between them.
   double step(const std::vector<at::Tensor>& inputs, const Loss& loss, LossesAre losses = LossesAre::kAveraged);
-  // Forwards alone, without gradients. Returns the last stage's outputs where that is, nothing elsewhere. COLLECTIVE
-  // likewise.
+  // Forwards alone, without gradients, of any number of microbatches. Returns the last stage's outputs where that is,
+  // nothing elsewhere. COLLECTIVE likewise.
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs);
 
   // As the functions of these names, over the leaves of all stages, tied ones once. COLLECTIVE over "pp" and over the

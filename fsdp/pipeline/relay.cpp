@@ -5,14 +5,9 @@
 
 namespace fsdp::pipeline {
 
-Relay::Relay(std::shared_ptr<comm::Comm> comm, Order order, const Shape& shape, Passes passes, c10::Device device)
-    : comm_(std::move(comm)), shape_(shape), device_(device) {
-  for (int rank = 0; rank < shape.ranks; ++rank) {
-    std::vector<Turn> turns = turns_of(order, shape, rank);
-    if (passes == Passes::kForward) std::erase_if(turns, [](const Turn& turn) { return turn.pass == Pass::kBackward; });
-    turns_.push_back(std::move(turns));
-  }
-}
+Relay::Relay(std::shared_ptr<comm::Comm> comm, const Shape& shape, std::vector<std::vector<Turn>> turns,
+             c10::Device device)
+    : comm_(std::move(comm)), shape_(shape), device_(device), turns_(std::move(turns)) {}
 
 void Relay::run(const Compute& compute) {
   const std::vector<Turn>& turns = turns_[static_cast<size_t>(comm_->rank())];
@@ -27,6 +22,7 @@ void Relay::run(const Compute& compute) {
 }
 
 std::optional<Turn> Relay::beside(const Turn& turn, int steps) const {
+  if (turn.pass == Pass::kWeights) return std::nullopt;
   const int stage = turn.stage + (turn.pass == Pass::kForward ? steps : -steps);
   if (stage < 0 || stage == shape_.stages()) return std::nullopt;
   return Turn{turn.pass, stage, turn.microbatch};

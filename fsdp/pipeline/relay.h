@@ -14,16 +14,15 @@
 
 namespace fsdp::pipeline {
 
-enum class Passes { kForward, kBoth };
-
 // Takes a rank's turns for one batch, and moves what one turn's result is for the next, on whichever rank. A result is
 // received while the turn before is computed, and kept by its sender until the reader's own messages show that it came.
 class Relay {
  public:
-  Relay(std::shared_ptr<comm::Comm> comm, Order order, const Shape& shape, Passes passes, c10::Device device);
+  // `turns`: of each rank.
+  Relay(std::shared_ptr<comm::Comm> comm, const Shape& shape, std::vector<std::vector<Turn>> turns, c10::Device device);
 
   // `given`: what the turn starts from, new; undefined for the first stage's forward and the last stage's backward.
-  // Returns the result; nobody wants that of the last stage's forward and of the first stage's backward.
+  // Returns the result; nobody wants that of the last stage's forward, of the first stage's backward and of weights.
   using Compute = std::function<at::Tensor(const Turn& turn, at::Tensor given)>;
   // COLLECTIVE.
   void run(const Compute& compute);
@@ -42,7 +41,7 @@ class Relay {
   std::shared_ptr<comm::Comm> comm_;
   Shape shape_;
   c10::Device device_;
-  std::vector<std::vector<Turn>> turns_;                // of each rank
+  std::vector<std::vector<Turn>> turns_;
   std::map<std::pair<Pass, int>, Border> borders_;      // by who gives
   std::map<std::pair<Pass, int>, at::Tensor> at_home_;  // of stages on one rank, which takes their turns one by one
 };

@@ -22,9 +22,22 @@ using Key = std::tuple<Pass, int, int>;  // stage, microbatch
 
 Key key_of(const Turn& turn) { return {turn.pass, turn.stage, turn.microbatch}; }
 
-// When the last turn ends if ranks take their turns as soon as what they start from is there; forward and backward of
-// all stages of a rank cost 1 and 2. -1: somebody waits for ever.
-double time_of(Order order, const Shape& shape) {
+// What the passes of all stages of a rank take.
+struct Costs {
+  double forward = 1, input = 1, weights = 1;
+
+  double of_backward() const { return input + weights; }
+  double of_microbatch() const { return forward + of_backward(); }
+  double of(Order order, const Turn& turn) const {
+    if (turn.pass == Pass::kForward) return forward;
+    if (turn.pass == Pass::kWeights) return weights;
+    return is_split(order, turn.stage) ? input : of_backward();
+  }
+};
+
+// When the last turn ends if ranks take their turns as soon as what they start from is there. -1: somebody waits for
+// ever.
+double time_of(Order order, const Shape& shape, const Costs& costs = {}) {
   std::vector<std::vector<Turn>> turns;
   for (int rank = 0; rank < shape.ranks; ++rank) turns.push_back(turns_of(order, shape, rank));
   std::map<Key, double> ends;
@@ -35,15 +48,17 @@ double time_of(Order order, const Shape& shape) {
     for (size_t rank = 0; rank < turns.size(); ++rank) {
       while (next[rank] < turns[rank].size()) {
         const Turn& turn = turns[rank][next[rank]];
-        const bool is_forward = turn.pass == Pass::kForward, is_at_end = turn.stage + 1 == shape.stages();
+        const bool is_forward = turn.pass == Pass::kForward, is_backward = turn.pass == Pass::kBackward;
+        const bool is_at_end = turn.stage + 1 == shape.stages();
         double begin = clocks[rank];
         std::vector<Key> needs;
         if (is_forward && turn.stage > 0) needs.push_back({Pass::kForward, turn.stage - 1, turn.microbatch});
-        if (!is_forward) needs.push_back({Pass::kForward, turn.stage, turn.microbatch});
-        if (!is_forward && !is_at_end) needs.push_back({Pass::kBackward, turn.stage + 1, turn.microbatch});
+        if (is_backward) needs.push_back({Pass::kForward, turn.stage, turn.microbatch});
+        if (turn.pass == Pass::kWeights) needs.push_back({Pass::kBackward, turn.stage, turn.microbatch});
+        if (is_backward && !is_at_end) needs.push_back({Pass::kBackward, turn.stage + 1, turn.microbatch});
         if (std::any_of(needs.begin(), needs.end(), [&](const Key& need) { return ends.count(need) == 0; })) break;
         for (const Key& need : needs) begin = std::max(begin, ends.at(need));
-        clocks[rank] = begin + (is_forward ? 1.0 : 2.0) / shape.stages_per_rank;
+        clocks[rank] = begin + costs.of(order, turn) / shape.stages_per_rank;
         ends[key_of(turn)] = clocks[rank];
         ++next[rank];
         moves = true;
@@ -62,6 +77,7 @@ std::vector<std::pair<Order, Shape>> shapes() {
     for (int microbatches = 1; microbatches <= 4 * ranks; ++microbatches) {
       all.push_back({Order::kGPipe, {ranks, 1, microbatches}});
       all.push_back({Order::k1F1B, {ranks, 1, microbatches}});
+      all.push_back({Order::kZeroBubble, {ranks, 1, microbatches}});
       if (microbatches % ranks != 0) continue;
       for (int own = 1; own <= 4; ++own) all.push_back({Order::kInterleaved, {ranks, own, microbatches}});
     }
@@ -87,9 +103,13 @@ TEST(PipelineOrder, EachRankTakesAllTurnsOfItsStagesOnce) {
         if (turn.pass == Pass::kBackward) {
           ASSERT_EQ(taken.count({Pass::kForward, turn.stage, turn.microbatch}), 1U);
         }
+        if (turn.pass == Pass::kWeights) {
+          ASSERT_EQ(taken.count({Pass::kBackward, turn.stage, turn.microbatch}), 1U);
+        }
       }
     }
-    ASSERT_EQ(taken.size(), static_cast<size_t>(2 * shape.stages() * shape.microbatches));
+    const int split = order == Order::kZeroBubble ? shape.stages() - 1 : 0;
+    ASSERT_EQ(taken.size(), static_cast<size_t>((2 * shape.stages() + split) * shape.microbatches));
   }
 }
 
@@ -97,9 +117,30 @@ TEST(PipelineOrder, EachRankTakesAllTurnsOfItsStagesOnce) {
 // Narayanan et al. 2021, section 2.2.
 TEST(PipelineOrder, TheBubbleIsThatOfThePapers) {
   for (const auto& [order, shape] : shapes()) {
+    if (order == Order::kZeroBubble) continue;
     SCOPED_TRACE(text_of(order, shape));
     const double work = 3.0 * shape.microbatches, bubble = 3.0 * (shape.ranks - 1) / shape.stages_per_rank;
     EXPECT_NEAR(time_of(order, shape), work + bubble, 1e-9);
+  }
+}
+
+// (p - 1) (tF + tB - tW), where tB is the time of an input's gradient and not less than tW: Qi et al. 2023, table 1,
+// ZB-H1, from as many microbatches as ranks on; below, and where tW is longer, no more than that of 1F1B.
+TEST(PipelineOrder, ZeroBubbleWaitsForAsLongAsThePaperSays) {
+  for (const Costs& costs : {Costs{1, 1, 1}, Costs{1, 1.25, 0.75}, Costs{2, 2, 1}, Costs{1, 1, 1.5}}) {
+    for (const auto& [order, shape] : shapes()) {
+      if (order != Order::kZeroBubble) continue;
+      SCOPED_TRACE(text_of(order, shape));
+      const double time = time_of(order, shape, costs), work = shape.microbatches * costs.of_microbatch();
+      const double saved = std::min(costs.weights, costs.input) + costs.weights;
+      const double bubble = (shape.ranks - 1) * (costs.of_microbatch() - saved);
+      if (shape.microbatches >= shape.ranks) {
+        EXPECT_NEAR(time, work + bubble, 1e-9);
+      }
+      if (shape.ranks > 1) {
+        EXPECT_LT(time, time_of(Order::k1F1B, shape, costs));
+      }
+    }
   }
 }
 
@@ -109,13 +150,38 @@ TEST(PipelineOrder, FewMicrobatchesAreInFlight) {
     for (int rank = 0; rank < shape.ranks; ++rank) {
       int now = 0, most = 0;
       for (const Turn& turn : turns_of(order, shape, rank)) {
-        now += turn.pass == Pass::kForward ? 1 : -1;
+        const Pass last = is_split(order, turn.stage) ? Pass::kWeights : Pass::kBackward;
+        now += turn.pass == Pass::kForward ? 1 : turn.pass == last ? -1 : 0;
         most = std::max(most, now);
       }
       const int all = shape.microbatches * shape.stages_per_rank, later = shape.ranks - 1 - rank;
-      const int ahead = order == Order::k1F1B ? later : 2 * later + (shape.stages_per_rank - 1) * shape.ranks;
+      const int ahead = order == Order::k1F1B         ? later
+                        : order == Order::kZeroBubble ? shape.ranks - 1
+                                                      : 2 * later + (shape.stages_per_rank - 1) * shape.ranks;
       EXPECT_EQ(most, order == Order::kGPipe ? all : std::min(all, ahead + 1));
     }
+  }
+}
+
+// Each rank after the one before it: what a turn starts from is there.
+TEST(PipelineOrder, ForwardsAloneTakeAnyNumberOfMicrobatches) {
+  for (const Shape& shape : {Shape{2, 2, 1}, Shape{3, 2, 5}, Shape{2, 3, 4}, Shape{1, 2, 3}}) {
+    std::set<Key> done;
+    std::vector<size_t> next(static_cast<size_t>(shape.ranks));
+    for (bool moves = true; moves;) {
+      moves = false;
+      for (int rank = 0; rank < shape.ranks; ++rank) {
+        const std::vector<Turn> turns = forward_turns_of(shape, rank);
+        size_t& own = next[static_cast<size_t>(rank)];
+        if (own == turns.size()) continue;
+        const Turn& turn = turns[own];
+        if (turn.stage > 0 && done.count({Pass::kForward, turn.stage - 1, turn.microbatch}) == 0) continue;
+        EXPECT_TRUE(done.insert(key_of(turn)).second);
+        ++own;
+        moves = true;
+      }
+    }
+    EXPECT_EQ(done.size(), static_cast<size_t>(shape.stages() * shape.microbatches));
   }
 }
 

@@ -217,6 +217,10 @@ TEST(PipelineParity, LossesGradientsAndNormsAreThoseOfOneRank) {
   expect_equal_steps({{{"pp", 2}}, Order::kInterleaved, 2, 4});
   expect_equal_steps({{{"pp", 3}}, Order::kInterleaved, 2, 6});
   expect_equal_steps({{{"pp", 1}}, Order::kInterleaved, 3, 2});
+  expect_equal_steps({{{"pp", 2}}, Order::kZeroBubble, 1, 5});
+  expect_equal_steps({{{"pp", 4}}, Order::kZeroBubble, 1, 3});
+  expect_equal_steps({{{"pp", 3}}, Order::kZeroBubble, 1, 7});
+  expect_equal_steps({{{"pp", 1}}, Order::kZeroBubble, 1, 2});
 }
 
 TEST(PipelineParity, StagesMayBeSharded) {
@@ -224,6 +228,7 @@ TEST(PipelineParity, StagesMayBeSharded) {
        {Strategy::kNoShard, Strategy::kOptim, Strategy::kOptimGrads, Strategy::kOptimGradsParams}) {
     expect_equal_steps({{{"pp", 2}, {"shard", 2}}, Order::k1F1B, 1, 4, strategy});
     expect_equal_steps({{{"pp", 2}, {"shard", 2}}, Order::kInterleaved, 2, 4, strategy});
+    expect_equal_steps({{{"pp", 2}, {"shard", 2}}, Order::kZeroBubble, 1, 4, strategy});
   }
 }
 
