@@ -76,12 +76,10 @@ at::Tensor DecoderBodyImpl::embed(const at::Tensor& input_ids_BT) {
   return embedded_BTE.to(activation_options().dtype());
 }
 
-at::Tensor DecoderBodyImpl::run_blocks(at::Tensor x_BTE, const AttentionInputs& inputs, const BlockRunner& run_block) {
-  int64_t number = -1;
-  for (const auto& layer : *layers_) {
-    ++number;
-    auto* block = layer->as<DecoderLayer>();
-    if (block == nullptr) continue;
+at::Tensor DecoderBodyImpl::run_blocks(const BlockRange& range, at::Tensor x_BTE, const AttentionInputs& inputs,
+                                       const BlockRunner& run_block) {
+  for (int64_t number = range.first; number < range.last; ++number) {
+    auto* block = layers_->ptr(static_cast<size_t>(number))->as<DecoderLayer>();
     if (!run_block) {
       x_BTE = block->forward(x_BTE, inputs);
     } else {
@@ -94,25 +92,27 @@ at::Tensor DecoderBodyImpl::run_blocks(at::Tensor x_BTE, const AttentionInputs& 
 
 at::Tensor DecoderBodyImpl::forward(const at::Tensor& input_ids_BT, const AttentionInputs& inputs,
                                     const BlockRunner& run_block) {
-  return norm_(run_blocks(embed(input_ids_BT), inputs, run_block));
+  return norm_(run_blocks({0, num_blocks()}, embed(input_ids_BT), inputs, run_block));
 }
 
-at::Tensor DecoderBodyImpl::run_stage(const at::Tensor& given_BTE, const at::Tensor& input_ids_BT,
-                                      const AttentionInputs& inputs, const BlockRunner& run_block) {
-  const at::Tensor y_BTE = run_blocks(given_BTE.defined() ? given_BTE : embed(input_ids_BT), inputs, run_block);
-  return norm_.is_empty() ? y_BTE : norm_(y_BTE);
+at::Tensor DecoderBodyImpl::run_stage(const BlockRange& stage, const at::Tensor& given_BTE,
+                                      const at::Tensor& input_ids_BT, const AttentionInputs& inputs,
+                                      const BlockRunner& run_block) {
+  const at::Tensor y_BTE = run_blocks(stage, stage.first == 0 ? embed(input_ids_BT) : given_BTE, inputs, run_block);
+  return stage.last == num_blocks() ? norm_(y_BTE) : y_BTE;
 }
 
 // Modules without parameters stand for the blocks of other stages, so that names tell a block's place in the model.
-void DecoderBodyImpl::keep_blocks(int64_t first, int64_t last, bool head_is_embedding) {
+void DecoderBodyImpl::keep_blocks(const std::vector<BlockRange>& stages, bool head_is_embedding) {
   torch::nn::ModuleList kept;
-  for (int64_t i = 0; i < static_cast<int64_t>(layers_->size()); ++i) {
-    const bool is_kept = first <= i && i < last;
+  for (int64_t i = 0; i < num_blocks(); ++i) {
+    const bool is_kept =
+        std::any_of(stages.begin(), stages.end(), [i](const BlockRange& stage) { return stage.contains(i); });
     kept->push_back(is_kept ? layers_->ptr(static_cast<size_t>(i)) : torch::nn::Identity().ptr());
   }
-  const bool has_end = last == static_cast<int64_t>(layers_->size());
+  const bool has_end = stages.back().last == num_blocks();
   layers_ = replace_module("layers", kept);
-  if (first > 0 && !(has_end && head_is_embedding)) {
+  if (stages.front().first > 0 && !(has_end && head_is_embedding)) {
     unregister_module("embed_tokens");
     embed_tokens_ = nullptr;
   }
@@ -131,7 +131,7 @@ void DecoderBodyImpl::set_across(const std::shared_ptr<AcrossRanks>& across) {
 }
 
 DecoderImpl::DecoderImpl(DecoderConfig config, const at::TensorOptions& options)
-    : config_(std::move(config)), last_block_(config_.num_hidden_layers), rotary_(config_.rope, config_.rotary_dim()) {
+    : config_(std::move(config)), rotary_(config_.rope, config_.rotary_dim()) {
   body_ = register_module("model", DecoderBody(config_, options));
   if (!config_.tie_word_embeddings)
     lm_head_ = register_module("lm_head", Linear(config_.hidden_size, config_.vocab_size, options));
@@ -215,19 +215,19 @@ at::Tensor DecoderImpl::loss_of(const at::Tensor& hidden_BTE, const at::Tensor& 
   return kernels::linear_cross_entropy(hidden_NE, head_VE(), targets_N, reduction, terms);
 }
 
-void DecoderImpl::keep_blocks(int64_t first, int64_t last) {
-  first_block_ = first;
-  last_block_ = last;
-  body_->keep_blocks(first, last, config_.tie_word_embeddings);
+void DecoderImpl::keep_blocks(const std::vector<BlockRange>& stages) {
+  TORCH_CHECK(!stages.empty(), "[decoder] keep_blocks(): got no stages, expected at least one");
+  has_first_block_ = stages.front().first == 0;
+  has_last_block_ = stages.back().last == config_.num_hidden_layers;
+  body_->keep_blocks(stages, config_.tie_word_embeddings);
   if (has_last_block() || lm_head_.is_empty()) return;
   unregister_module("lm_head");
   lm_head_ = nullptr;
 }
 
-at::Tensor DecoderImpl::run_stage(const at::Tensor& given_BTE, const at::Tensor& input_ids_BT,
+at::Tensor DecoderImpl::run_stage(const BlockRange& stage, const at::Tensor& given_BTE, const at::Tensor& input_ids_BT,
                                   const Sequence& sequence) {
-  return body_->run_stage(has_first_block() ? at::Tensor() : given_BTE, input_ids_BT,
-                          make_inputs(input_ids_BT, sequence), run_block_);
+  return body_->run_stage(stage, given_BTE, input_ids_BT, make_inputs(input_ids_BT, sequence), run_block_);
 }
 
 at::Tensor DecoderImpl::token_losses(const at::Tensor& input_ids_BT, const at::Tensor& targets_N,

@@ -39,6 +39,15 @@ using Block = std::function<at::Tensor(const at::Tensor& x_BTE, const AttentionI
 using BlockRunner = std::function<at::Tensor(int64_t number, const Block& block, const at::Tensor& x_BTE,
                                              const AttentionInputs& inputs)>;
 
+// Blocks [first, last): those of a stage of a pipeline.
+struct BlockRange {
+  int64_t first = 0;
+  int64_t last = 0;
+
+  bool contains(int64_t block) const { return first <= block && block < last; }
+  bool operator==(const BlockRange&) const = default;
+};
+
 // `model.embed_tokens`, `model.layers`, `model.norm`: the part below the head, named as Hugging Face names it.
 class DecoderBodyImpl : public torch::nn::Module {
  public:
@@ -55,16 +64,18 @@ class DecoderBodyImpl : public torch::nn::Module {
   at::TensorOptions activation_options() const;
   const torch::nn::ModuleList& layers() const { return layers_; }
   // As DecoderImpl::keep_blocks().
-  void keep_blocks(int64_t first, int64_t last, bool head_is_embedding);
+  void keep_blocks(const std::vector<BlockRange>& stages, bool head_is_embedding);
   void set_across(const std::shared_ptr<AcrossRanks>& across);
   at::Tensor forward(const at::Tensor& input_ids_BT, const AttentionInputs& inputs, const BlockRunner& run_block);
-  // Of a stage: `given` is what the stage before returned; undefined: the first block is here.
-  at::Tensor run_stage(const at::Tensor& given_BTE, const at::Tensor& input_ids_BT, const AttentionInputs& inputs,
-                       const BlockRunner& run_block);
+  // As DecoderImpl::run_stage().
+  at::Tensor run_stage(const BlockRange& stage, const at::Tensor& given_BTE, const at::Tensor& input_ids_BT,
+                       const AttentionInputs& inputs, const BlockRunner& run_block);
 
  private:
   at::Tensor embed(const at::Tensor& input_ids_BT);
-  at::Tensor run_blocks(at::Tensor x_BTE, const AttentionInputs& inputs, const BlockRunner& run_block);
+  at::Tensor run_blocks(const BlockRange& range, at::Tensor x_BTE, const AttentionInputs& inputs,
+                        const BlockRunner& run_block);
+  int64_t num_blocks() const { return static_cast<int64_t>(layers_->size()); }
 
   std::shared_ptr<AcrossRanks> across_;
   Linear embed_tokens_{nullptr};  // only its weight is used; null in a stage without it
@@ -139,17 +150,18 @@ class DecoderImpl : public torch::nn::Module {
   // ExpertRanks says. Generation likewise, where experts are spread.
   void set_expert_ranks(std::shared_ptr<ExpertRanks> ranks);
 
-  // Makes a stage of a pipeline of it: blocks [first, last) stay, the embedding where the first block or a head that is
-  // the embedding does, the last norm and the head where the last block does. Parameters keep their names. Before it is
-  // sharded; afterwards only run_stage(), loss_of() and logits_of() are for it.
-  void keep_blocks(int64_t first, int64_t last);
+  // Makes stages of a pipeline of it, those of one rank: their blocks stay, the embedding where the first block or a
+  // head that is the embedding does, the last norm and the head where the last block does. Parameters keep their names.
+  // Before it is sharded; afterwards only run_stage(), loss_of() and logits_of() are for it.
+  void keep_blocks(const std::vector<BlockRange>& stages);
   // What has the embedding's weight and nothing else; null in a stage without it.
   const Linear& embed_tokens() const { return body_->embed_tokens(); }
-  bool has_first_block() const { return first_block_ == 0; }
-  bool has_last_block() const { return last_block_ == config_.num_hidden_layers; }
-  // `given` [B, T, E]: what the stage before returned, not read where the first block is. The ids, of the same tokens,
-  // are looked up there, and tell their number elsewhere. Returns hidden states [B, T, E].
-  at::Tensor run_stage(const at::Tensor& given_BTE, const at::Tensor& input_ids_BT, const Sequence& sequence = {});
+  bool has_first_block() const { return has_first_block_; }
+  bool has_last_block() const { return has_last_block_; }
+  // `given` [B, T, E]: what the stage before returned, not read by that with the first block. The ids, of the same
+  // tokens, are looked up there, and tell their number elsewhere. Returns hidden states [B, T, E].
+  at::Tensor run_stage(const BlockRange& stage, const at::Tensor& given_BTE, const at::Tensor& input_ids_BT,
+                       const Sequence& sequence = {});
   // Of the last stage's hidden states: what loss() and forward() make of them.
   at::Tensor loss_of(const at::Tensor& hidden_BTE, const at::Tensor& targets_N,
                      kernels::Reduction reduction = kernels::Reduction::kMean, const kernels::LossTerms& terms = {});
@@ -169,8 +181,8 @@ class DecoderImpl : public torch::nn::Module {
 
   DecoderConfig config_;
   DecoderBody body_{nullptr};
-  Linear lm_head_{nullptr};               // null with tied embeddings, and in a stage without it
-  int64_t first_block_ = 0, last_block_;  // of a stage; all: the model is whole
+  Linear lm_head_{nullptr};  // null with tied embeddings, and in a stage without it
+  bool has_first_block_ = true, has_last_block_ = true;
   RotaryTable rotary_;
   BlockRunner run_block_;
   std::shared_ptr<AcrossRanks> across_;        // null: whole

@@ -105,6 +105,13 @@ TEST_F(MeshAxes, StagesTrainAsOneRankDoes) {
         {4, "--mesh.pp=4 --train.microbatch_sequences=1 --mesh.schedule=gpipe --train.recompute=block"},
         {4, "--mesh.pp=2 --train.microbatch_sequences=2 --shard.strategy=optim_grads --check.compare_replicas_every=3"},
         {4, "--mesh.pp=2 --train.microbatch_sequences=1 --shard.strategy=hybrid --shard.replicas=2"},
+        {2, "--mesh.pp=2 --mesh.schedule=interleaved --mesh.stages_per_rank=2 --train.microbatch_sequences=2"},
+        {4,
+         "--mesh.pp=2 --mesh.schedule=interleaved --mesh.stages_per_rank=2 --train.microbatch_sequences=1 "
+         "--shard.strategy=optim"},
+        {4, "--mesh.pp=4 --mesh.schedule=zero_bubble --train.microbatch_sequences=2 --check.compute_twice_every=4"},
+        {4, "--mesh.pp=2 --mesh.schedule=zero_bubble --train.microbatch_sequences=1"},
+        {4, "--mesh.pp=2 --mesh.tp=2 --mesh.schedule=zero_bubble --train.microbatch_sequences=3"},
         {4, "--mesh.pp=2 --mesh.tp=2 --train.microbatch_sequences=3"},
         {4, "--mesh.pp=2 --mesh.cp=2 --mesh.cp_exchange=ring --train.microbatch_sequences=4"},
         {8, "--mesh.pp=2 --mesh.tp=2 --train.microbatch_sequences=2"}}},
@@ -147,16 +154,17 @@ TEST_F(MeshAxes, HalfPrecisionFollowsOneRank) {
 TEST_F(MeshAxes, ARunGoesOnOnAnotherMesh) {
   const std::string longer = "--train.steps=28 --checkpoint.every_steps=1 ";
   ASSERT_EQ(launch_fsdp(1, run("one", longer)).exit_code, 0);
-  const Legs legs = {{8, "--mesh.pp=2 --mesh.tp=2"},
-                     {4, ""},
-                     {3, ""},
-                     {4, "--mesh.tp=2"},
-                     {4, "--mesh.pp=4"},
-                     {4, "--mesh.tp=4"},
-                     {4, "--mesh.cp=2 --mesh.tp=2"},
-                     {2, "--mesh.pp=2 --train.microbatch_sequences=4"},
-                     {2, "--mesh.cp=2"},
-                     {1, ""}};
+  const Legs legs = {
+      {8, "--mesh.pp=2 --mesh.tp=2"},
+      {4, ""},
+      {3, ""},
+      {4, "--mesh.tp=2"},
+      {4, "--mesh.pp=4 --mesh.schedule=zero_bubble --train.microbatch_sequences=3"},
+      {4, "--mesh.tp=4"},
+      {4, "--mesh.cp=2 --mesh.tp=2"},
+      {2, "--mesh.pp=2 --mesh.schedule=interleaved --mesh.stages_per_rank=2 --train.microbatch_sequences=3"},
+      {2, "--mesh.cp=2"},
+      {1, ""}};
   expect_run_over(legs, [&](const std::string& mesh) { return run("elastic", longer + mesh); });
 }
 
@@ -171,7 +179,9 @@ TEST_F(MeshAxes, TheSameMeshGoesOnBitForBit) {
 TEST_F(MeshAxes, SamplesDoNotDisturbTheTraining) {
   const std::string samples = " --sample.every_steps=5 --sample.max_tokens=5 --sample.prompts=line|";
   ASSERT_EQ(launch_fsdp(1, run("one", samples)).exit_code, 0);
-  for (const std::string mesh : {"--mesh.tp=2", "--mesh.pp=2 --train.microbatch_sequences=6"}) {
+  for (const std::string mesh : {"--mesh.tp=2",
+                                 "--mesh.pp=2 --mesh.schedule=interleaved --mesh.stages_per_rank=2 "
+                                 "--train.microbatch_sequences=6"}) {
     for (const char* folder : {"plain", "sampled"}) std::filesystem::remove_all(path(folder));
     ASSERT_EQ(launch_fsdp(2, run("plain", mesh)).exit_code, 0);
     const CommandResult result = launch_fsdp(2, run("sampled", mesh + samples));
@@ -242,6 +252,16 @@ TEST_F(MeshAxes, WhatDoesNotFitIsRefusedByName) {
       {run("bad", "--mesh.tp=0"), "mesh.tp: got 0"},
       {run("bad", "--mesh.pp=3"), "mesh.pp: got 3 for 2 ranks, expected a divisor of the number of ranks"},
       {run("bad", "--mesh.pp=2 --model.layers=1"), "mesh.pp: got 2 with 1 layers (model.layers), expected a layer for"},
+      {run("bad", "--mesh.stages_per_rank=2"), "mesh.stages_per_rank: got 2 without stages, expected 1"},
+      {run("bad", "--mesh.pp=2 --mesh.stages_per_rank=2"), "got 2 with mesh.schedule = \"1f1b\", which has one stage"},
+      {run("bad", "--mesh.pp=2 --mesh.schedule=interleaved"),
+       "got interleaved with mesh.stages_per_rank = 1, expected"},
+      {run("bad", "--mesh.pp=2 --mesh.schedule=interleaved --mesh.stages_per_rank=2 --train.microbatch_sequences=4"),
+       "got interleaved with 3 microbatches a step, expected a multiple of mesh.pp = 2"},
+      {run("bad", "--mesh.pp=2 --mesh.schedule=interleaved --mesh.stages_per_rank=9"),
+       "mesh.pp: got 2 x 9 (mesh.stages_per_rank) with"},
+      {run("bad", "--mesh.pp=2 --mesh.schedule=zero_bubble --train.recompute=block"),
+       "got zero_bubble with train.recompute = \"block\""},
       {run("bad", "--mesh.pp=2 --shard.precision=fp16"), "mesh.pp: got it with shard.precision = \"fp16\""},
       {run("bad", "--mesh.pp=2 --train.world_invariant=true"), "train.world_invariant: got it with mesh.pp=2"},
       {run("bad", "--mesh.pp=2 --mesh.tp=2"), "shard.replicas x mesh.cp x mesh.tp x mesh.pp: got 1 x 1 x 2 x 2 for 2"},

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "fsdp/fsdp.h"
-#include "train/axes/rank_place.h"
+#include "train/config/sum_tree.h"
 
 namespace fsdp::train {
 namespace {
@@ -121,10 +121,42 @@ std::vector<Refused> refused_with_pp(const Config& config) {
 }
 
 void check_stages(const Config& config, const models::DecoderConfig& model) {
-  if (config.mesh.pp <= model.num_hidden_layers) return;
-  refuse_axis("mesh.pp: got " + std::to_string(config.mesh.pp) + " with " + std::to_string(model.num_hidden_layers) +
-              " layers (model.layers), expected a layer for each stage: at most " +
-              std::to_string(model.num_hidden_layers) + ".");
+  const MeshConfig& mesh = config.mesh;
+  const int64_t layers = model.num_hidden_layers;
+  if (mesh.pp * mesh.stages_per_rank <= layers) return;
+  const std::string several =
+      mesh.stages_per_rank == 1 ? "" : " x " + std::to_string(mesh.stages_per_rank) + " (mesh.stages_per_rank)";
+  refuse_axis("mesh.pp: got " + std::to_string(mesh.pp) + several + " with " + std::to_string(layers) +
+              " layers (model.layers), expected a layer for each stage: at most " + std::to_string(layers) +
+              " stages.");
+}
+
+void check_schedule(const Config& config) {
+  const MeshConfig& mesh = config.mesh;
+  const bool is_interleaved = mesh.schedule == "interleaved";
+  if (mesh.stages_per_rank > 1 && mesh.pp == 1)
+    refuse_axis("mesh.stages_per_rank: got " + std::to_string(mesh.stages_per_rank) +
+                " without stages, expected 1. Set that, or mesh.pp to 2 or more.");
+  if (mesh.stages_per_rank > 1 && !is_interleaved)
+    refuse_axis("mesh.stages_per_rank: got " + std::to_string(mesh.stages_per_rank) + " with mesh.schedule = \"" +
+                mesh.schedule + "\", which has one stage on each rank. Set that to interleaved, or this to 1.");
+  if (mesh.pp > 1 && mesh.stages_per_rank == 1 && is_interleaved)
+    refuse_axis("mesh.schedule: got interleaved with mesh.stages_per_rank = 1, expected 2 or more. Set that.");
+  if (mesh.pp > 1 && mesh.schedule == "zero_bubble" && config.train.recompute != "none")
+    refuse_axis(
+        "mesh.schedule: got zero_bubble with train.recompute = \"" + config.train.recompute +
+        "\", which computes all gradients of a layer at once, expected none. Set that, or mesh.schedule to 1f1b.");
+}
+
+// Interleaved stages take turns of as many microbatches as there are ranks.
+void check_microbatches(const Config& config, const RankPlace& place) {
+  const int64_t rank_sequences = config.train.batch_sequences / place.num_data;
+  const int64_t microbatches = rank_sequences / microbatch_sequences(config.train, place.num_data);
+  if (config.mesh.schedule != "interleaved" || microbatches % config.mesh.pp == 0) return;
+  refuse_axis("mesh.schedule: got interleaved with " + std::to_string(microbatches) +
+              " microbatches a step, expected a multiple of mesh.pp = " + std::to_string(config.mesh.pp) +
+              ". Each has " + "train.microbatch_sequences of the " + std::to_string(rank_sequences) +
+              " sequences of a step that go through the stages: set one of the two, or mesh.schedule to 1f1b.");
 }
 
 // Each rank along "cp" has two equal chunks of a sequence, which those along "tp" divide.
@@ -142,12 +174,14 @@ void check_tokens(const Config& config) {
 
 }  // namespace
 
-void check_axes(const Config& config, const models::DecoderConfig& model) {
+void check_axes(const Config& config, const models::DecoderConfig& model, const RankPlace& place) {
+  check_schedule(config);
   if (model.experts.count > 0) check_experts(config, model);
   if (config.mesh.pp > 1) {
     check_settings("mesh.pp", refused_with_axes(config));
     check_settings("mesh.pp", refused_with_pp(config));
     check_stages(config, model);
+    check_microbatches(config, place);
   }
   if (config.mesh.tp > 1) {
     check_settings("mesh.tp", refused_with_axes(config));

@@ -16,25 +16,48 @@ std::vector<at::Tensor> ids_of(const std::vector<StageInput>& inputs) {
   return ids;
 }
 
+constexpr std::pair<const char*, pipeline::Order> kOrders[] = {{"1f1b", pipeline::Order::k1F1B},
+                                                               {"gpipe", pipeline::Order::kGPipe},
+                                                               {"interleaved", pipeline::Order::kInterleaved},
+                                                               {"zero_bubble", pipeline::Order::kZeroBubble}};
+
+std::string name_of(pipeline::Order order) {
+  for (const auto& [name, its_order] : kOrders) {
+    if (its_order == order) return name;
+  }
+  throw Error(ErrorCode::kInternal, "[train] an order without a name");
+}
+
 }  // namespace
+
+pipeline::Order parse_order(const std::string& schedule) {
+  for (const auto& [name, order] : kOrders) {
+    if (name == schedule) return order;
+  }
+  throw Error(ErrorCode::kInternal, "[train] mesh.schedule '" + schedule + "' is no order");
+}
 
 DecoderPipeline::DecoderPipeline(const Mesh& mesh, const models::Decoder& decoder, const Unit& root,
                                  const std::vector<BlockRange>& stages, pipeline::Order order)
     : decoder_(decoder), stages_(stages), order_(order), ranks_(parallel::Ranks::along(mesh, "pp")) {
-  pipeline_.emplace(mesh, std::vector<pipeline::Stage>{make_stage(root)}, order);
+  std::vector<pipeline::Stage> own;
+  for (const BlockRange& blocks : stages_of_rank(stages, ranks_->rank(), ranks_->size()))
+    own.push_back(make_stage(blocks, root));
+  // A rank's stages are one module, whose leaves count once.
+  own.front().names = pipeline::name_tensors(*decoder_, pipeline::prefixed(""));
+  own.front().leaves = parameters(*decoder_);
+  pipeline_.emplace(mesh, std::move(own), order);
 }
 
-pipeline::Stage DecoderPipeline::make_stage(const Unit& root) {
+pipeline::Stage DecoderPipeline::make_stage(const BlockRange& blocks, const Unit& root) {
   pipeline::Stage stage;
-  stage.names = pipeline::name_tensors(*decoder_, pipeline::prefixed(""));
-  stage.leaves = parameters(*decoder_);
   stage.unit = root;
-  stage.forward = [this](const at::Tensor& given_BTE, int microbatch) {
+  stage.forward = [this, blocks](const at::Tensor& given_BTE, int microbatch) {
     const StageInput& input = (*inputs_)[static_cast<size_t>(microbatch)];
     if (around_.before) around_.before(microbatch);
-    at::Tensor hidden_BTE = decoder_->run_stage(given_BTE, input.input_ids_BT, input.sequence);
+    at::Tensor hidden_BTE = decoder_->run_stage(blocks, given_BTE, input.input_ids_BT, input.sequence);
     if (around_.after) around_.after(microbatch);
-    return finish_ && decoder_->has_last_block() ? finish_(hidden_BTE) : hidden_BTE;
+    return finish_ && blocks == stages_.back() ? finish_(hidden_BTE) : hidden_BTE;
   };
   return stage;
 }
@@ -61,9 +84,12 @@ int64_t DecoderPipeline::from_last(int64_t number) const {
 }
 
 std::string DecoderPipeline::describe(int64_t num_microbatches) const {
-  const auto waits = static_cast<double>(stages_.size() - 1);
-  return train::describe(stages_) + (order_ == pipeline::Order::kGPipe ? ", gpipe, " : ", 1f1b, ") +
-         std::to_string(num_microbatches) +
+  // In microbatches through all stages of a rank, whose forward takes as long as either part of the backward.
+  const double shorter = order_ == pipeline::Order::kZeroBubble
+                             ? 3
+                             : static_cast<double>(stages_.size()) / static_cast<double>(ranks_->size());
+  const double waits = static_cast<double>(ranks_->size() - 1) / shorter;
+  return train::describe(stages_) + ", " + name_of(order_) + ", " + std::to_string(num_microbatches) +
          format_text(" microbatches a step: a rank waits %.0f %% of the time for others",
                      100 * waits / (waits + static_cast<double>(num_microbatches)));
 }

@@ -18,11 +18,15 @@ struct StageInput {
   models::Sequence sequence;
 };
 
+// Of mesh.schedule.
+pipeline::Order parse_order(const std::string& schedule);
+
 // A decoder whose blocks are in stages on several ranks, computed as one. All methods are COLLECTIVE over the ranks
 // along "pp" unless marked local, which have the same batches; for one thread.
 class DecoderPipeline {
  public:
-  // `decoder`: this rank's stage, sharded, with the root `root`. Its parameters keep their names in checkpoints.
+  // `decoder`: this rank's stages, sharded, with the root `root`; `stages`: those of all ranks. Parameters keep their
+  // names in checkpoints.
   DecoderPipeline(const Mesh& mesh, const models::Decoder& decoder, const Unit& root,
                   const std::vector<BlockRange>& stages, pipeline::Order order);
 
@@ -44,11 +48,11 @@ class DecoderPipeline {
   // The last stage's number, on every rank.
   int64_t from_last(int64_t number) const;
 
-  // Local. "layers 0-3 | 4-6, 1f1b, 8 microbatches: ranks wait 1/9 of the time".
+  // Local. "layers 0-3 | 4-6, 1f1b, 8 microbatches a step: a rank waits 11 % of the time for others".
   std::string describe(int64_t num_microbatches) const;
 
  private:
-  pipeline::Stage make_stage(const Unit& root);
+  pipeline::Stage make_stage(const BlockRange& blocks, const Unit& root);
 
   models::Decoder decoder_;
   std::vector<BlockRange> stages_;

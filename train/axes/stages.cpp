@@ -26,6 +26,12 @@ std::vector<BlockRange> cut_into_stages(const models::DecoderConfig& config, int
   return ranges;
 }
 
+std::vector<BlockRange> stages_of_rank(const std::vector<BlockRange>& stages, int rank, int ranks) {
+  std::vector<BlockRange> own;
+  for (auto i = static_cast<size_t>(rank); i < stages.size(); i += static_cast<size_t>(ranks)) own.push_back(stages[i]);
+  return own;
+}
+
 std::string describe(const std::vector<BlockRange>& stages) {
   std::string text = "layers ";
   for (const BlockRange& stage : stages) {

@@ -110,6 +110,7 @@ struct ShardConfig {
 struct MeshConfig {
   int64_t pp = 1;
   std::string schedule = "1f1b";
+  int64_t stages_per_rank = 1;
   int64_t tp = 1;
   int64_t cp = 1;
   std::string cp_exchange = "auto";

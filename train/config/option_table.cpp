@@ -278,8 +278,12 @@ std::vector<Option> mesh_options() {
        "pipeline parallelism: stages of consecutive layers, each on ranks of its own, through which the microbatches "
        "go; "
        "divides the ranks; wants several microbatches a step (train.microbatch_sequences); see docs/pipeline.md"},
-      {"mesh.schedule", FSDP_SLOT(mesh.schedule), one_of({"1f1b", "gpipe"}),
-       "of a pipeline: 1f1b keeps activations of as many microbatches as stages follow, gpipe those of all"},
+      {"mesh.schedule", FSDP_SLOT(mesh.schedule), one_of({"1f1b", "gpipe", "interleaved", "zero_bubble"}),
+       "of a pipeline: 1f1b keeps activations of as many microbatches as stages follow, gpipe those of all; "
+       "interleaved: with several stages on each rank, which then wait less and send more; zero_bubble: as 1f1b, with "
+       "gradients of weights computed while a rank would wait"},
+      {"mesh.stages_per_rank", FSDP_SLOT(mesh.stages_per_rank), at_least(1),
+       "of an interleaved schedule: at least 2; the microbatches of a step are a multiple of mesh.pp"},
       {"mesh.tp", FSDP_SLOT(mesh.tp), at_least(1),
        "tensor parallelism: ranks that have one batch and cut each layer between them, neighbours on a host; divides "
        "the ranks, and what a layer has; see docs/parallelism.md"},

@@ -50,8 +50,7 @@ void make_offload_folder(ShardOptions& options, const std::string& otherwise, co
 }
 
 void keep_stage(models::Decoder& whole, const std::vector<BlockRange>& stages, const Mesh& mesh) {
-  const BlockRange& own = stages[static_cast<size_t>(mesh.index("pp"))];
-  whole->keep_blocks(own.first, own.last);
+  whole->keep_blocks(stages_of_rank(stages, mesh.index("pp"), mesh.size("pp")));
 }
 
 // Names and sizes, without memory.
@@ -70,8 +69,8 @@ std::vector<WholeTensor> outline_of(const ModelChoice& choice, const Tuning& tun
 
 void connect_stages(ShardedModel& model, const ModelChoice& choice, const Tuning& tuning, const Config& config,
                     const Mesh& mesh, const std::vector<BlockRange>& stages) {
-  const auto order = config.mesh.schedule == "gpipe" ? pipeline::Order::kGPipe : pipeline::Order::k1F1B;
-  model.pipeline = std::make_shared<DecoderPipeline>(mesh, model.decoder, model.root, stages, order);
+  model.pipeline =
+      std::make_shared<DecoderPipeline>(mesh, model.decoder, model.root, stages, parse_order(config.mesh.schedule));
   model.of_all_stages = outline_of(choice, tuning);
 }
 
@@ -86,7 +85,10 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
   const auto experts = choice.config.experts.count > 0 ? std::make_shared<ExpertPlaces>(mesh) : nullptr;
   const bool in_stages = mesh.size("pp") > 1;
   std::vector<BlockRange> stages;
-  if (in_stages) stages = cut_into_stages(choice.config, config.data.sequence_length, mesh.size("pp"));
+  if (in_stages) {
+    const int64_t count = config.mesh.pp * config.mesh.stages_per_rank;
+    stages = cut_into_stages(choice.config, config.data.sequence_length, count);
+  }
   // Deferred: block by block gets its values when it is sharded, and no rank ever holds the whole model.
   models::Decoder decoder = deferred([&] {
     models::Decoder whole(choice.config, at::TensorOptions().dtype(base_type(tuning, config.shard)));
