@@ -159,10 +159,13 @@ class Pipeline::Step {
 
   at::Tensor input_part(const Turn& turn, const InFlight& now, const at::Tensor& gradient) {
     const Stage& stage = stage_of(turn);
-    std::optional<Microbatch> scope;
-    if (stage.unit) scope.emplace(*stage.unit, false);
+    if (stage.unit) stage.unit->state()->root().had_gradients = false;
     InputPart part;
     if (now.output.requires_grad()) part = run_input_part(now.output, gradient, now.input);
+    // The step's last turn would reduce without them.
+    FSDP_CHECK(!stage.unit || !stage.unit->state()->root().had_gradients, "[pipeline] stage ", turn.stage,
+               ": got gradients of weights with that of its input, expected them later. Recomputation gives all at "
+               "once: switch it off, or use pipeline::Order::k1F1B.");
     weights_parts_[turn.microbatch] = std::move(part.rest);
     return part.gradient.defined() ? part.gradient : at::zeros_like(now.input);
   }

@@ -80,7 +80,7 @@ RankPlace rank_place(const Mesh& mesh) {
 
 std::string describe_ranks(const World& world, const RankPlace& place) {
   return std::to_string(world.size) + " rank(s) (" + launcher_name() + ")" +
-         (place.num_stages == 1 ? "" : ", layers in " + std::to_string(place.num_stages) + " stages") +
+         (place.num_stages == 1 ? "" : ", layers in stages over " + std::to_string(place.num_stages)) +
          (place.num_tensor == 1 ? "" : ", each layer cut over " + std::to_string(place.num_tensor)) +
          (place.num_context == 1 ? "" : ", each sequence cut over " + std::to_string(place.num_context)) +
          (place.num_expert == 1 ? "" : ", experts spread over " + std::to_string(place.num_expert));
