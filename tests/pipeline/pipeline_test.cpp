@@ -351,6 +351,30 @@ TEST(PipelineMistakes, WhatCannotBeHandedOnIsRefused) {
   });
 }
 
+TEST(PipelineMistakes, ABackwardThatDoesNotSplitIsRefused) {
+  run_ranks(
+      2,
+      [](const World& world) {
+        const Layout layout{{{"pp", 2}}, Order::kZeroBubble, 1, 2, Strategy::kOptim};
+        const Mesh mesh = Mesh::parallel(world, layout.axes);
+        Models models(mesh, layout);
+        const auto forward = models.stages[0].forward;
+        models.stages[0].forward = [=](const at::Tensor& x, int microbatch) {
+          return recompute([=](const at::Tensor& again) { return forward(again.clone(), microbatch); }, x);
+        };
+        Pipeline pipeline(mesh, models.stages, layout.order);
+        const auto step = [&] {
+          pipeline.step(std::vector<at::Tensor>(2, torch::ones({kRows, kWidth}, torch::kDouble)), sum_of);
+        };
+        if (world.rank == 1) {
+          EXPECT_THAT(step, ThrowsMessage<Error>(HasSubstr("stage 1: got gradients of weights")));
+        } else {
+          EXPECT_THROW(step(), Error);
+        }
+      },
+      std::chrono::seconds(2));
+}
+
 TEST(PipelineMistakes, MicrobatchesHaveOneSize) {
   run_ranks(
       2,
