@@ -177,6 +177,7 @@ void apply_o3(const PlanOptions& options, PlanQuestion& question) {
 
 void apply(const PlanOptions& options, plan::Setup& setup) {
   if (options.strategy) setup.strategy = strategy_named(*options.strategy);
+  if (options.pipeline_schedule) setup.order = plan::parse_order(*options.pipeline_schedule);
   if (options.precision) setup.precision = plan::parse_planned_precision(*options.precision);
   if (options.optimizer) setup.optimizer = plan::parse_optimizer(*options.optimizer);
   if (setup.optimizer == plan::Optimizer::kAdamW8Bit)
@@ -204,8 +205,10 @@ void add_plan_options(CLI::App& parser, PlanOptions& options) {
   parser.add_option("--preset", options.preset, "a published model; `fsdp inspect --presets` lists them");
   parser.add_option("--model", options.model, "config.json, or the folder that holds one");
   parser.add_option("--world", options.world, "number of ranks");
-  parser.add_option("--mesh", options.mesh,
-                    "shard=16, replicate=8,shard=16 or 8x16; shard=16,cp=2,tp=8; one axis may be left to --world");
+  parser.add_option(
+      "--mesh", options.mesh,
+      "shard=16, replicate=8,shard=16 or 8x16; pp=2,shard=16,cp=2,tp=8; shard=4,ep=8; one axis may be left to --world");
+  parser.add_option("--pipeline-schedule", options.pipeline_schedule, "of stages (pp): 1f1b or gpipe");
   parser.add_option("--strategy", options.strategy, "optim_grads_params (ZeRO-3), hybrid (HSDP), ...");
   parser.add_option("--precision", options.precision,
                     "fp32, bf16, fp16, o3, or bf16_reduce, fp16_reduce: gradients travel so, too");
@@ -255,18 +258,21 @@ PlanQuestion resolve(const PlanOptions& options) {
   train::Config config;
   if (has_config(options)) config = train::load_config(options.file, options.overrides);
   const std::string default_mesh = "replicate=" + std::to_string(config.shard.replicas) +
-                                   ",cp=" + std::to_string(config.mesh.cp) + ",tp=" + std::to_string(config.mesh.tp);
+                                   ",pp=" + std::to_string(config.mesh.pp) + ",cp=" + std::to_string(config.mesh.cp) +
+                                   ",tp=" + std::to_string(config.mesh.tp) + ",ep=" + std::to_string(config.mesh.ep);
   const plan::MeshShape mesh = plan::parse_mesh(options.mesh.empty() ? default_mesh : options.mesh, options.world);
   if (has_config(options)) {
     config.shard.replicas = mesh.replicas;
     config.mesh.cp = mesh.context;
     config.mesh.tp = mesh.tensor;
-    setup = train::planned_setup(config, {mesh.replicas * mesh.shards * mesh.context * mesh.tensor, options.node});
+    config.mesh.ep = mesh.experts;
+    config.mesh.pp = mesh.stages;
+    mesh.apply_to(setup);
+    setup = train::planned_setup(config, {setup.world(), options.node});
     question.model = train::planned_model(config, choose_model(config));
   } else {
     const models::DecoderConfig decoder = options.preset.empty() ? models::read_decoder_config(options.model)
                                                                  : train::preset_named(options.preset).config;
-    train::check_can_be_planned(decoder);
     setup = usual_setup(decoder);
     question.model = plan::decoder_model(options.preset.empty() ? options.model : options.preset, decoder);
   }

@@ -8,7 +8,7 @@
 
 #include "app/command_line.h"
 #include "plan/forecast/timeline_file.h"
-#include "plan/reliability.h"
+#include "plan/reliability/reliability.h"
 #include "plan/report.h"
 #include "plan/search/search_space.h"
 
@@ -21,7 +21,8 @@ struct PlanOptions {
   std::string model;
   int64_t world = 0;  // 0: what the mesh gives
   std::string mesh;
-  std::optional<std::string> strategy, precision, optimizer, recompute, reshard_after_forward, granularity, transport;
+  std::optional<std::string> pipeline_schedule, strategy, precision, optimizer, recompute, reshard_after_forward,
+      granularity, transport;
   std::optional<int64_t> sequence_length, microbatch, microbatches, recompute_every, prefetch_depth;
   int64_t node = 8;
   std::optional<int64_t> rails;

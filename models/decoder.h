@@ -17,6 +17,7 @@
 #include "models/across_ranks.h"
 #include "models/config/activations.h"
 #include "models/config/decoder_config.h"
+#include "models/config/stages.h"
 #include "models/decoder_layer.h"
 #include "models/rotary_table.h"
 
@@ -38,15 +39,6 @@ using Block = std::function<at::Tensor(const at::Tensor& x_BTE, const AttentionI
 // Runs the block of that number, counted from 0. The seam for recomputation of activations, and for graphs.
 using BlockRunner = std::function<at::Tensor(int64_t number, const Block& block, const at::Tensor& x_BTE,
                                              const AttentionInputs& inputs)>;
-
-// Blocks [first, last): those of a stage of a pipeline.
-struct BlockRange {
-  int64_t first = 0;
-  int64_t last = 0;
-
-  bool contains(int64_t block) const { return first <= block && block < last; }
-  bool operator==(const BlockRange&) const = default;
-};
 
 // `model.embed_tokens`, `model.layers`, `model.norm`: the part below the head, named as Hugging Face names it.
 class DecoderBodyImpl : public torch::nn::Module {

@@ -9,15 +9,16 @@ namespace fsdp::plan {
 namespace {
 
 using models::DecoderConfig;
+using models::ExpertsConfig;
 using models::Recompute;
 
 io::DType type_of_activations(const Setup& setup) { return setup.precision.param.value_or(io::DType::F32); }
 
 // What a block keeps of one rank's tokens; `part` is what the rank has of its layers. Between layers a rank along `tp`
 // has a part of the tokens, but keeps all that q, k, v, gate and up read.
-int64_t kept_bytes(const DecoderConfig& part, Recompute what, const Setup& setup) {
+int64_t kept_bytes(const DecoderConfig& part, int64_t layer, Recompute what, const Setup& setup) {
   const int64_t element = setup.activation_bytes(), tokens = setup.rank_tokens(), hidden = part.hidden_size;
-  int64_t bytes = models::kept_bytes_per_token(part, what, element) * tokens;
+  int64_t bytes = models::kept_bytes_per_token(part, layer, what, element) * tokens;
   const int64_t cut_between_layers = (what == Recompute::kBlock ? 1 : 2) * tokens * hidden * element;
   bytes -= cut_between_layers - cut_between_layers / setup.tensor;
   if (setup.context == 1 || what == Recompute::kBlock) return bytes;
@@ -33,8 +34,11 @@ int64_t mask_bytes(const Setup& setup) {
 
 // Gradients of activations that are there at once in a block's backward: those of the three parts of the gated product,
 // or those around attention. An estimate: tests/plan/activations_test.cpp shows how far real steps are from it.
-int64_t gradient_elements_per_token(const DecoderConfig& config) {
-  const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
+int64_t gradient_elements_per_token(const DecoderConfig& config, int64_t layer) {
+  const ExpertsConfig& experts = config.experts;
+  const int64_t hidden = config.hidden_size;
+  const int64_t inner = config.has_experts(layer) ? experts.per_token * experts.inner_size + experts.shared_inner_size
+                                                  : config.intermediate_size;
   const int64_t queries = config.num_attention_heads * config.head_dim;
   const int64_t keys = config.num_key_value_heads * config.head_dim;
   return std::max(3 * inner, hidden + 2 * queries + 2 * keys);
@@ -74,7 +78,7 @@ LossBytes loss_over_ranks(int64_t tokens, int64_t vocab, int64_t hidden, io::DTy
 
 }  // namespace
 
-Activations plan_activations(const PlannedModel& model, const Setup& setup) {
+Activations plan_activations(const PlannedModel& model, const Setup& setup, int64_t stage) {
   Activations result;
   result.kept.assign(model.blocks.size(), 0);
   result.working.assign(model.blocks.size(), 0);
@@ -82,22 +86,28 @@ Activations plan_activations(const PlannedModel& model, const Setup& setup) {
   const DecoderConfig config = part_of_rank(*model.decoder, setup.tensor);
   const io::DType type = type_of_activations(setup);
   const int64_t element = setup.activation_bytes(), tokens = setup.rank_tokens();
-  const int64_t all = kept_bytes(config, Recompute::kNone, setup);
-  const int64_t gradients = gradient_elements_per_token(config) * element * tokens;
   for (size_t i = 0; i < model.blocks.size(); ++i) {
     const bool chosen = static_cast<int64_t>(i) % setup.work.recompute_every == 0;
     const Recompute what = chosen ? setup.work.recompute : Recompute::kNone;
-    result.kept[i] = kept_bytes(config, what, setup);
-    result.working[i] = all - result.kept[i] + gradients;
+    const auto layer = static_cast<int64_t>(i);
+    result.kept[i] = kept_bytes(config, layer, what, setup);
+    const int64_t gradients = gradient_elements_per_token(config, layer) * element * tokens;
+    result.working[i] = kept_bytes(config, layer, Recompute::kNone, setup) - result.kept[i] + gradients;
+  }
+  const int64_t hidden = tokens / setup.tensor * config.hidden_size * element;
+  const int64_t tables = 2 * setup.work.sequence_length * config.rotary_dim() * element + mask_bytes(setup);
+  if (stage + 1 < setup.stages) {  // what goes to the next stage stays until its gradient has come
+    result.outer_kept = hidden + tables;
+    return result;
   }
   const bool on_gpu = setup.transport == Transport::kNccl;
   const auto loss_of = setup.tensor > 1 ? loss_over_ranks : on_gpu ? loss_on_gpu : loss_on_cpu;
   const LossBytes loss = loss_of(tokens, config.vocab_size, config.hidden_size, type);
-  result.outer_kept = 2 * tokens / setup.tensor * config.hidden_size * element + tokens * 4 +
-                      2 * setup.work.sequence_length * config.head_dim * element + mask_bytes(setup);
+  result.outer_kept = 2 * hidden + tokens * 4 + tables;
   result.loss_kept = loss.kept + tokens * 4;
   result.loss_working = loss.working;
-  if (model.head == TiedHead::kYes && model.root.parameters.front().trains)
+  const bool is_tied = setup.stages == 1 && model.head == TiedHead::kYes;
+  if (is_tied && model.root.parameters.front().trains)
     result.tied_gradient = config.vocab_size * config.hidden_size * element;
   return result;
 }

@@ -12,7 +12,7 @@ namespace fsdp::plan {
 // exact; what operators hold only while they run is an estimate from the largest of them. Nothing of a model that is no
 // decoder.
 struct Activations {
-  std::vector<int64_t> kept;     // block by block, from its forward to its backward
+  std::vector<int64_t> kept;     // block by block of the whole model, from its forward to its backward
   std::vector<int64_t> working;  // beside that, in its backward: what is computed again, and gradients of activations
   int64_t outer_kept = 0;    // last norm, tables of angles: from the end of the forward to the start of the backward
   int64_t loss_kept = 0;     // logits, or gradients in their place, between the loss's forward and backward
@@ -21,6 +21,7 @@ struct Activations {
   int64_t tied_gradient = 0;
 };
 
-Activations plan_activations(const PlannedModel& model, const Setup& setup);
+// Of a rank of stage `stage`. With experts: as if every expert got as many tokens.
+Activations plan_activations(const PlannedModel& model, const Setup& setup, int64_t stage = 0);
 
 }  // namespace fsdp::plan

@@ -76,12 +76,19 @@ void cut(PlannedUnit& unit, int64_t tensor) {
   }
 }
 
-// Forwards and backwards of all blocks, and the forwards that backwards run once more.
-int64_t passes_of_blocks(const DecoderConfig& config, const Work& work) {
-  const int64_t layers = config.num_hidden_layers;
-  const int64_t again =
-      work.recompute == Recompute::kBlock ? (layers + work.recompute_every - 1) / work.recompute_every : 0;
-  return 2 * layers + again;
+// Forwards and backwards of blocks, and the forwards that backwards run once more. `counts`: of which layers.
+template <class Counts>
+int64_t passes_of_blocks(const RankPart& part, const Work& work, const Counts& counts) {
+  int64_t passes = 0;
+  for (int64_t layer = part.layers.first; layer < part.layers.last; ++layer) {
+    if (!counts(layer)) continue;
+    const bool again = work.recompute == Recompute::kBlock && layer % work.recompute_every == 0;
+    passes += again ? 3 : 2;
+  }
+  return passes;
+}
+int64_t passes_of_blocks(const RankPart& part, const Work& work) {
+  return passes_of_blocks(part, work, [](int64_t) { return true; });
 }
 
 void add_calls(CallLedger& ledger, Collective call, CollectiveKind kind, int64_t times, int64_t bytes) {
@@ -89,11 +96,41 @@ void add_calls(CallLedger& ledger, Collective call, CollectiveKind kind, int64_t
   ledger.add(call, bytes / call.group.size, call.group.received(bytes), times);
 }
 
+void check_experts(const DecoderConfig& config, const Setup& setup) {
+  if (config.experts.count == 0) {
+    if (setup.experts == 1) return;
+    refuse_axis("ep: got " + std::to_string(setup.experts) + " with model_type " + config.model_type +
+                ", which has no experts, expected 1.");
+  }
+  if (setup.tensor > 1)
+    refuse_axis("tp: got " + std::to_string(setup.tensor) + " with experts, expected 1. Spread them with ep.");
+  if (setup.stages > 1)
+    refuse_axis("pp: got " + std::to_string(setup.stages) +
+                " with experts, whose stages have no balancing loss, expected 1. Spread them with ep.");
+  if (setup.experts == 1) return;
+  check_counts("ep", setup.experts, {{"experts of a layer", config.experts.count}});
+  if (setup.optimizer == Optimizer::kMuon || setup.optimizer == Optimizer::kAdamW8Bit)
+    refuse_axis("ep: got it with optimizer " + std::string(name(setup.optimizer)) +
+                ", which wants whole matrices or blocks, expected adamw, lion or sgd.");
+}
+
+void check_stages(const DecoderConfig& config, const Setup& setup) {
+  if (setup.stages > config.num_hidden_layers)
+    refuse_axis("pp: got " + std::to_string(setup.stages) + " with " + std::to_string(config.num_hidden_layers) +
+                " layers, expected a layer for each stage: at most " + std::to_string(config.num_hidden_layers) + ".");
+}
+
 }  // namespace
 
 void check_axes(const PlannedModel& model, const Setup& setup) {
-  if (setup.tensor == 1 && setup.context == 1) return;
-  if (!model.decoder) refuse_axis("tp and cp: got them with '" + model.name + "', expected a decoder.");
+  const bool is_cut = setup.tensor > 1 || setup.context > 1 || setup.experts > 1 || setup.stages > 1;
+  if (!model.decoder) {
+    if (is_cut) refuse_axis("pp, cp, tp and ep: got one of them with '" + model.name + "', expected a decoder.");
+    return;
+  }
+  check_experts(*model.decoder, setup);
+  check_stages(*model.decoder, setup);
+  if (!is_cut) return;
   if (setup.context > 1) check_counts("cp", setup.context, {{"tokens of a sequence", setup.work.sequence_length / 2}});
   if (setup.tensor == 1) return;
   check_counts("tp", setup.tensor, counts_of(*model.decoder, setup));
@@ -131,28 +168,55 @@ int64_t context_call_bytes(const DecoderConfig& whole, const Setup& setup) {
   return setup.work.microbatch_tokens() * 2 * keys * setup.activation_bytes();
 }
 
-void add_axis_calls(const PlannedModel& whole, const Setup& setup, CallLedger& calls) {
+int64_t expert_call_bytes(const DecoderConfig& whole, const Setup& setup) {
+  return setup.rank_tokens() * whole.experts.per_token * whole.hidden_size * setup.activation_bytes();
+}
+
+int64_t stage_message_bytes(const DecoderConfig& whole, const Setup& setup) {
+  return setup.rank_tokens() / setup.tensor * whole.hidden_size * setup.activation_bytes();
+}
+
+void add_axis_calls(const PlannedModel& whole, const RankPart& part, const Setup& setup, CallLedger& calls) {
   if (!whole.decoder) return;
+  const DecoderConfig& config = *whole.decoder;
   const Work& work = setup.work;
   Collective call{};
   call.load = CollectiveLoad::kActivations;
   if (setup.tensor > 1) {
     call.axis = CollectiveAxis::kTensor;
     call.group = rank_group(setup.tensor, 1, setup.node_size);
-    const int64_t of_root = 2 * (models::kTensorCallsOfEmbedding + models::kTensorCallsOfHead);
-    const int64_t times = passes_of_blocks(*whole.decoder, work) * models::kTensorCallsOfBlock + of_root;
-    const int64_t bytes = tensor_call_bytes(*whole.decoder, setup);
+    const int64_t of_root =
+        2 * ((part.has_start ? models::kTensorCallsOfEmbedding : 0) + (part.has_end ? models::kTensorCallsOfHead : 0));
+    const int64_t times = passes_of_blocks(part, work) * models::kTensorCallsOfBlock + of_root;
+    const int64_t bytes = tensor_call_bytes(config, setup);
     for (const CollectiveKind kind : {CollectiveKind::kGather, CollectiveKind::kReduceScatter})
       add_calls(calls, call, kind, work.microbatches * times / 2, bytes);
   }
   if (setup.context > 1) {
     call.axis = CollectiveAxis::kContext;
-    call.group = rank_group(setup.context, setup.tensor, setup.node_size);
-    const int64_t bytes = context_call_bytes(*whole.decoder, setup);
-    const int64_t scatters = work.microbatches * whole.decoder->num_hidden_layers * models::kContextCallsOfBlock;
-    const int64_t all = work.microbatches * passes_of_blocks(*whole.decoder, work) * models::kContextCallsOfBlock;
+    call.group = rank_group(setup.context, setup.tensor * setup.experts, setup.node_size);
+    const int64_t bytes = context_call_bytes(config, setup);
+    const int64_t layers = part.layers.last - part.layers.first;
+    const int64_t scatters = work.microbatches * layers * models::kContextCallsOfBlock;
+    const int64_t all = work.microbatches * passes_of_blocks(part, work) * models::kContextCallsOfBlock;
     add_calls(calls, call, CollectiveKind::kGather, all - scatters, bytes);
     add_calls(calls, call, CollectiveKind::kReduceScatter, scatters, bytes);
+  }
+  if (setup.experts > 1) {
+    call.axis = CollectiveAxis::kExperts;
+    call.group = rank_group(setup.experts, 1, setup.node_size);
+    const int64_t passes = passes_of_blocks(part, work, [&](int64_t layer) { return config.has_experts(layer); });
+    const int64_t bytes = expert_call_bytes(config, setup);
+    call.kind = CollectiveKind::kExchange;
+    calls.add(call, bytes, call.group.received(bytes), work.microbatches * passes * models::kExpertCallsOfBlock);
+  }
+  if (setup.stages > 1) {
+    call.axis = CollectiveAxis::kStages;
+    call.kind = CollectiveKind::kMessage;
+    call.group = rank_group(2, setup.stage_ranks(), setup.node_size);
+    const int64_t borders = (part.has_start ? 0 : 1) + (part.has_end ? 0 : 1);
+    const int64_t bytes = stage_message_bytes(config, setup);
+    calls.add(call, bytes, bytes, work.microbatches * borders);
   }
 }
 

@@ -1,10 +1,11 @@
-// What tensor and context parallelism change in a plan (docs/parallelism.md).
+// What the axes beside the data's change in a plan (docs/parallelism.md).
 #pragma once
 
 #include <cstdint>
 
 #include "plan/call_ledger.h"
 #include "plan/model.h"
+#include "plan/rank_part.h"
 #include "plan/setup.h"
 
 namespace fsdp::plan {
@@ -22,8 +23,12 @@ models::DecoderConfig part_of_rank(const models::DecoderConfig& config, int64_t 
 // Bytes of what travels in one call, of all ranks of the axis together: a hidden state; keys and values.
 int64_t tensor_call_bytes(const models::DecoderConfig& whole, const Setup& setup);
 int64_t context_call_bytes(const models::DecoderConfig& whole, const Setup& setup);
+// Of what a rank sends to experts or gets back from them, what stays there included; of what a stage hands to the next.
+int64_t expert_call_bytes(const models::DecoderConfig& whole, const Setup& setup);
+int64_t stage_message_bytes(const models::DecoderConfig& whole, const Setup& setup);
 
-// Adds the calls of a step. But for those of the loss, which send a few numbers for each token.
-void add_axis_calls(const PlannedModel& whole, const Setup& setup, CallLedger& calls);
+// Adds the calls of a step, those to experts as if every expert got as many tokens. But for calls that send a few
+// numbers: of each token's loss, or of each expert's tokens.
+void add_axis_calls(const PlannedModel& whole, const RankPart& part, const Setup& setup, CallLedger& calls);
 
 }  // namespace fsdp::plan

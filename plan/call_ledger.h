@@ -8,10 +8,10 @@
 
 namespace fsdp::plan {
 
-enum class CollectiveKind { kGather, kReduceScatter, kAllReduce };
+enum class CollectiveKind { kGather, kReduceScatter, kAllReduce, kExchange, kMessage };
 
 // Between which ranks.
-enum class CollectiveAxis { kShard, kForwardGroup, kReplicate, kTensor, kContext };
+enum class CollectiveAxis { kShard, kForwardGroup, kReplicate, kTensor, kContext, kExperts, kStages };
 
 enum class CollectiveLoad { kWeights, kGradients, kActivations };
 
@@ -21,13 +21,14 @@ struct Collective {
   CollectiveAxis axis;
   CollectiveLoad load;
   RankGroup group;
+  bool of_experts = false;  // of weights and gradients: those that ranks along `ep` have different ones of
   int64_t calls = 0;
   int64_t received_bytes = 0;
   int64_t smallest_shard = 0;  // bytes that a rank contributes to a call
   int64_t largest_shard = 0;
 
   bool same_kind(const Collective& other) const {
-    return kind == other.kind && axis == other.axis && load == other.load;
+    return kind == other.kind && axis == other.axis && load == other.load && of_experts == other.of_experts;
   }
 };
 

@@ -6,7 +6,7 @@ namespace fsdp::plan {
 
 GradientWalk::GradientWalk(const std::vector<std::vector<GroupPlan>>& units, const Setup& setup, Slabs& slabs,
                            CallLedger& calls)
-    : setup_(setup), traits_(traits(setup.strategy)), groups_(rank_groups(setup)), resident_(slabs), calls_(calls) {
+    : setup_(setup), traits_(traits(setup.strategy)), resident_(slabs), calls_(calls) {
   for (const auto& plans : units) {
     auto& states = units_.emplace_back();
     for (const GroupPlan& plan : plans) {
@@ -52,9 +52,9 @@ void GradientWalk::start_reduce(GroupState& group) {
   if (plan.reduce_buffer > 0) {
     const bool all = traits_.reduce == ReduceKind::kAllReduce;
     calls_.add({all ? CollectiveKind::kAllReduce : CollectiveKind::kReduceScatter, CollectiveAxis::kShard,
-                CollectiveLoad::kGradients, groups_.shard},
-               plan.reduce_shard, groups_.shard.received(plan.reduce_buffer) * (all ? 2 : 1));
-    if (groups_.has_replicas()) reduce_over_replicas(group);
+                CollectiveLoad::kGradients, plan.ranks.shard, plan.of_experts},
+               plan.reduce_shard, plan.ranks.shard.received(plan.reduce_buffer) * (all ? 2 : 1));
+    if (plan.ranks.has_replicas()) reduce_over_replicas(group);
   }
   reduces_.push_back(&group);
   int64_t in_flight = 0;
@@ -71,8 +71,8 @@ void GradientWalk::reduce_over_replicas(GroupState& group) {
   resident_.take(plan.replica_wire);
   const bool scatters = traits_.shards_over_replicas;
   calls_.add({scatters ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, CollectiveAxis::kReplicate,
-              CollectiveLoad::kGradients, groups_.replicate},
-             plan.replica_reduce_shard, groups_.replicate.received(plan.reduce_shard) * (scatters ? 1 : 2));
+              CollectiveLoad::kGradients, plan.ranks.replicate, plan.of_experts},
+             plan.replica_reduce_shard, plan.ranks.replicate.received(plan.reduce_shard) * (scatters ? 1 : 2));
 }
 
 void GradientWalk::finish_reductions() {

@@ -50,7 +50,6 @@ class GradientWalk {
 
   const Setup& setup_;
   StrategyTraits traits_;
-  RankGroups groups_;
   Holding resident_;
   CallLedger& calls_;
   std::vector<std::vector<GroupState>> units_;  // groups that train

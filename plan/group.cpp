@@ -5,6 +5,8 @@
 #include <numeric>
 #include <utility>
 
+#include "plan/rank_part.h"
+
 namespace fsdp::plan {
 namespace {
 
@@ -242,6 +244,7 @@ GroupPlan plan_group(std::span<const PlannedParameter> members, const Setup& set
   const RankGroups groups = rank_groups(setup);
   const Types types = types_of(members.front(), setup.precision);
   GroupPlan group;
+  group.ranks = groups;
   group.num_tensors = members.size();
   for (const PlannedParameter& member : members) group.numel += member.numel();
   group.trains = members.front().trains;
@@ -260,7 +263,11 @@ int64_t state_bytes(Optimizer optimizer, const PlannedParameter& parameter, Unit
 
 std::vector<GroupPlan> plan_unit(const PlannedUnit& unit, const Setup& setup) {
   std::vector<GroupPlan> plans;
-  for (const auto& members : split(unit, setup)) plans.push_back(plan_group(members, setup));
+  const Setup own = setup_of(unit, setup);
+  for (const auto& members : split(unit, own)) {
+    plans.push_back(plan_group(members, own));
+    plans.back().of_experts = unit.of_experts;
+  }
   return plans;
 }
 
@@ -276,14 +283,15 @@ std::vector<std::vector<GroupPlan>> plan_units(const PlannedModel& model, const 
     const std::vector<PlannedParameter>& own = model.blocks[i].parameters;
     const auto twin = std::find_if(distinct.begin(), distinct.end(), [&](size_t other) {
       const std::vector<PlannedParameter>& its = model.blocks[other].parameters;
-      return std::equal(own.begin(), own.end(), its.begin(), its.end(), alike);
+      return model.blocks[i].of_experts == model.blocks[other].of_experts &&
+             std::equal(own.begin(), own.end(), its.begin(), its.end(), alike);
     });
     const bool is_new = twin == distinct.end();
     units.push_back(is_new ? plan_unit(model.blocks[i], of_blocks) : units[*twin]);
     if (is_new) distinct.push_back(i);
   }
   if (setup.optimizer == Optimizer::kMuon) plan_owned_states(model, setup, units);
-  units.push_back(plan_unit(model.root, setup));
+  units.push_back(plan_unit(model.root, model.root.layer >= 0 ? of_blocks : setup));
   return units;
 }
 

@@ -45,6 +45,8 @@ struct GroupPlan {
   bool trains = true;
   std::shared_ptr<const layout::FlatLayout> layout;  // over the ranks of RankGroups::shard
   Residence residence = Residence::kReleased;
+  RankGroups ranks;
+  bool of_experts = false;
   bool copies_whole = false;  // this rank has every shard and copies them: WholeShard::kCopied
 
   // At rest. The main grad comes with the first backward, the optimizer's state with its first step.

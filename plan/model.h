@@ -34,6 +34,10 @@ struct PlannedParameter {
 struct PlannedUnit {
   std::string name;
   std::vector<PlannedParameter> parameters;
+  // What rank_part() says of it.
+  int64_t layer = -1;       // of the model, whose block or part of a block it is; -1: none's
+  int64_t within = -1;      // the block around it; -1: the root
+  bool of_experts = false;  // of which ranks along `ep` have different ones
 
   int64_t num_parameters() const;
   bool trains() const;  // any of them

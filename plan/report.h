@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "models/config/stages.h"
 #include "plan/memory.h"
 #include "plan/model.h"
 #include "plan/setup.h"
@@ -18,21 +19,35 @@ struct ReportOptions {
   Network network;
 };
 
+// What tells stages of a pipeline apart.
+struct StagePlan {
+  models::BlockRange layers;
+  int64_t parameters = 0;  // tied ones in each stage that has them
+  int64_t at_rest = 0;
+  int64_t peak = 0;
+};
+
 // What a run of `model` as `setup` will take, on one rank unless said otherwise.
 struct Report {
   std::string model;
   Setup setup;
   int64_t parameters = 0;
+  int64_t active_parameters = 0;  // that a token is computed with; 0: not known
   int64_t units = 0;
-  double flops_per_token = 0;    // forward and backward; 0 where unknown
-  int64_t checkpoint_bytes = 0;  // main weights and optimizer of all ranks, each distinct element once
+  double flops_per_token = 0;     // forward and backward; 0 where unknown
+  int64_t checkpoint_bytes = 0;   // main weights and optimizer of all ranks, each distinct element once
+  std::vector<StagePlan> stages;  // one, where there is no pipeline
+  int64_t stage = 0;              // whose ranks the rest is about
   MemoryPlan memory;
   TrafficPlan traffic;
   StepWalk step;
 };
 
-// A model with 80 blocks takes about a millisecond. Throws io::Error(kUsage): see check(Setup).
+// A model with 80 blocks takes about a millisecond. Of the stage whose ranks need most. Throws io::Error(kUsage): see
+// check(Setup).
 Report make_report(const PlannedModel& model, const Setup& setup, const ReportOptions& options = {});
+// Of that stage.
+Report make_stage_report(const PlannedModel& model, const Setup& setup, const ReportOptions& options, int64_t stage);
 // The same with activations that are known.
 Report make_report(const PlannedModel& model, const Setup& setup, const ReportOptions& options,
                    const Activations& activations);

@@ -18,6 +18,9 @@ json setup_json(const Setup& setup) {
           {"shards", setup.shards},
           {"tp", setup.tensor},
           {"cp", setup.context},
+          {"ep", setup.experts},
+          {"pp", setup.stages},
+          {"pipeline_schedule", std::string(name(setup.order))},
           {"strategy", std::string(fsdp::name(setup.strategy))},
           {"precision", name(setup.precision)},
           {"optimizer", std::string(name(setup.optimizer))},
@@ -47,6 +50,17 @@ json memory_json(const Report& report) {
           {"largest_gradient_block", memory.largest_gradient_block},
           {"peak_unsharded", report.step.peak_unsharded_bytes},
           {"peak_reduce", report.step.peak_reduce_bytes}};
+}
+
+json stages_json(const Report& report) {
+  json stages = json::array();
+  for (const StagePlan& stage : report.stages)
+    stages.push_back({{"first_layer", stage.layers.first},
+                      {"layers", stage.layers.last - stage.layers.first},
+                      {"parameters", stage.parameters},
+                      {"at_rest", stage.at_rest},
+                      {"peak", stage.peak}});
+  return stages;
 }
 
 json traffic_json(const Report& report) {
@@ -83,7 +97,10 @@ json traffic_json(const Report& report) {
 json to_json(const Report& report) {
   return {{"model", report.model},
           {"parameters", report.parameters},
+          {"active_parameters", report.active_parameters},
           {"units", report.units},
+          {"stages", stages_json(report)},
+          {"stage", report.stage},
           {"flops_per_token", report.flops_per_token},
           {"checkpoint_bytes", report.checkpoint_bytes},
           {"setup", setup_json(report.setup)},

@@ -22,9 +22,23 @@ std::string decimal(double value, int digits) {
   return text.data();
 }
 
+std::string stages_table(const Report& report) {
+  std::string text =
+      "stages" + right("layers", 24) + right("parameters", 14) + right("at rest", 14) + right("at most", 14) + "\n";
+  for (const StagePlan& stage : report.stages) {
+    const auto number = &stage - report.stages.data();
+    const std::string layers = std::to_string(stage.layers.first) + " - " + std::to_string(stage.layers.last - 1);
+    text += "  " + padded(std::to_string(number), 4) + right(layers, 24) + right(format_count(stage.parameters), 14) +
+            right(format_bytes(stage.at_rest), 14) + right(format_bytes(stage.peak), 14) +
+            (number == report.stage ? "  what follows is about this one" : "") + "\n";
+  }
+  return text + "\n";
+}
+
 std::string memory_table(const Report& report) {
   const MemoryPlan& memory = report.memory;
-  std::string text = "memory of a rank\n";
+  std::string text = report.stages.size() > 1 ? "memory of a rank of stage " + std::to_string(report.stage) + "\n"
+                                              : "memory of a rank\n";
   for (size_t i = 0; i < kNumParts; ++i) {
     const auto part = static_cast<Part>(i);
     if (memory[part] == 0) continue;
@@ -45,18 +59,18 @@ std::string memory_table(const Report& report) {
 
 std::string traffic_table(const Report& report) {
   const TrafficPlan& traffic = report.traffic;
-  std::string text = "a rank receives in a step" + right("calls", 17) + right("per rank and call", 24) +
+  std::string text = "a rank receives in a step" + right("calls", 23) + right("per rank and call", 24) +
                      right("in the node", 14) + right("other nodes", 14) + right("other pods", 14) + "\n";
   for (const TrafficLine& line : traffic.lines) {
     const Collective& call = line.call;
     const std::string sizes = call.smallest_shard == call.largest_shard
                                   ? format_bytes(call.largest_shard)
                                   : format_bytes(call.smallest_shard) + " - " + format_bytes(call.largest_shard);
-    text += "  " + padded(describe(call), 34) + right(std::to_string(call.calls), 6) + right(sizes, 24) +
+    text += "  " + padded(describe(call), 40) + right(std::to_string(call.calls), 6) + right(sizes, 24) +
             right(format_bytes(line.inside_node), 14) + right(format_bytes(line.between_nodes), 14) +
             right(format_bytes(line.between_pods), 14) + "\n";
   }
-  text += "  " + padded("all", 64) + right(format_bytes(traffic.inside_node), 14) +
+  text += "  " + padded("all", 70) + right(format_bytes(traffic.inside_node), 14) +
           right(format_bytes(traffic.between_nodes), 14) + right(format_bytes(traffic.between_pods), 14) + "\n";
   if (traffic.between_nodes > 0) text += "  each rail of a node receives " + format_bytes(traffic.per_rail) + "\n";
   if (traffic.pod_load > 0)
@@ -69,8 +83,11 @@ std::string traffic_table(const Report& report) {
 }  // namespace
 
 std::string to_text(const Report& report) {
-  std::string text = report.model + ": " + format_count(report.parameters) + " parameters in " +
-                     std::to_string(report.units) + " units; " + describe(report.setup) + "\n";
+  std::string text = report.model + ": " + format_count(report.parameters) + " parameters" +
+                     (report.active_parameters > 0 && report.active_parameters < report.parameters
+                          ? ", " + format_count(report.active_parameters) + " for a token,"
+                          : std::string()) +
+                     " in " + std::to_string(report.units) + " units; " + describe(report.setup) + "\n";
   text += "a step: " + format_count(report.setup.tokens_per_step()) + " tokens";
   if (report.flops_per_token > 0) {
     text += ", " +
@@ -79,7 +96,8 @@ std::string to_text(const Report& report) {
                     1) +
             " TFLOP per rank";
   }
-  return text + "\n\n" + memory_table(report) + "\n" + traffic_table(report);
+  return text + "\n\n" + (report.stages.size() > 1 ? stages_table(report) : std::string()) + memory_table(report) +
+         "\n" + traffic_table(report);
 }
 
 }  // namespace fsdp::plan

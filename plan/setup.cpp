@@ -83,14 +83,18 @@ constexpr Names<models::Recompute, 4> kRecomputes = {{{"none", models::Recompute
                                                       {"gate_up", models::Recompute::kGateUp},
                                                       {"block", models::Recompute::kBlock}}};
 
+constexpr Names<pipeline::Order, 2> kOrders = {{{"1f1b", pipeline::Order::k1F1B}, {"gpipe", pipeline::Order::kGPipe}}};
+
 struct NamedSizes {
-  std::optional<int64_t> replicas, shards, context, tensor;
+  std::optional<int64_t> replicas, shards, context, tensor, experts, stages;
 
   std::optional<int64_t>* find(std::string_view axis) {
     return axis == "replicate" ? &replicas
            : axis == "shard"   ? &shards
            : axis == "cp"      ? &context
            : axis == "tp"      ? &tensor
+           : axis == "ep"      ? &experts
+           : axis == "pp"      ? &stages
                                : nullptr;
   }
 };
@@ -99,7 +103,7 @@ struct NamedSizes {
 NamedSizes parse_sizes(std::string_view text) {
   const auto nonsense = [&] {
     refuse("mesh: got " + io::in_quotes(text) +
-           ", expected \"shard=16\", \"replicate=8,shard=16\" or \"8x16\"; cp and tp are named like these.");
+           ", expected \"shard=16\", \"replicate=8,shard=16\" or \"8x16\"; pp, cp, tp and ep are named like these.");
   };
   NamedSizes sizes;
   if (const size_t cross = text.find('x'); cross != std::string_view::npos) {
@@ -140,9 +144,11 @@ int64_t Setup::activation_bytes() const {
 
 void MeshShape::apply_to(Setup& setup) const {
   setup.replicas = replicas;
-  setup.shards = shards * context;
+  setup.shards = shards * context * experts;
   setup.context = context;
   setup.tensor = tensor;
+  setup.experts = experts;
+  setup.stages = stages;
 }
 
 void check(const Setup& setup) {
@@ -150,6 +156,8 @@ void check(const Setup& setup) {
   expect_at_least_one("shards", setup.shards);
   expect_at_least_one("tp", setup.tensor);
   expect_at_least_one("cp", setup.context);
+  expect_at_least_one("ep", setup.experts);
+  expect_at_least_one("pp", setup.stages);
   expect_at_least_one("ranks per node", setup.node_size);
   expect_at_least_one("microbatches", setup.work.microbatches);
   expect_at_least_one("sequences of a microbatch", setup.work.microbatch_sequences);
@@ -158,11 +166,16 @@ void check(const Setup& setup) {
   if (setup.shards % setup.context != 0)
     refuse("cp: got " + std::to_string(setup.context) + " in shard groups of " + std::to_string(setup.shards) +
            " ranks, expected a divisor: " + divisors_text(setup.shards) + ".");
-  const bool has_many = setup.replicas > kMostRanks || setup.shards > kMostRanks || setup.tensor > kMostRanks;
+  if (setup.shards % (setup.context * setup.experts) != 0)
+    refuse("ep: got " + std::to_string(setup.experts) + " in shard groups of " +
+           std::to_string(setup.shards / setup.context) +
+           " ranks, expected a divisor: " + divisors_text(setup.shards / setup.context) + ".");
+  const bool has_many = std::max({setup.replicas, setup.shards, setup.tensor, setup.stages}) > kMostRanks;
   if (has_many || setup.data_ranks() > kMostRanks || setup.world() > kMostRanks)
     refuse("world: got " + std::to_string(setup.replicas) + " x " + std::to_string(setup.shards) +
-           (setup.tensor > 1 ? " x " + std::to_string(setup.tensor) : std::string()) + " ranks, expected at most " +
-           std::to_string(kMostRanks) + ".");
+           (setup.tensor > 1 ? " x " + std::to_string(setup.tensor) : std::string()) + " ranks" +
+           (setup.stages > 1 ? " in each of " + std::to_string(setup.stages) + " stages" : std::string()) +
+           ", expected at most " + std::to_string(kMostRanks) + ".");
   if (traits(setup.strategy).mesh == MeshNeed::kShardAndReplicateAxis && setup.replicas == 1)
     refuse("strategy " + std::string(fsdp::name(setup.strategy)) + " with one replica of " +
            std::to_string(setup.shards) + " shards: it needs an axis 'replicate'. Set the mesh to " +
@@ -172,6 +185,10 @@ void check(const Setup& setup) {
     refuse("transport shm: got " + std::to_string(setup.world()) + " ranks on nodes of " +
            std::to_string(setup.node_size) + ", expected all on one node. Use two_level, or larger nodes.");
   const int64_t group = setup.forward_group();
+  const int64_t of_experts = setup.shards / setup.experts;
+  if (setup.reshards() && setup.experts > 1 && group != setup.shards && of_experts % group != 0)
+    refuse("reshard after forward: got groups of " + std::to_string(group) + " ranks, and experts in shard groups of " +
+           std::to_string(of_experts) + ", expected a divisor of both: " + divisors_text(of_experts) + ".");
   if (group < 1 || setup.shards % group != 0)
     refuse("reshard after forward: got groups of " + std::to_string(group) + " ranks in shard groups of " +
            std::to_string(setup.shards) + ", expected a divisor: " + divisors_text(setup.shards) + ".");
@@ -186,20 +203,29 @@ MeshShape parse_mesh(std::string_view text, int64_t world) {
   if (world < 0) refuse("world: got " + std::to_string(world) + ", expected at least 1.");
   const NamedSizes sizes = parse_sizes(text);
   const int64_t context = sizes.context.value_or(1), tensor = sizes.tensor.value_or(1);
-  if (world == 0) return {sizes.replicas.value_or(1), sizes.shards.value_or(1), context, tensor};
-  for (const auto& size : {sizes.replicas, sizes.shards, sizes.context, sizes.tensor}) {
+  const int64_t experts = sizes.experts.value_or(1), stages = sizes.stages.value_or(1);
+  if (world == 0) return {sizes.replicas.value_or(1), sizes.shards.value_or(1), context, tensor, experts, stages};
+  for (const auto& size : {sizes.replicas, sizes.shards, sizes.context, sizes.tensor, sizes.experts, sizes.stages}) {
     if (size.value_or(1) > kMostRanks)
       refuse("mesh " + std::string(text) + ": got " + std::to_string(*size) + " ranks, expected at most " +
              std::to_string(kMostRanks) + ".");
   }
-  const int64_t given = sizes.replicas.value_or(1) * sizes.shards.value_or(1) * context * tensor;
+  if (static_cast<double>(context) * static_cast<double>(tensor) * static_cast<double>(experts) *
+          static_cast<double>(stages) >
+      static_cast<double>(world))
+    refuse("mesh " + std::string(text) + ": got more than " + std::to_string(world) + " ranks along its axes.");
+  const int64_t given = sizes.replicas.value_or(1) * sizes.shards.value_or(1) * context * tensor * experts * stages;
   const bool whole = sizes.replicas && sizes.shards;
   if (given > world || world % given != 0 || (whole && given != world))
     refuse("mesh " + std::string(text) + ": got " + std::to_string(given) + " for " + std::to_string(world) +
            " ranks, expected sizes that multiply to " + std::to_string(world) + ". Divisors: " + divisors_text(world) +
            ".");
-  return {sizes.replicas.value_or(sizes.shards ? world / given : 1), sizes.shards.value_or(world / given), context,
-          tensor};
+  return {sizes.replicas.value_or(sizes.shards ? world / given : 1),
+          sizes.shards.value_or(world / given),
+          context,
+          tensor,
+          experts,
+          stages};
 }
 
 PlannedPrecision parse_planned_precision(std::string_view text) { return find_by_name("precision", text, kPrecisions); }
@@ -229,6 +255,15 @@ int64_t state_bytes(Optimizer optimizer, int64_t numel, int64_t element_bytes) {
 }
 
 models::Recompute parse_recompute(std::string_view text) { return find_by_name("recompute", text, kRecomputes); }
+
+std::optional<pipeline::Order> find_order(std::string_view text) {
+  const auto found = std::find_if(kOrders.begin(), kOrders.end(), [&](const auto& each) { return each.first == text; });
+  return found == kOrders.end() ? std::nullopt : std::optional(found->second);
+}
+
+pipeline::Order parse_order(std::string_view text) { return find_by_name("pipeline schedule", text, kOrders); }
+
+std::string_view name(pipeline::Order order) { return name_of(order, kOrders); }
 
 std::string_view name(models::Recompute recompute) { return name_of(recompute, kRecomputes); }
 

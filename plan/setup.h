@@ -8,6 +8,7 @@
 
 #include "fsdp/layout/owners.h"
 #include "fsdp/layout/planner.h"
+#include "fsdp/pipeline/order.h"
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/strategy/strategy.h"
 #include "fsdp/strategy/sum_order.h"
@@ -53,13 +54,17 @@ struct Work {
   int64_t microbatch_tokens() const { return microbatch_sequences * sequence_length; }
 };
 
-// How a model is sharded and trained. The mesh is replicas x shards x tensor; ranks along `tensor`, which share each
-// layer, are neighbours, and of a shard group each `context` neighbours share their sequences.
+// How a model is sharded and trained. The mesh is stages x replicas x shards x tensor; ranks along `tensor`, which
+// share each layer, are neighbours, of a shard group each `context` neighbours share their sequences, and each
+// `experts` neighbours have all experts among them.
 struct Setup {
   int64_t replicas = 1;
   int64_t shards = 1;
   int64_t tensor = 1;
-  int64_t context = 1;  // divides shards
+  int64_t context = 1;  // context x experts divides shards
+  int64_t experts = 1;
+  int64_t stages = 1;
+  pipeline::Order order = pipeline::Order::k1F1B;  // of the stages' turns
   Strategy strategy = Strategy::kOptimGradsParams;
   SumOrder sum_order = SumOrder::kAsTheyCome;
   // As in fsdp::ShardOptions: true, weights rest sharded between forward and backward; false, they stay; n, they rest
@@ -79,7 +84,8 @@ struct Setup {
   int64_t node_size = 8;  // ranks per node; the last node may be smaller
   Work work;
 
-  int64_t world() const { return replicas * shards * tensor; }
+  int64_t stage_ranks() const { return replicas * shards * tensor; }  // of each stage
+  int64_t world() const { return stages * stage_ranks(); }
   int64_t data_ranks() const { return replicas * shards; }                   // that hold parts of one whole model
   int64_t sequence_groups() const { return replicas * (shards / context); }  // of ranks with sequences of their own
   // Tokens of a microbatch that a rank along `context` has, between layers in parts over `tensor`.
@@ -87,6 +93,7 @@ struct Setup {
   int64_t activation_bytes() const;  // of an element
   bool reshards() const;             // after a forward
   int64_t forward_group() const;     // ranks between which weights rest then; 1: they stay
+  pipeline::Shape pipeline_shape() const { return {static_cast<int>(stages), 1, static_cast<int>(work.microbatches)}; }
   int64_t tokens_per_step() const { return sequence_groups() * work.microbatches * work.microbatch_tokens(); }
 };
 
@@ -96,13 +103,19 @@ inline constexpr int64_t kMostRanks = 16384;
 // without replicas, a forward group that does not divide the shard group, a schedule that makes no sense.
 void check(const Setup& setup);
 
-// Axes of `world` ranks from "shard=16", "replicate=8,shard=16,cp=2,tp=4", "8x16" or "" (all in one shard group).
+std::optional<pipeline::Order> find_order(std::string_view text);  // none: one that is not planned
+pipeline::Order parse_order(std::string_view text);                // "1f1b" or "gpipe", orders of one stage on a rank
+std::string_view name(pipeline::Order order);
+
+// Axes of `world` ranks from "shard=16", "pp=2,replicate=8,shard=16,cp=2,tp=4", "8x16" or "" (all in one shard group).
 // Throws io::Error(kUsage) if they do not multiply to `world`, naming the divisors; world 0: whatever they give.
 struct MeshShape {
   int64_t replicas;
   int64_t shards;  // those of a group with sequences of their own
   int64_t context;
   int64_t tensor;
+  int64_t experts;
+  int64_t stages;
 
   void apply_to(Setup& setup) const;
 };

@@ -7,6 +7,7 @@
 #include "plan/call_ledger.h"
 #include "plan/group.h"
 #include "plan/model.h"
+#include "plan/rank_part.h"
 #include "plan/setup.h"
 
 namespace fsdp::plan {
@@ -37,9 +38,9 @@ struct StepWalk {
   const Moment& peak() const;
 };
 
-// `units` are plan_units(model, setup). Steps of more than 4 microbatches are walked with 3 and with 4, which differ by
-// one that is neither the first nor the last.
-StepWalk walk_step(const PlannedModel& model, const std::vector<std::vector<GroupPlan>>& units,
+// `units` are plan_units(part.model, setup); `stage` is the part's. Of many microbatches some are walked, and one less:
+// these differ by one that is neither the first nor the last.
+StepWalk walk_step(const RankPart& part, int64_t stage, const std::vector<std::vector<GroupPlan>>& units,
                    const Activations& activations, const Setup& setup);
 
 }  // namespace fsdp::plan

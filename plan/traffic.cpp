@@ -29,7 +29,10 @@ int64_t from_outside(int64_t received, const RankGroup& group, int64_t islands) 
 int64_t stride_of(const Collective& call, const Setup& setup) {
   switch (call.axis) {
     case CollectiveAxis::kTensor:
+    case CollectiveAxis::kExperts:
       return 1;
+    case CollectiveAxis::kStages:
+      return setup.stage_ranks();
     case CollectiveAxis::kReplicate:
       return setup.shards * setup.tensor;
     case CollectiveAxis::kShard:
@@ -37,10 +40,27 @@ int64_t stride_of(const Collective& call, const Setup& setup) {
     case CollectiveAxis::kContext:
       break;
   }
-  return setup.tensor;
+  return setup.tensor * (call.of_experts || call.axis == CollectiveAxis::kContext ? setup.experts : 1);
+}
+
+// What comes from outside of an exchange or of another stage comes whole.
+TrafficLine split_messages(const Collective& call, const Setup& setup, const Network& network) {
+  TrafficLine line{call, 0, 0, 0};
+  const int64_t others = call.group.size - 1;
+  const auto from_others = [&](int64_t in_island) {
+    return call.received_bytes / others * std::max<int64_t>(0, call.group.size - in_island);
+  };
+  line.between_nodes = from_others(call.group.per_node);
+  line.inside_node = call.received_bytes - line.between_nodes;
+  if (network.pod_nodes > 0)
+    line.between_pods =
+        from_others(rank_group(call.group.size, stride_of(call, setup), setup.node_size * network.pod_nodes).per_node);
+  return line;
 }
 
 TrafficLine split(const Collective& call, const Setup& setup, const Network& network) {
+  if (call.kind == CollectiveKind::kExchange || call.kind == CollectiveKind::kMessage)
+    return split_messages(call, setup, network);
   TrafficLine line{call, 0, 0, 0};
   line.between_nodes = from_outside(call.received_bytes, call.group, call.group.nodes);
   line.inside_node = call.received_bytes - line.between_nodes;
@@ -62,12 +82,12 @@ std::string straddling_text(const Setup& setup, int64_t island, const std::strin
 bool straddles(int64_t shards, int64_t island) { return island % shards != 0 && shards % island != 0; }
 
 void add_warnings(TrafficPlan& plan, const Setup& setup, const Network& network) {
-  const bool several_nodes = setup.world() > setup.node_size;
+  const bool several_nodes = setup.stage_ranks() > setup.node_size;
   const int64_t group = setup.shards * setup.tensor;
   if (several_nodes && straddles(group, setup.node_size))
     plan.warnings.push_back(straddling_text(setup, setup.node_size, "nodes"));
   const int64_t pod = network.pod_nodes * setup.node_size;
-  if (pod > 0 && setup.world() > pod && straddles(group, pod))
+  if (pod > 0 && setup.stage_ranks() > pod && straddles(group, pod))
     plan.warnings.push_back(straddling_text(setup, pod, "pods"));
   if (plan.padding_percent > 1) {
     plan.warnings.push_back(
@@ -138,6 +158,8 @@ TrafficPlan plan_traffic(const std::vector<std::vector<GroupPlan>>& units, const
 std::string describe(const Collective& call) {
   const char* kind = call.kind == CollectiveKind::kGather          ? "gather"
                      : call.kind == CollectiveKind::kReduceScatter ? "reduce-scatter"
+                     : call.kind == CollectiveKind::kExchange      ? "exchange"
+                     : call.kind == CollectiveKind::kMessage       ? "receive"
                                                                    : "all-reduce";
   const char* load = call.load == CollectiveLoad::kWeights     ? " weights"
                      : call.load == CollectiveLoad::kGradients ? " gradients"
@@ -146,8 +168,10 @@ std::string describe(const Collective& call) {
                      : call.axis == CollectiveAxis::kForwardGroup ? " over the forward group"
                      : call.axis == CollectiveAxis::kTensor       ? " over tp"
                      : call.axis == CollectiveAxis::kContext      ? " over cp"
+                     : call.axis == CollectiveAxis::kExperts      ? " over ep, if balanced"
+                     : call.axis == CollectiveAxis::kStages       ? " of other stages"
                                                                   : " over shards";
-  return std::string(kind) + load + axis;
+  return std::string(kind) + load + (call.of_experts ? " of experts" : "") + axis;
 }
 
 }  // namespace fsdp::plan

@@ -5,13 +5,9 @@
 
 namespace fsdp::plan {
 
-WeightWalk::WeightWalk(const std::vector<std::vector<GroupPlan>>& units, const Setup& setup, Slabs& slabs,
-                       CallLedger& calls)
-    : groups_(rank_groups(setup)),
-      reshards_after_forward_(setup.reshards()),
-      turns_(setup.schedule, *this),
-      gathered_(slabs),
-      calls_(calls) {
+WeightWalk::WeightWalk(const PlannedModel& model, const std::vector<std::vector<GroupPlan>>& units, const Setup& setup,
+                       Slabs& slabs, CallLedger& calls)
+    : reshards_after_forward_(setup.reshards()), turns_(setup.schedule, *this), gathered_(slabs), calls_(calls) {
   for (const auto& plans : units) {
     turns_.add_unit();
     UnitState& unit = units_.emplace_back();
@@ -23,7 +19,10 @@ WeightWalk::WeightWalk(const std::vector<std::vector<GroupPlan>>& units, const S
       unit.released_bytes += plan.released();
     }
   }
-  for (int block = 0; block < root(); ++block) turns_.set_parent(block, root());
+  for (int block = 0; block < root(); ++block) {
+    const int64_t within = model.blocks[static_cast<size_t>(block)].within;
+    turns_.set_parent(block, within < 0 ? root() : static_cast<int>(within));
+  }
 }
 
 void WeightWalk::begin_step() {
@@ -41,10 +40,16 @@ void WeightWalk::begin_backward() {
   for (UnitState& unit : units_) unit.has_all_gradients = !unit.trains;
 }
 
+// Context::follow().
+void WeightWalk::touch(int id) {
+  if (!turns_.is_inside(id) || !current(id)) turns_.move_to(id);
+}
+
 // Context::rest_all().
 void WeightWalk::end_backward() {
+  turns_.leave();
   for (int id = 0; id <= root(); ++id) {
-    reshard(id, schedule::After::kUse);
+    if (!holds_ || turns_.is_prefetched(id)) reshard(id, schedule::After::kUse);
     for (GroupState& group : unit(id).groups) forget_forward_shard(group);
   }
   turns_.end_backward();
@@ -65,6 +70,7 @@ int WeightWalk::gathers_in_flight(int id) const {
 
 bool WeightWalk::may_reshard(int id, schedule::TurnEnd end) const {
   if (end == schedule::TurnEnd::kForward) return reshards_after_forward_;
+  if (holds_) return false;
   if (end == schedule::TurnEnd::kGradients) return !unit(id).has_frozen;
   return unit(id).has_all_gradients;
 }
@@ -112,20 +118,21 @@ void WeightWalk::count_gather(GroupState& group) {
   const GroupPlan& plan = *group.plan;
   if (group.has_forward_shard) {
     calls_.gathers += 1;
-    calls_.add({kGather, CollectiveAxis::kForwardGroup, kWeights, groups_.forward}, plan.forward_shard,
-               groups_.forward.received(plan.unsharded));
+    calls_.add({kGather, CollectiveAxis::kForwardGroup, kWeights, plan.ranks.forward, plan.of_experts},
+               plan.forward_shard, plan.ranks.forward.received(plan.unsharded));
     return;
   }
-  const int64_t from_shards = plan.copies_whole ? plan.travelling() : groups_.shard.received(plan.travelling());
+  const int64_t from_shards = plan.copies_whole ? plan.travelling() : plan.ranks.shard.received(plan.travelling());
   const bool asks_replicas = plan.replica_gather_shard > 0 && !group.replicas_gathered;
   if (from_shards == 0 && !asks_replicas) return;  // the only shard there is, and up to date
   calls_.gathers += 1;
   if (from_shards > 0)
-    calls_.add({kGather, CollectiveAxis::kShard, kWeights, groups_.shard}, plan.gather_shard, from_shards);
+    calls_.add({kGather, CollectiveAxis::kShard, kWeights, plan.ranks.shard, plan.of_experts}, plan.gather_shard,
+               from_shards);
   if (!asks_replicas) return;
   group.replicas_gathered = true;
-  calls_.add({kGather, CollectiveAxis::kReplicate, kWeights, groups_.replicate}, plan.replica_gather_shard,
-             groups_.replicate.received(plan.gather_shard));
+  calls_.add({kGather, CollectiveAxis::kReplicate, kWeights, plan.ranks.replicate, plan.of_experts},
+             plan.replica_gather_shard, plan.ranks.replicate.received(plan.gather_shard));
 }
 
 void WeightWalk::finish_gather(GroupState& group) {

@@ -13,15 +13,20 @@ namespace fsdp::plan {
 
 // Which weights are gathered at each point of a step: carries out what schedule::Turns decides, as
 // fsdp/unit/context.cpp does, on bytes instead of tensors. Units are numbers; the last is the root, everybody's
-// ancestor.
+// ancestor, and some blocks are within others.
 class WeightWalk : private schedule::UnitWeights {
  public:
-  WeightWalk(const std::vector<std::vector<GroupPlan>>& units, const Setup& setup, Slabs& slabs, CallLedger& calls);
+  WeightWalk(const PlannedModel& model, const std::vector<std::vector<GroupPlan>>& units, const Setup& setup,
+             Slabs& slabs, CallLedger& calls);
 
   int root() const { return static_cast<int>(units_.size()) - 1; }
   // An optimizer wrote the weights that train.
   void begin_step();
   void begin_backward();
+  // Something reads it.
+  void touch(int id);
+  // Weights stay when a backward is done with them.
+  void hold(bool holds) { holds_ = holds; }
   void end_backward();
   // All gradients of a unit have come. Before Turns hears of it.
   void note_gradients_complete(int id) { unit(id).has_all_gradients = true; }
@@ -62,7 +67,7 @@ class WeightWalk : private schedule::UnitWeights {
   void forget_forward_shard(GroupState& group);
   void count_peak() { peak_ = std::max(peak_, gathered_.bytes()); }
 
-  RankGroups groups_;
+  bool holds_ = false;
   bool reshards_after_forward_;
   schedule::Turns turns_;
   Holding gathered_;

@@ -1,11 +1,14 @@
 #include "fsdp/pipeline/order.h"
 
 #include <algorithm>
+#include <string>
 
-#include "fsdp/base/check.h"
+#include "fsdp/base/error.h"
 
 namespace fsdp::pipeline {
 namespace {
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::kUsage, "[pipeline] " + message); }
 
 // The k-th forward of a rank, or the k-th backward, which takes its stages from the last: as many microbatches as there
 // are ranks go through one stage before the next one has its turn.
@@ -26,22 +29,26 @@ int forwards_ahead(Order order, const Shape& shape, int rank) {
 }  // namespace
 
 void check(const Shape& shape) {
-  FSDP_CHECK(shape.ranks >= 1 && shape.stages_per_rank >= 1 && shape.microbatches >= 1, "[pipeline] got ", shape.ranks,
-             " ranks, ", shape.stages_per_rank, " stages on each and ", shape.microbatches,
-             " microbatches, expected at least 1 of each.");
+  const auto text = [](int number) { return std::to_string(number); };
+  if (shape.ranks < 1 || shape.stages_per_rank < 1 || shape.microbatches < 1)
+    refuse("got " + text(shape.ranks) + " ranks, " + text(shape.stages_per_rank) + " stages on each and " +
+           text(shape.microbatches) + " microbatches, expected at least 1 of each.");
 }
 
 void check(Order order, const Shape& shape) {
+  const auto text = [](int number) { return std::to_string(number); };
   check(shape);
   if (order != Order::kInterleaved) {
-    FSDP_CHECK(shape.stages_per_rank == 1, "[pipeline] got ", shape.stages_per_rank,
-               " stages on each rank, expected 1 for this order. Use pipeline::Order::kInterleaved.");
+    if (shape.stages_per_rank != 1)
+      refuse("got " + text(shape.stages_per_rank) +
+             " stages on each rank, expected 1 for this order. Use pipeline::Order::kInterleaved.");
     return;
   }
   const int below = shape.microbatches / shape.ranks * shape.ranks;
-  FSDP_CHECK(shape.microbatches == below, "[pipeline] got ", shape.microbatches, " microbatches for ", shape.ranks,
-             " ranks, expected a multiple of that for interleaved stages: ", below > 0 ? c10::str(below, " or ") : "",
-             below + shape.ranks, ".");
+  if (shape.microbatches != below)
+    refuse("got " + text(shape.microbatches) + " microbatches for " + text(shape.ranks) +
+           " ranks, expected a multiple of that for interleaved stages: " + (below > 0 ? text(below) + " or " : "") +
+           text(below + shape.ranks) + ".");
 }
 
 std::vector<Turn> turns_of(Order order, const Shape& shape, int rank) {

@@ -14,6 +14,9 @@ enum class Recompute { kNone, kElementwise, kGateUp, kBlock };
 // Bytes that one block keeps of one token between forward and backward, its input included, with activations of
 // `element_size` bytes: what a fully trained block without adapters and biases holds. Statistics are fp32.
 int64_t kept_bytes_per_token(const DecoderConfig& config, Recompute what, int64_t element_size);
+// The same of block `layer`, where those with experts differ from others; experts on other ranks send as many rows as
+// they get.
+int64_t kept_bytes_per_token(const DecoderConfig& config, int64_t layer, Recompute what, int64_t element_size);
 
 // On a GPU, logits of at most so many bytes are made whole; larger ones are never all in memory.
 inline constexpr int64_t kMostWholeLogitBytes = int64_t{256} << 20;

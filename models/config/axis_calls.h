@@ -11,5 +11,7 @@ inline constexpr int64_t kTensorCallsOfEmbedding = 1;
 inline constexpr int64_t kTensorCallsOfHead = 1;
 // Keys and values together.
 inline constexpr int64_t kContextCallsOfBlock = 1;
+// Tokens go to their experts, and results come back.
+inline constexpr int64_t kExpertCallsOfBlock = 2;
 
 }  // namespace fsdp::models

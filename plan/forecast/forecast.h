@@ -19,9 +19,10 @@ struct PathShares {
   double gather = 0;
   double reduce = 0;
   double optimizer = 0;
-  double other = 0;  // ranks compare what they did
+  double other = 0;   // ranks compare what they did
+  double stages = 0;  // of a pipeline that others wait for
 
-  double sum() const { return compute + gather + reduce + optimizer + other; }
+  double sum() const { return compute + gather + reduce + optimizer + other + stages; }
 };
 
 // How long a step of a setup takes on some hardware, and where the time goes.
@@ -31,6 +32,8 @@ struct Forecast {
   time::StepTime step;  // of all microbatches, but for its timeline and critical path, which are those of `work`
   PathShares path;      // of all microbatches
   int64_t microbatches = 1;
+  int64_t stage = 0;         // the slowest, which all of this is about
+  double stage_wait_ms = 0;  // in which its ranks wait for other stages; part of step.step_ms
   int64_t world = 1;
   int64_t tokens_per_step = 0;
 

@@ -77,6 +77,7 @@ std::string to_text(const PathShares& path) {
       formatted("compute %.1f %%, transfers %.1f %% (gathers %.1f %%, reductions %.1f %%), optimizer %.1f %%",
                 percent * path.compute, percent * (path.gather + path.reduce), percent * path.gather,
                 percent * path.reduce, percent * path.optimizer);
+  if (path.stages > 0) text += formatted(", other stages %.1f %%", percent * path.stages);
   if (path.other > 0) text += formatted(", agreement %.1f %%", percent * path.other);
   return text;
 }
@@ -116,8 +117,12 @@ std::string to_text(const Forecast& forecast, HardwareOrigin origin) {
       "exposed reductions", step.exposed_reduce_ms,
       worst_units_text("computing waits for sums of gradients", forecast, clock, &UnitTime::exposed_reduce_ms));
   if (step.activation_ms > 0)
-    text +=
-        clock.row("exposed activations", step.activation_ms, "part of forward and backward: layers wait for tp, cp");
+    text += clock.row("exposed activations", step.activation_ms,
+                      "part of forward and backward: layers wait for tp, cp, ep");
+  if (forecast.stage_wait_ms > 0)
+    text += clock.row("other stages", forecast.stage_wait_ms,
+                      formatted("stage %ld, the slowest, waits for them: %.1f %% of the step",
+                                static_cast<long>(forecast.stage), 100 * forecast.stage_wait_ms / step.step_ms));
   text += clock.row("optimizer", step.optimizer_ms, "");
   if (step.other_ms > 0) text += clock.row("agreement", step.other_ms, "ranks compare what they did");
   return text + "  limited by " + forecast.limiting() + ": the critical path is " + to_text(forecast.path) + "\n";
@@ -139,6 +144,8 @@ nlohmann::json to_json(const Forecast& forecast, HardwareOrigin origin) {
           {"exposed_activations_ms", step.activation_ms},
           {"exposed_gather_ms", step.exposed_gather_ms},
           {"exposed_reduce_ms", step.exposed_reduce_ms},
+          {"stage_wait_ms", forecast.stage_wait_ms},
+          {"stage", forecast.stage},
           {"optimizer_ms", step.optimizer_ms},
           {"agreement_ms", step.other_ms},
           {"gather_ms", step.gather_ms},
@@ -148,6 +155,7 @@ nlohmann::json to_json(const Forecast& forecast, HardwareOrigin origin) {
             {"gather_ms", forecast.path.gather},
             {"reduce_ms", forecast.path.reduce},
             {"optimizer_ms", forecast.path.optimizer},
+            {"stages_ms", forecast.path.stages},
             {"agreement_ms", forecast.path.other},
             {"limiting", forecast.limiting()}}},
           {"units", units}};

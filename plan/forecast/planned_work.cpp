@@ -1,10 +1,14 @@
 #include "plan/forecast/planned_work.h"
 
 #include <algorithm>
+#include <map>
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include "plan/axes.h"
 #include "plan/group.h"
+#include "plan/rank_part.h"
 #include "plan/time/decoder_work.h"
 
 namespace fsdp::plan {
@@ -40,6 +44,7 @@ time::DecoderSetup decoder_setup(const models::DecoderConfig& config, const Setu
   decoder.strategy = setup.strategy;
   decoder.sequence_ranks = setup.context;
   decoder.tensor_ranks = setup.tensor;
+  decoder.expert_ranks = setup.experts;
   decoder.shard_ranks = static_cast<int>(setup.shards);
   decoder.replica_ranks = static_cast<int>(setup.replicas);
   decoder.ranks_per_node = static_cast<int>(setup.node_size);
@@ -48,12 +53,45 @@ time::DecoderSetup decoder_setup(const models::DecoderConfig& config, const Setu
 }
 
 // What the plan knows of a unit takes the place of what a decoder's work estimates.
-void use_buffers(time::UnitWork& unit, const std::vector<GroupPlan>& groups, const RankGroups& ranks) {
+void use_buffers(time::UnitWork& unit, const std::vector<GroupPlan>& groups) {
   unit.gather_bytes = unit.reduce_bytes = 0;
   for (const GroupPlan& group : groups) {
     if (group.gathers()) unit.gather_bytes += group.travelling();
-    unit.reduce_bytes += group.reduce_shard * ranks.shard.size;
+    unit.reduce_bytes += group.reduce_shard * group.ranks.shard.size;
   }
+}
+
+// Units and passages of a rank's part, of those of the whole decoder.
+void keep_part(time::StepWork& work, const RankPart& part) {
+  std::map<int64_t, std::vector<time::Passage>> of_layers;
+  for (size_t i = 1; i + 1 < work.passages.size(); ++i) of_layers[work.passages[i].unit].push_back(work.passages[i]);
+  const time::Passage embedding = work.passages.front(), head = work.passages.back();
+  work.units.clear();
+  work.passages.clear();
+  const int root = part.root();
+  for (const PlannedUnit& block : part.model.blocks)
+    work.units.push_back({block.name, block.within < 0 ? root : static_cast<int>(block.within)});
+  work.units.push_back({part.model.root.name});
+  std::vector<bool> visited(work.units.size(), false);
+  for (size_t i = 0; i < part.visits.size(); ++i) {
+    const Visit& visit = part.visits[i];
+    time::Passage passage;  // of what another visit counts already: nothing
+    const bool is_last = i + 1 == part.visits.size();
+    if (visit.layer >= 0) {
+      const auto& passages = of_layers.at(visit.layer);
+      const auto place = i > 0 && part.visits[i - 1].layer == visit.layer ? size_t{1} : size_t{0};
+      const bool is_again = visited[static_cast<size_t>(visit.unit)];
+      if (!is_again && place < passages.size()) passage = passages[place];
+    } else if (!visit.backward_reads) {
+      passage = embedding;
+    } else if (is_last) {
+      passage = head;
+    }
+    passage.unit = visit.unit;
+    visited[static_cast<size_t>(visit.unit)] = true;
+    work.passages.push_back(passage);
+  }
+  if (!visited.back()) work.passages.push_back({root});
 }
 
 }  // namespace
@@ -65,22 +103,33 @@ time::Dtype dtype_of_products(const Setup& setup) {
 }
 
 time::StepWork planned_work(const PlannedModel& model, const Setup& setup, const Network& network,
-                            int64_t most_microbatches) {
+                            int64_t most_microbatches, int64_t stage) {
   if (!model.decoder) throw std::invalid_argument("'" + model.name + "' is no decoder: what it computes is not known.");
   const int64_t microbatches = std::min(setup.work.microbatches, most_microbatches);
-  const PlannedModel part = part_of_rank(model, setup.tensor);
-  time::StepWork work =
-      time::decoder_work(time::DecoderShape::of(*part.decoder), decoder_setup(*part.decoder, setup, microbatches));
+  const RankPart part = rank_part(model, setup, stage);
+  const models::DecoderConfig& config = *part.model.decoder;
+  time::StepWork work = time::decoder_work(time::DecoderShape::of(config), decoder_setup(config, setup, microbatches));
   work.tensor_ranks = static_cast<int>(setup.tensor);
   work.context_ranks = static_cast<int>(setup.context);
+  work.expert_ranks = static_cast<int>(setup.experts);
   if (setup.tensor > 1) work.tensor_bytes = tensor_call_bytes(*model.decoder, setup);
   if (setup.context > 1) work.context_bytes = context_call_bytes(*model.decoder, setup);
-  const std::vector<std::vector<GroupPlan>> units = plan_units(part, setup);
-  const RankGroups ranks = rank_groups(setup);
+  if (setup.experts > 1) work.expert_bytes = expert_call_bytes(*model.decoder, setup);
+  if (setup.experts > 1 || setup.stages > 1) keep_part(work, part);
+  work.holds_weights = setup.stages > 1;
+  if (config.experts.count > 0 || config.latent.rank > 0 || setup.stages > 1) {
+    const double tokens =
+        static_cast<double>(setup.rank_tokens() * microbatches) / static_cast<double>(setup.stages * setup.tensor);
+    work.model_flops = tokens * models::flops_per_token(*model.decoder, setup.work.sequence_length);
+  }
+  const std::vector<std::vector<GroupPlan>> units = plan_units(part.model, setup);
   work.optimizer_bytes = 0;
   for (size_t i = 0; i < units.size(); ++i) {
-    work.units.at(i).name = i < model.blocks.size() ? model.blocks[i].name : model.root.name;
-    use_buffers(work.units[i], units[i], ranks);
+    const bool is_block = i < part.model.blocks.size();
+    const PlannedUnit& unit = is_block ? part.model.blocks[i] : part.model.root;
+    work.units.at(i).name = unit.name;
+    work.units[i].of_experts = unit.of_experts;
+    use_buffers(work.units[i], units[i]);
     for (const GroupPlan& group : units[i]) work.optimizer_bytes += static_cast<double>(group.optimizer_traffic);
   }
   work.reshard_after_forward = static_cast<int>(setup.forward_group());

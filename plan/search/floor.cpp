@@ -33,6 +33,7 @@ double recomputed_flops_per_token(const models::DecoderConfig& config, const Wor
     case Recompute::kElementwise:
       return 0;
     case Recompute::kGateUp:
+      if (config.experts.count > 0) return 0;  // of layers with them nothing, of the few without them little
       return chosen * 4 * number(config.hidden_size) * number(config.intermediate_size);
     case Recompute::kBlock: {
       const double head = 6 * number(config.vocab_size) * number(config.hidden_size);
@@ -45,7 +46,8 @@ double recomputed_flops_per_token(const models::DecoderConfig& config, const Wor
 
 StepFloor step_floor(const PlannedModel& model, const Report& report, const Machine& machine) {
   const Setup& setup = report.setup;
-  const auto tokens = static_cast<double>(setup.work.microbatches * setup.work.microbatch_tokens());
+  const int64_t all_tokens = setup.work.microbatches * setup.work.microbatch_tokens();
+  const auto tokens = static_cast<double>(all_tokens * setup.sequence_groups()) / static_cast<double>(setup.world());
   const double again = model.decoder ? recomputed_flops_per_token(*model.decoder, setup.work) : 0;
   const TrafficPlan& traffic = report.traffic;
   const double slimmed = std::max(0.0, traffic.pod_load - static_cast<double>(traffic.between_pods));

@@ -52,7 +52,11 @@ std::vector<Sharding> shardings(int64_t world, int64_t node) {
 
 std::vector<Sharding> shardings(const Setup& setup) {
   std::vector<Sharding> list = shardings(setup.data_ranks(), std::max<int64_t>(1, setup.node_size / setup.tensor));
-  std::erase_if(list, [&](const Sharding& each) { return each.shards % setup.context != 0; });
+  const int64_t kept = setup.context * setup.experts;  // together, of each shard group
+  std::erase_if(list, [&](const Sharding& each) {
+    const auto* group = each.reshard ? std::get_if<int64_t>(&*each.reshard) : nullptr;
+    return each.shards % kept != 0 || (group != nullptr && each.shards / setup.experts % *group != 0);
+  });
   return list;
 }
 

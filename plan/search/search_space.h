@@ -61,7 +61,7 @@ struct Sharding {
 // Of so many ranks that hold a model among them: every mesh whose groups lie alike in nodes of `node` ranks, and every
 // strategy that fits it.
 std::vector<Sharding> shardings(int64_t world, int64_t node);
-// Of the setup's ranks, `tp` and `cp` as they are.
+// Of the ranks of each of the setup's stages, `tp`, `cp` and `ep` as they are.
 std::vector<Sharding> shardings(const Setup& setup);
 
 inline constexpr std::array<models::Recompute, 4> kAllRecomputes = {

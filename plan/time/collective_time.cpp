@@ -43,4 +43,21 @@ Transfer scatter_or_gather(int64_t bytes, const RankGroup& group, const Hardware
   return transfer;
 }
 
+Transfer exchange(int64_t bytes, const RankGroup& group, const Hardware& hardware) {
+  if (group.size == 1 || bytes == 0) return {};
+  const double each = static_cast<double>(bytes) / group.size;
+  const Transfer inside = message(static_cast<int64_t>(each * (group.in_node - 1)), LinkKind::kNode, hardware);
+  if (group.size == group.in_node) return inside;
+  const Transfer outside =
+      message(static_cast<int64_t>(each * (group.size - group.in_node)), LinkKind::kNetwork, hardware);
+  return outside.link_ms > inside.link_ms ? outside : inside;
+}
+
+Transfer message(int64_t bytes, LinkKind link, const Hardware& hardware) {
+  const Link& way = link == LinkKind::kNetwork ? hardware.network : hardware.node;
+  const double hop_us = hardware.hops == Hops::kNone ? 0 : way.hop_us;
+  return {link, 1e-3 * (hardware.start_us + hop_us),
+          1e3 * static_cast<double>(bytes) / (way.bytes_per_second * hardware.network_efficiency)};
+}
+
 }  // namespace fsdp::plan::time

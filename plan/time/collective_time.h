@@ -33,4 +33,11 @@ struct Transfer {
 // more than the node's own link carries. A tree (Hops::kTree) has log2 as many hops.
 Transfer scatter_or_gather(int64_t bytes, const RankGroup& group, const Hardware& hardware);
 
+// Every rank has `bytes` for all ranks together, as many for each. What leaves a node does so through the rank's own
+// card; messages go side by side.
+Transfer exchange(int64_t bytes, const RankGroup& group, const Hardware& hardware);
+
+// From one rank to another.
+Transfer message(int64_t bytes, LinkKind link, const Hardware& hardware);
+
 }  // namespace fsdp::plan::time

@@ -1,5 +1,6 @@
 #include "plan/time/decoder_work.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -51,6 +52,9 @@ class DecoderWorkMaker {
       add_unit(work, "layers." + std::to_string(layer), root, layer_parameters());
       work.passages.push_back(block(layer));
       work.passages.back().unit = static_cast<int>(layer);
+      if (!spreads_experts(layer)) continue;
+      work.passages.push_back(passage_of_experts(layer));
+      work.passages.back().unit = static_cast<int>(layer);
     }
     add_unit(work, "root", -1, root_parameters());
     work.passages.push_back(head());
@@ -86,25 +90,74 @@ class DecoderWorkMaker {
         ((gathers_again ? setup_.gather_copy_bytes : 0) + setup_.reduce_copy_bytes) * real(parameters);
   }
 
-  static void add_forward(Work& work, int64_t tokens, const Matrix& matrix) {
-    work.products.push_back({tokens, matrix.out, matrix.in, 1});
+  static void add_forward(Work& work, int64_t tokens, const Matrix& matrix, int64_t count = 1) {
+    work.products.push_back({tokens, matrix.out, matrix.in, count});
   }
-  static void add_backward(Work& work, int64_t tokens, const Matrix& matrix) {
-    work.products.push_back({tokens, matrix.in, matrix.out, 1});  // of the input
-    work.products.push_back({matrix.out, matrix.in, tokens, 1});  // of the weight
+  static void add_backward(Work& work, int64_t tokens, const Matrix& matrix, int64_t count = 1) {
+    work.products.push_back({tokens, matrix.in, matrix.out, count});  // of the input
+    work.products.push_back({matrix.out, matrix.in, tokens, count});  // of the weight
   }
 
-  std::vector<Matrix> matrices() const {
-    std::vector<Matrix> all = {{query_, hidden_}, {key_, hidden_}, {key_, hidden_}, {hidden_, query_}};
+  bool has_experts(int64_t layer) const {
+    const std::vector<bool>& dense = shape_.experts.dense_layers;
+    return shape_.experts.count > 0 && (dense.empty() || !dense.at(static_cast<size_t>(layer)));
+  }
+  bool spreads_experts(int64_t layer) const { return setup_.expert_ranks > 1 && has_experts(layer); }
+
+  // Rows travel to the experts of this rank, each of which gets as many, and back.
+  Passage passage_of_experts(int64_t layer) const {
+    Passage passage;
+    const models::ExpertsConfig& experts = shape_.experts;
+    const int64_t own = experts.count / setup_.expert_ranks, rows = tokens_ * experts.per_token;
+    const int64_t of_each = std::max<int64_t>(1, rows / own);
+    for (const Matrix& matrix : {Matrix{2 * experts.inner_size, hidden_}, Matrix{hidden_, experts.inner_size}}) {
+      add_forward(passage.forward, of_each, matrix, own);
+      add_backward(passage.backward, of_each, matrix, own);
+    }
+    // Rows are put in order on both ways, and added up for each token.
+    const double d = real(hidden_), f = real(experts.inner_size), row_bytes = real(rows) * element();
+    passage.forward.bytes = (5 * d + 3 * f) * row_bytes;
+    passage.backward.bytes = (10 * d + 5 * f) * row_bytes;
+    passage.forward.kernels = 6;
+    passage.backward.kernels = 12;
+    passage.forward.expert_calls = passage.backward.expert_calls =
+        setup_.expert_ranks > 1 ? models::kExpertCallsOfBlock : 0;
+    if (is_recomputed(layer) && setup_.recompute == Recompute::kBlock) passage.backward += passage.forward;
+    return passage;
+  }
+
+  std::vector<Matrix> attention_matrices() const {
+    const models::LatentConfig& latent = shape_.latent;
+    if (latent.rank == 0) return {{query_, hidden_}, {key_, hidden_}, {key_, hidden_}, {hidden_, query_}};
+    std::vector<Matrix> all = {{latent.rank + latent.rope_dim, hidden_},
+                               {shape_.num_heads * (shape_.head_dim - latent.rope_dim + latent.value_dim), latent.rank},
+                               {hidden_, shape_.num_heads * latent.value_dim}};
+    if (latent.query_rank == 0) {
+      all.push_back({query_, hidden_});
+    } else {
+      all.insert(all.end(), {{latent.query_rank, hidden_}, {query_, latent.query_rank}});
+    }
+    return all;
+  }
+
+  // But for those of experts.
+  std::vector<Matrix> matrices(int64_t layer) const {
+    std::vector<Matrix> all = attention_matrices();
+    if (has_experts(layer)) {
+      const int64_t shared = shape_.experts.shared_inner_size;
+      all.push_back({shape_.experts.count, hidden_});
+      if (shared > 0) all.insert(all.end(), {{shared, hidden_}, {shared, hidden_}, {hidden_, shared}});
+      return all;
+    }
     all.insert(all.end(), shape_.mlp == Mlp::kGated ? 2 : 1, {shape_.intermediate_size, hidden_});
     all.push_back({hidden_, shape_.intermediate_size});
     return all;
   }
 
   // docs/plan_time.md counts these operator by operator.
-  Elements elements() const {
+  Elements elements(int64_t layer) const {
     const double d = real(hidden_) / real(setup_.tensor_ranks), rotated = real(query_ + key_),
-                 f = real(shape_.intermediate_size);
+                 f = real(has_experts(layer) ? shape_.experts.shared_inner_size : shape_.intermediate_size);
     const double residual_forward = 6 * d, residual_backward = 6 * d;
     if (shape_.mlp == Mlp::kPlain) {
       // Layer norms and gelu are one operator each in eager PyTorch too; its queries, keys and values are copied apart.
@@ -123,9 +176,9 @@ class DecoderWorkMaker {
     Passage passage;
     const int64_t window = shape_.windows.empty() ? 0 : shape_.windows[static_cast<size_t>(layer)];
     const double scores = 4 * setup_.tokens() * mean_tokens_seen(setup_.sequence_length, window) * real(query_);
-    const Elements touched = elements();
+    const Elements touched = elements(layer);
     const double token_bytes = setup_.tokens() * element();
-    for (const Matrix& matrix : matrices()) {
+    for (const Matrix& matrix : matrices(layer)) {
       add_forward(passage.forward, tokens_, matrix);
       add_backward(passage.backward, tokens_, matrix);
     }
@@ -139,7 +192,12 @@ class DecoderWorkMaker {
         setup_.tensor_ranks > 1 ? models::kTensorCallsOfBlock : 0;
     passage.forward.context_calls = passage.backward.context_calls =
         setup_.sequence_ranks > 1 ? models::kContextCallsOfBlock : 0;
-    if (is_recomputed(layer)) passage.backward += recomputed(passage.forward);
+    if (is_recomputed(layer)) passage.backward += recomputed(passage.forward, layer);
+    if (has_experts(layer) && !spreads_experts(layer)) {
+      const Passage experts = passage_of_experts(layer);
+      passage.forward += experts.forward;
+      passage.backward += experts.backward;
+    }
     add_copies(passage, layer_parameters());
     return passage;
   }
@@ -150,15 +208,16 @@ class DecoderWorkMaker {
            real(layer) + 0.5 < setup_.recomputed_share * real(shape_.num_layers);
   }
 
-  Work recomputed(const Work& forward) const {
+  Work recomputed(const Work& forward, int64_t layer) const {
     Work again;
     const double token_bytes = setup_.tokens() * element();
-    const double norms = 4 * real(hidden_), activation = 3 * real(shape_.intermediate_size);
+    const bool of_mlp = !has_experts(layer);  // of experts nothing is computed again but with the block
+    const double norms = (of_mlp ? 4 : 2) * real(hidden_), activation = of_mlp ? 3 * real(shape_.intermediate_size) : 0;
     switch (setup_.recompute) {
       case Recompute::kNone:
         break;
       case Recompute::kGateUp:
-        for (int i = 0; i < (shape_.mlp == Mlp::kGated ? 2 : 1); ++i)
+        for (int i = 0; of_mlp && i < (shape_.mlp == Mlp::kGated ? 2 : 1); ++i)
           add_forward(again, tokens_, {shape_.intermediate_size, hidden_});
         [[fallthrough]];
       case Recompute::kElementwise:
@@ -235,6 +294,8 @@ DecoderShape DecoderShape::of(const models::DecoderConfig& config) {
     shape.extra_layer_parameters += (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim;
   if (config.attention_bias == models::AttentionBias::kInputsAndOutput)
     shape.extra_layer_parameters += config.hidden_size;
+  shape.latent = config.latent;
+  shape.experts = config.experts;
   if (config.sliding_window == 0) return shape;
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     const bool slides = config.sliding_layers.empty() || config.sliding_layers.at(static_cast<size_t>(layer));

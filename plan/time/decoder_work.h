@@ -25,6 +25,8 @@ struct DecoderShape {
   int64_t num_positions = 0;           // rows of a table of learnt positions; 0: none
   int64_t extra_layer_parameters = 0;  // biases, and norms of heads, beside a layer's two norms
   std::vector<int64_t> windows;        // of each layer, 0: none; empty: none at all
+  models::LatentConfig latent;
+  models::ExpertsConfig experts;
 
   static DecoderShape of(const models::DecoderConfig& config);
   int64_t layer_matrix_parameters() const;
@@ -45,6 +47,7 @@ struct DecoderSetup {
   int64_t sequence_length = 0;
   int64_t sequences = 1;       // of a rank in a microbatch
   int64_t sequence_ranks = 1;  // ranks that share a sequence; each computes an equal part of its tokens
+  int64_t expert_ranks = 1;    // that have all experts among them; every expert gets as many tokens
   int64_t tensor_ranks = 1;    // that share each layer, and between layers the tokens; the shape is a rank's part
   int microbatches = 1;
   Recompute recompute = Recompute::kNone;
@@ -72,8 +75,9 @@ struct DecoderSetup {
 };
 
 // Units as train/model/parallelize.cpp makes them: a block for each layer, and the root, which has embedding, last norm
-// and head, so that it is used first and last. Bytes are those of the parameters, without padding. Throws
-// std::invalid_argument for sizes that are not positive.
+// and head, so that it is used first and last. With `expert_ranks` the experts of a layer have a passage of their own
+// behind the layer's. With experts or latent attention no bytes of weights and FLOPs are counted. Bytes are those of
+// the parameters, without padding. Throws std::invalid_argument for sizes that are not positive.
 StepWork decoder_work(const DecoderShape& shape, const DecoderSetup& setup);
 
 // Per token, forward and backward, with causal attention; recomputation does not count. The formula of

@@ -16,9 +16,23 @@ class Prices {
         shard_(RankGroup::strided(work.shard_ranks, work.tensor_ranks, work.ranks_per_node)),
         replicas_(RankGroup::strided(work.replica_ranks, work.shard_ranks * work.tensor_ranks, work.ranks_per_node)),
         data_(RankGroup::strided(work.ranks() / work.tensor_ranks, work.tensor_ranks, work.ranks_per_node)),
+        experts_(RankGroup::neighbours(work.expert_ranks, work.ranks_per_node)),
         world_(RankGroup::neighbours(work.ranks(), work.ranks_per_node)) {}
 
+  // Ranks along `ep` have different experts, as ranks along `tp` have different parts of a layer.
+  StepCosts::Unit of_experts(UnitWork unit) const {
+    StepWork work = work_;
+    work.shard_ranks /= work_.expert_ranks;
+    work.tensor_ranks *= work_.expert_ranks;
+    work.expert_ranks = 1;
+    if (work.reshard_after_forward)
+      work.reshard_after_forward = std::min(*work.reshard_after_forward, work.shard_ranks);
+    unit.of_experts = false;
+    return Prices(work, hardware_).of(unit);
+  }
+
   StepCosts::Unit of(const UnitWork& unit) const {
+    if (unit.of_experts) return of_experts(unit);
     StepCosts::Unit costs;
     const Transfer from_shards = among_neighbours(unit.gather_bytes, shard_);
     costs.gather = {from_shards};
@@ -41,10 +55,12 @@ class Prices {
   // Of activations, which hold the computation up.
   double transfers_ms(const Work& work) const {
     const RankGroup tensor = RankGroup::neighbours(work_.tensor_ranks, work_.ranks_per_node);
-    const RankGroup context = RankGroup::strided(work_.context_ranks, work_.tensor_ranks, work_.ranks_per_node);
+    const RankGroup context =
+        RankGroup::strided(work_.context_ranks, work_.tensor_ranks * work_.expert_ranks, work_.ranks_per_node);
     return static_cast<double>(work.tensor_calls) * slimmed(work_.tensor_bytes, tensor, 1).alone_ms() +
            static_cast<double>(work.context_calls) *
-               slimmed(work_.context_bytes, context, work_.tensor_ranks).alone_ms();
+               slimmed(work_.context_bytes, context, work_.tensor_ranks * work_.expert_ranks).alone_ms() +
+           static_cast<double>(work.expert_calls) * exchange(work_.expert_bytes, experts_, hardware_).alone_ms();
   }
 
   // A few bytes that all ranks need to have.
@@ -75,7 +91,7 @@ class Prices {
   const StepWork& work_;
   const Hardware& hardware_;
   StrategyTraits traits_;
-  RankGroup shard_, replicas_, data_, world_;
+  RankGroup shard_, replicas_, data_, experts_, world_;
 };
 
 }  // namespace

@@ -58,8 +58,14 @@ class Recorder : private schedule::UnitWeights {
   const UnitState& state(int unit) const { return units_[index(unit)]; }
 
   // ---- what the strategy says
-  bool is_released() const { return traits_.gather >= GatherTiming::kPerForward && work_.shard_ranks > 1; }
-  bool is_gathered() const { return traits_.gather != GatherTiming::kNever && work_.shard_ranks > 1; }
+  bool is_sharded(int unit) const {
+    return work_.shard_ranks > (work_.units[index(unit)].of_experts ? work_.expert_ranks : 1);
+  }
+  bool is_released(int unit) const { return traits_.gather >= GatherTiming::kPerForward && is_sharded(unit); }
+  bool is_gathered(int unit) const { return traits_.gather != GatherTiming::kNever && is_sharded(unit); }
+  bool holds_weights() const {
+    return work_.holds_weights && traits_.gather != GatherTiming::kPerForwardAndBackward && !is_last_microbatch();
+  }
   int forward_group() const {
     const int whole = traits_.reshard_after_forward ? work_.shard_ranks : 1;
     return work_.reshard_after_forward.value_or(whole);
@@ -77,15 +83,16 @@ class Recorder : private schedule::UnitWeights {
 
   // ---- weights, for Turns
   bool current(int unit) const override {
-    if (!is_gathered()) return true;
-    return state(unit).weights == Weights::kUnsharded && (is_released() || !state(unit).stale);
+    if (!is_gathered(unit)) return true;
+    return state(unit).weights == Weights::kUnsharded &&
+           ((is_released(unit) && !work_.holds_weights) || !state(unit).stale);
   }
   int64_t bytes_to_gather(int unit) const override {
-    return is_released() && !current(unit) ? work_.units[index(unit)].gather_bytes : 0;
+    return is_released(unit) && !current(unit) ? work_.units[index(unit)].gather_bytes : 0;
   }
   int gathers_in_flight(int unit) const override { return state(unit).weights == Weights::kUnsharding ? 1 : 0; }
   bool may_reshard(int unit, schedule::TurnEnd end) const override {
-    return end == schedule::TurnEnd::kForward ? forward_group() > 1 : state(unit).settled;
+    return end == schedule::TurnEnd::kForward ? forward_group() > 1 : state(unit).settled && !holds_weights();
   }
 
   void start_gather(int number, schedule::Cause) override {
@@ -102,7 +109,7 @@ class Recorder : private schedule::UnitWeights {
     unit.stale = false;
     emit(Action::kStartGather, number, reach);
     turns_.note_gather(number);
-    if (is_released()) turns_.note_live(number);
+    if (is_released(number)) turns_.note_live(number);
   }
 
   void finish_gather(int unit) override {
@@ -114,7 +121,7 @@ class Recorder : private schedule::UnitWeights {
 
   void reshard(int unit, schedule::After after) override {
     finish_gather(unit);
-    if (is_released() && state(unit).weights == Weights::kUnsharded) {
+    if (is_released(unit) && state(unit).weights == Weights::kUnsharded) {
       emit(Action::kReshard, unit);
       state(unit).weights = Weights::kResting;
       state(unit).has_forward_shard = after == schedule::After::kForward && forward_group() < work_.shard_ranks;
@@ -154,7 +161,7 @@ class Recorder : private schedule::UnitWeights {
     while (!reduces_.empty()) finish_oldest_reduce();
     if (reduces_now()) emit(Action::kEndBackward);
     for (size_t i = 0; i < units_.size(); ++i) {
-      reshard(static_cast<int>(i), schedule::After::kUse);
+      if (!holds_weights()) reshard(static_cast<int>(i), schedule::After::kUse);
       units_[i].has_forward_shard = false;
     }
     turns_.leave();

@@ -47,6 +47,10 @@ void check_mesh(const StepWork& work) {
   expect_at_least(work.replica_ranks, 1, "replica_ranks");
   expect_at_least(work.tensor_ranks, 1, "tensor_ranks");
   expect_at_least(work.context_ranks, 1, "context_ranks");
+  expect_at_least(work.expert_ranks, 1, "expert_ranks");
+  if (work.shard_ranks % work.expert_ranks != 0)
+    refuse("expert_ranks: got " + std::to_string(work.expert_ranks) + ", expected a divisor of the " +
+           std::to_string(work.shard_ranks) + " ranks of the shard axis.");
   expect_at_least(work.ranks_per_node, 1, "ranks_per_node");
   expect_at_least(work.nodes_per_pod, 0, "nodes_per_pod");
   if (!(work.slimming >= 1)) refuse("slimming: got " + std::to_string(work.slimming) + ", expected at least 1.");

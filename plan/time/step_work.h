@@ -17,6 +17,7 @@ struct UnitWork {
   int parent = -1;           // index of the unit around it; -1: it is a root
   int64_t gather_bytes = 0;  // of all shards, padding included, in the dtype they travel in
   int64_t reduce_bytes = 0;  // likewise, of the gradients; 0: it has none
+  bool of_experts = false;   // over every `expert_ranks`-th rank of the shard group only
 };
 
 // Whether the backward of a passage reads the unit's weights; an embedding's does not.
@@ -43,12 +44,15 @@ struct StepWork {
   Dtype dtype = Dtype::kBf16;     // of the products
   int microbatches = 1;
 
-  int shard_ranks = 1;        // along the mesh's axis `shard`, `tensor_ranks` apart
-  int replica_ranks = 1;      // along `replicate`
-  int tensor_ranks = 1;       // that share each layer: neighbours
-  int context_ranks = 1;      // of a shard group, that share sequences: the nearest of it
-  int64_t tensor_bytes = 0;   // of all ranks together, in a call
-  int64_t context_bytes = 0;  // likewise
+  int shard_ranks = 1;         // along the mesh's axis `shard`, `tensor_ranks` apart
+  int replica_ranks = 1;       // along `replicate`
+  int tensor_ranks = 1;        // that share each layer: neighbours
+  int context_ranks = 1;       // of a shard group, that share sequences: the nearest of it
+  int expert_ranks = 1;        // likewise, that have all experts among them
+  int64_t tensor_bytes = 0;    // of all ranks together, in a call
+  int64_t context_bytes = 0;   // likewise
+  int64_t expert_bytes = 0;    // that a rank has to give in an exchange, what stays with it included
+  bool holds_weights = false;  // until the last microbatch of a step, where they stay between forward and backward
   int ranks_per_node = 8;
   // Above pods of so many nodes the network is a slimmed fat tree: its links carry 1 / slimming of what the pod's nodes
   // could send. 0: all nodes are in one pod.

@@ -44,6 +44,7 @@ Work& Work::operator+=(const Work& other) {
   kernels += other.kernels;
   tensor_calls += other.tensor_calls;
   context_calls += other.context_calls;
+  expert_calls += other.expert_calls;
   return *this;
 }
 

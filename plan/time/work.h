@@ -34,6 +34,7 @@ struct Work {
   // ranks that share a layer, StepWork::context_bytes over those that share sequences.
   int64_t tensor_calls = 0;
   int64_t context_calls = 0;
+  int64_t expert_calls = 0;  // exchanges of StepWork::expert_bytes over the ranks that have all experts among them
 
   double product_flops() const;
   Work& operator+=(const Work& other);

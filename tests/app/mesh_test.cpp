@@ -63,6 +63,21 @@ class MeshAxes : public TrainingFixture {
     }
     EXPECT_NEAR(heldout_loss(folder), heldout_loss(other), 2 * bound * heldout_loss(other));
   }
+  // The command's weights, gradients, optimizer and buffers on this rank, and on those of other stages.
+  void expect_as_planned(int ranks, const std::string& command) const {
+    std::filesystem::remove_all(path("planned"));
+    const CommandResult result = launch_fsdp(ranks, command);
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_TRUE(contains(result.out, "train: plan: beside what rests a rank holds")) << result.out;
+    for (const char* part : {"weights", "gradients", "optimizer", "buffers"}) {
+      const std::regex line("plan: this rank holds .*" + std::string(part) + " [0-9.]+ [KM]?i?B \\(([^%]*) %\\)");
+      std::smatch found;
+      ASSERT_TRUE(std::regex_search(result.out, found, line)) << part << "\n" << result.out;
+      EXPECT_EQ(std::stod(found[1]), 0) << part << "\n" << result.out;
+    }
+    if (contains(result.out, "of all stages are"))
+      EXPECT_TRUE(contains(result.out, "of all stages are 0 bytes from their plans")) << result.out;
+  }
   double heldout_loss(const std::string& folder) const {
     for (const auto& line : read_lines(path(folder) + "/metrics.jsonl")) {
       if (line.contains("heldout")) return line["heldout"]["loss"].get<double>();
@@ -219,21 +234,31 @@ TEST_F(MeshAxes, TheRunIsAsPlanned) {
                                                 {4, "--mesh.cp=2 --shard.strategy=optim"}};
   for (const auto& [ranks, mesh] : meshes) {
     SCOPED_TRACE(std::to_string(ranks) + " ranks, " + mesh);
-    std::filesystem::remove_all(path("planned"));
-    const CommandResult result = launch_fsdp(ranks, run("planned", mesh));
-    ASSERT_EQ(result.exit_code, 0) << result.err;
-    for (const char* part : {"weights", "gradients", "optimizer", "buffers"}) {
-      const std::regex line("plan: this rank holds .*" + std::string(part) + " [0-9.]+ [KM]?i?B \\(([^%]*) %\\)");
-      std::smatch found;
-      ASSERT_TRUE(std::regex_search(result.out, found, line)) << part << "\n" << result.out;
-      EXPECT_EQ(std::stod(found[1]), 0) << part << "\n" << result.out;
-    }
+    expect_as_planned(ranks, run("planned", mesh));
   }
   std::filesystem::remove_all(path("planned"));
   const CommandResult dry = launch_fsdp(4, run("planned", "--mesh.cp=2 --mesh.tp=2 --dry-run"));
   EXPECT_EQ(dry.exit_code, 0) << dry.err;
   for (const char* text :
        {"1 x 2 ranks x tp 2, cp 2 of the shards", "gather activations over tp", "reduce-scatter activations over cp"})
+    EXPECT_TRUE(contains(dry.out, text)) << text << "\n" << dry.out;
+}
+
+TEST_F(MeshAxes, StagesAreAsPlanned) {
+  const std::pair<int, std::string> meshes[] = {
+      {2, "--mesh.pp=2 --train.microbatch_sequences=3"},
+      {4, "--mesh.pp=2 --train.microbatch_sequences=2"},
+      {4, "--mesh.pp=2 --train.microbatch_sequences=1 --shard.strategy=optim_grads --shard.precision=bf16"},
+      {4, "--mesh.pp=2 --mesh.tp=2 --train.microbatch_sequences=3 --model.tie_embeddings=false"},
+      {4, "--mesh.pp=4 --train.microbatch_sequences=1 --mesh.schedule=gpipe --train.recompute=block"}};
+  for (const auto& [ranks, mesh] : meshes) {
+    SCOPED_TRACE(std::to_string(ranks) + " ranks, " + mesh);
+    expect_as_planned(ranks, run("planned", mesh));
+  }
+  std::filesystem::remove_all(path("planned"));
+  const CommandResult dry = launch_fsdp(4, run("planned", "--mesh.pp=2 --train.microbatch_sequences=2 --dry-run"));
+  EXPECT_EQ(dry.exit_code, 0) << dry.err;
+  for (const char* text : {"2 stages (1f1b) of 1 x 2 ranks", "receive activations of other stages"})
     EXPECT_TRUE(contains(dry.out, text)) << text << "\n" << dry.out;
 }
 
@@ -264,7 +289,6 @@ TEST_F(MeshAxes, WhatDoesNotFitIsRefusedByName) {
       {run("bad", "--mesh.pp=2 --shard.precision=fp16"), "mesh.pp: got it with shard.precision = \"fp16\""},
       {run("bad", "--mesh.pp=2 --train.world_invariant=true"), "train.world_invariant: got it with mesh.pp=2"},
       {run("bad", "--mesh.pp=2 --mesh.tp=2"), "shard.replicas x mesh.cp x mesh.tp x mesh.pp: got 1 x 1 x 2 x 2 for 2"},
-      {run("bad", "--mesh.pp=2 --dry-run"), "[plan] mesh.pp: got 2, expected 1"},
       {run("bad", "--mesh.cp=2 --data.sequence_length=34"), "expected a multiple of 4, two chunks for each rank"},
       {run("bad", "--mesh.cp=2 --mesh.tp=2"), "shard.replicas x mesh.cp x mesh.tp: got 1 x 2 x 2 for 2 ranks"}};
   for (const auto& refusal : refusals) {
@@ -362,6 +386,28 @@ TEST_F(MeshOfExperts, SamplesAndTheSavedModel) {
   EXPECT_EQ(launch_fsdp(2, run_experts("again", "--model.path=" + model + " --mesh.ep=2")).exit_code, 0);
 }
 
+TEST_F(MeshOfExperts, TheRunIsAsPlanned) {
+  const struct {
+    int ranks;
+    std::string options;
+    const char* family;
+  } runs[] = {{2, "", "mixtral"},
+              {2, "--mesh.ep=2", "mixtral"},
+              {4, "--mesh.ep=2", "mixtral"},
+              {4, "--mesh.ep=2 --shard.precision=bf16 --train.recompute=block", "qwen3_moe"},
+              {4, "--mesh.ep=2 --shard.strategy=optim_grads --train.microbatch_sequences=1", "mixtral"},
+              {4, "--mesh.ep=2 --shard.strategy=hybrid --shard.replicas=2", "mixtral"}};
+  for (const auto& [ranks, options, family] : runs) {
+    SCOPED_TRACE(std::to_string(ranks) + " ranks, " + options);
+    expect_as_planned(ranks, run_experts("planned", options, family));
+  }
+  std::filesystem::remove_all(path("planned"));
+  const CommandResult dry = launch_fsdp(4, run_experts("planned", "--mesh.ep=2 --dry-run"));
+  EXPECT_EQ(dry.exit_code, 0) << dry.err;
+  for (const char* text : {"1 x 4 ranks, ep 2 of the shards", "exchange activations over ep", "for a token"})
+    EXPECT_TRUE(contains(dry.out, text)) << text << "\n" << dry.out;
+}
+
 TEST_F(MeshOfExperts, WhatDoesNotFitIsRefusedByName) {
   const std::pair<std::string, const char*> refusals[] = {
       {run_experts("bad", "--mesh.ep=2 --model.experts=7"), "7 experts of a layer (model.experts)"},
@@ -370,7 +416,6 @@ TEST_F(MeshOfExperts, WhatDoesNotFitIsRefusedByName) {
        "shard.replicas x mesh.cp x mesh.tp x mesh.ep: got 1 x 1 x 2 x 2"},
       {run_experts("bad", "--mesh.tp=2"), "got experts with mesh.tp = 2"},
       {run("bad", "--mesh.ep=2"), "which has no experts"},
-      {run_experts("bad", "--dry-run"), "[plan] model_type mixtral: got 8 experts a layer, expected a dense model"},
       {run_experts("bad", "--model.experts_per_token=9"), "num_experts_per_tok"}};
   for (const auto& [command, message] : refusals) {
     const CommandResult result = launch_fsdp(2, command);
@@ -378,9 +423,10 @@ TEST_F(MeshOfExperts, WhatDoesNotFitIsRefusedByName) {
     EXPECT_TRUE(contains(result.err, message)) << command << result.err;
   }
   EXPECT_FALSE(std::filesystem::exists(path("bad") + "/model"));
-  const CommandResult plan = run_fsdp("plan --preset mixtral-8x7b --world 8");
+  const CommandResult plan = run_fsdp("plan --preset mixtral-8x7b --world 9 --mesh ep=3");
   EXPECT_EQ(plan.exit_code, 2) << plan.out;
-  EXPECT_TRUE(contains(plan.err, "[plan] model_type mixtral: got 8 experts a layer")) << plan.err;
+  EXPECT_TRUE(contains(plan.err, "[plan] ep: got 3 with 8 experts of a layer, expected one of 1, 2, 4, 8."))
+      << plan.err;
 }
 
 }  // namespace

@@ -37,10 +37,11 @@ struct Case {
   models::Recompute recompute;
   const char* precision;
   bool tied = false;
+  const char* family = "llama";
 };
 
 models::DecoderConfig config_of(const Case& c) {
-  models::DecoderConfig config = models::family_config("llama");
+  models::DecoderConfig config = models::family_config(c.family);
   config.vocab_size = c.vocab;
   config.hidden_size = c.hidden;
   config.intermediate_size = c.inner;
@@ -49,6 +50,15 @@ models::DecoderConfig config_of(const Case& c) {
   config.num_key_value_heads = c.key_heads;
   config.head_dim = c.hidden / c.heads;
   config.tie_word_embeddings = c.tied;
+  if (std::string(c.family) == "llama") return config;
+  config.experts.count = 8;
+  config.experts.per_token = 2;
+  config.experts.inner_size = c.inner / 2;
+  if (std::string(c.family) != "deepseek_v2") return config;
+  config.latent = {.rank = 48, .query_rank = 0, .rope_dim = 16, .value_dim = c.hidden / c.heads / 2};
+  config.experts.shared_inner_size = c.inner / 4;
+  config.experts.dense_layers.assign(static_cast<size_t>(c.layers), false);
+  config.experts.dense_layers.front() = true;
   return config;
 }
 
@@ -94,6 +104,10 @@ TEST(PlanActivations, PeaksOfRealSteps) {
       {"one layer", 128, 384, 64, 1, 4, 2, 2, 256, Recompute::kNone, "fp32"},
       {"one layer", 128, 384, 64, 1, 4, 2, 2, 256, Recompute::kElementwise, "fp32"},
       {"long rows", 128, 384, 256, 6, 4, 2, 1, 2048, Recompute::kGateUp, "bf16"},
+      {"experts", 128, 384, 512, 6, 4, 2, 2, 256, Recompute::kNone, "fp32", false, "mixtral"},
+      {"experts", 128, 384, 512, 6, 4, 2, 2, 256, Recompute::kGateUp, "bf16", false, "qwen3_moe"},
+      {"experts", 128, 384, 512, 6, 4, 2, 2, 256, Recompute::kBlock, "fp32", false, "mixtral"},
+      {"latent attention", 128, 384, 512, 6, 4, 4, 2, 256, Recompute::kNone, "fp32", false, "deepseek_v2"},
   };
   std::printf("%-20s %-12s %-6s %12s %12s %8s\n", "", "recompute", "", "measured", "planned", "error");
   for (const Case& c : cases) {

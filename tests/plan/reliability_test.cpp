@@ -1,5 +1,5 @@
 // The best interval against the expected time of a run, minimised and simulated here.
-#include "plan/reliability.h"
+#include "plan/reliability/reliability.h"
 
 #include <gtest/gtest.h>
 

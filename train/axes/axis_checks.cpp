@@ -95,7 +95,6 @@ void check_experts(const Config& config, const models::DecoderConfig& model) {
   refuse_if(config.mesh.pp > 1, "mesh.pp = " + std::to_string(config.mesh.pp) + ", whose stages have no balancing loss",
             "1");
   refuse_if(config.shard.precision == "fp8", "shard.precision = \"fp8\"", "fp32, bf16 or fp16");
-  refuse_if(!config.output.hardware.empty(), "output.hardware, whose prediction does not know them", "none: \"\"");
   refuse_if(config.train.cuda_graphs, "train.cuda_graphs, whose shapes are fixed", "false");
   refuse_if(config.train.world_invariant, "train.world_invariant, but sums of their tokens depend on the ranks",
             "false");
@@ -115,7 +114,6 @@ void check_expert_parallel(const Config& config, const models::DecoderConfig& mo
 std::vector<Refused> refused_with_pp(const Config& config) {
   return {{config.shard.precision != "fp32" && config.shard.precision != "bf16",
            "shard.precision = \"" + config.shard.precision + "\"", "fp32 or bf16"},
-          {!config.output.hardware.empty(), "output.hardware, whose prediction does not know this axis", "none: \"\""},
           {config.shard.offload != "none", "shard.offload = \"" + config.shard.offload + "\"", "none"},
           {config.tune.method == "lora", "tune.method = \"lora\"", "full"}};
 }

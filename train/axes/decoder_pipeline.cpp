@@ -38,10 +38,10 @@ pipeline::Order parse_order(const std::string& schedule) {
 }
 
 DecoderPipeline::DecoderPipeline(const Mesh& mesh, const models::Decoder& decoder, const Unit& root,
-                                 const std::vector<BlockRange>& stages, pipeline::Order order)
+                                 const std::vector<models::BlockRange>& stages, pipeline::Order order)
     : decoder_(decoder), stages_(stages), order_(order), ranks_(parallel::Ranks::along(mesh, "pp")) {
   std::vector<pipeline::Stage> own;
-  for (const BlockRange& blocks : stages_of_rank(stages, ranks_->rank(), ranks_->size()))
+  for (const models::BlockRange& blocks : models::stages_of_rank(stages, ranks_->rank(), ranks_->size()))
     own.push_back(make_stage(blocks, root));
   // A rank's stages are one module, whose leaves count once.
   own.front().names = pipeline::name_tensors(*decoder_, pipeline::prefixed(""));
@@ -49,7 +49,7 @@ DecoderPipeline::DecoderPipeline(const Mesh& mesh, const models::Decoder& decode
   pipeline_.emplace(mesh, std::move(own), order);
 }
 
-pipeline::Stage DecoderPipeline::make_stage(const BlockRange& blocks, const Unit& root) {
+pipeline::Stage DecoderPipeline::make_stage(const models::BlockRange& blocks, const Unit& root) {
   pipeline::Stage stage;
   stage.unit = root;
   stage.forward = [this, blocks](const at::Tensor& given_BTE, int microbatch) {
@@ -89,7 +89,7 @@ std::string DecoderPipeline::describe(int64_t num_microbatches) const {
                              ? 3
                              : static_cast<double>(stages_.size()) / static_cast<double>(ranks_->size());
   const double waits = static_cast<double>(ranks_->size() - 1) / shorter;
-  return train::describe(stages_) + ", " + name_of(order_) + ", " + std::to_string(num_microbatches) +
+  return models::describe(stages_) + ", " + name_of(order_) + ", " + std::to_string(num_microbatches) +
          format_text(" microbatches a step: a rank waits %.0f %% of the time for others",
                      100 * waits / (waits + static_cast<double>(num_microbatches)));
 }

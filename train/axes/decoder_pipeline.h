@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "fsdp/fsdp.h"
+#include "models/config/stages.h"
 #include "models/decoder.h"
-#include "train/axes/stages.h"
 
 namespace fsdp::train {
 
@@ -28,7 +28,7 @@ class DecoderPipeline {
   // `decoder`: this rank's stages, sharded, with the root `root`; `stages`: those of all ranks. Parameters keep their
   // names in checkpoints.
   DecoderPipeline(const Mesh& mesh, const models::Decoder& decoder, const Unit& root,
-                  const std::vector<BlockRange>& stages, pipeline::Order order);
+                  const std::vector<models::BlockRange>& stages, pipeline::Order order);
 
   // Called before a stage's forward of a microbatch, and after it.
   struct Around {
@@ -52,10 +52,10 @@ class DecoderPipeline {
   std::string describe(int64_t num_microbatches) const;
 
  private:
-  pipeline::Stage make_stage(const BlockRange& blocks, const Unit& root);
+  pipeline::Stage make_stage(const models::BlockRange& blocks, const Unit& root);
 
   models::Decoder decoder_;
-  std::vector<BlockRange> stages_;
+  std::vector<models::BlockRange> stages_;
   pipeline::Order order_;
   std::shared_ptr<parallel::Ranks> ranks_;
   const std::vector<StageInput>* inputs_ = nullptr;  // of the call in progress

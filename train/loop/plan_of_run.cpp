@@ -1,5 +1,10 @@
 #include "train/loop/plan_of_run.h"
 
+#include <ATen/ATen.h>
+
+#include <cstdlib>
+#include <vector>
+
 #include "fsdp/base/units.h"
 #include "fsdp/comm/connection.h"
 #include "plan/forecast/planned_work.h"
@@ -17,9 +22,27 @@ std::string compared(const std::string& part, int64_t real, int64_t planned) {
   return part + " " + format_bytes(real) + format_text(" (%+.2f %%)", percent);
 }
 
+struct PartBytes {
+  std::string name;
+  int64_t real, planned;
+};
+
+std::vector<PartBytes> parts_of(const plan::Report& plan, const Unit& root, int64_t optimizer_bytes) {
+  using plan::Part;
+  const RestingBytes rest = root.resting_bytes();
+  const MemoryCategories memory = root.memory();
+  const auto planned = [&](Part part) { return plan.memory.size_of(part); };
+  return {{"weights", rest.main_weight + rest.model_weight, planned(Part::kMainWeight) + planned(Part::kModelWeight)},
+          {"gradients", rest.main_grad, planned(Part::kMainGrad)},
+          {"optimizer", optimizer_bytes, planned(Part::kOptimizer)},
+          {"buffers", memory.gathered + memory.reduce + memory.idle, plan.step.held_bytes}};
+}
+
 }  // namespace
 
-plan::Report plan_run(const Config& config, const ModelChoice& choice, const World& world) {
+namespace {
+
+plan::Setup setup_of_run(const Config& config, const World& world) {
   const std::string transport = transport_name(world);
   const bool is_modelled = transport == "fabric";  // one link for all, and no scratch, like memory that ranks share
   plan::Setup setup = planned_setup(config, {world.size, is_modelled ? world.size : world.local_size});
@@ -30,11 +53,19 @@ plan::Report plan_run(const Config& config, const ModelChoice& choice, const Wor
   }
   const bool has_own_copy = is_modelled || world.connection->host_weights() == HostWeightCopies::kPerRank;
   if (has_own_copy) setup.copies = plan::GatheredCopies::kPerRank;
-  return plan::make_report(planned_model(config, choice), setup);
+  return setup;
+}
+
+}  // namespace
+
+plan::Report plan_run(const Config& config, const ModelChoice& choice, const World& world) {
+  const plan::Setup setup = setup_of_run(config, world);
+  const int64_t stage = world.rank / setup.stage_ranks();
+  return plan::make_stage_report(planned_model(config, choice), setup, {}, stage);
 }
 
 std::optional<plan::Report> plan_if_known(const Config& config, const ModelChoice& choice, const World& world) {
-  if (config.mesh.pp != 1 || choice.config.experts.count > 0) return std::nullopt;
+  if (config.mesh.pp > 1 && !plan::find_order(config.mesh.schedule)) return std::nullopt;
   return plan_run(config, choice, world);
 }
 
@@ -54,7 +85,7 @@ std::optional<plan::Forecast> forecast_run(const Config& config, const ModelChoi
 }
 
 std::string dry_run_text(const Config& config, const ModelChoice& choice, const World& world) {
-  const plan::Report plan = plan_run(config, choice, world);
+  const plan::Report plan = plan::make_report(planned_model(config, choice), setup_of_run(config, world));
   const auto forecast = forecast_run(config, choice, plan);
   return plan::to_text(plan) +
          (forecast ? "\n" + plan::to_text(*forecast, plan::HardwareOrigin::kGiven) : std::string());
@@ -82,17 +113,18 @@ std::string describe_plan(const plan::Report& plan) {
 }
 
 std::string compare_with_plan(const plan::Report& plan, const Unit& root, int64_t optimizer_bytes) {
-  using plan::Part;
-  const RestingBytes rest = root.resting_bytes();
-  const MemoryCategories memory = root.memory();
-  const auto planned = [&](Part part) { return plan.memory.size_of(part); };
-  return "plan: this rank holds " +
-         compared("weights", rest.main_weight + rest.model_weight,
-                  planned(Part::kMainWeight) + planned(Part::kModelWeight)) +
-         compared(", gradients", rest.main_grad, planned(Part::kMainGrad)) +
-         compared(", optimizer", optimizer_bytes, planned(Part::kOptimizer)) +
-         compared(", buffers", memory.gathered + memory.reduce + memory.idle, plan.step.held_bytes) +
-         " (how far from the plan)";
+  std::string text;
+  for (const PartBytes& part : parts_of(plan, root, optimizer_bytes))
+    text += (text.empty() ? "" : ", ") + compared(part.name, part.real, part.planned);
+  return "plan: this rank holds " + text + " (how far from the plan)";
+}
+
+std::string compare_all_ranks(const plan::Report& plan, const Unit& root, int64_t optimizer_bytes, const World& world) {
+  int64_t difference = 0;
+  for (const PartBytes& part : parts_of(plan, root, optimizer_bytes)) difference += std::abs(part.real - part.planned);
+  const at::Tensor sum = sum_over_ranks(world, at::full({1}, difference, at::kLong));
+  return "plan: the parts of all ranks of all stages are " + with_thousands(sum.item<int64_t>()) +
+         " bytes from their plans";
 }
 
 std::string compare_traffic(const plan::Report& plan, const Counters& counters) {

@@ -13,10 +13,10 @@
 
 namespace fsdp::train {
 
-// Of the ranks, the transport and the copies of weights that this world has. Local.
+// Of this rank's stage, with the ranks, the transport and the copies of weights that this world has. Local.
 plan::Report plan_run(const Config& config, const ModelChoice& choice, const World& world);
 
-// The same, or nothing where the planner does not know the axes of the run.
+// The same, or nothing where the planner does not know the order of the stages' turns.
 std::optional<plan::Report> plan_if_known(const Config& config, const ModelChoice& choice, const World& world);
 
 // How long its steps take on output.hardware; nothing where that is empty. Local. Throws Error(kUsage) or
@@ -40,6 +40,8 @@ std::string describe_plan(const plan::Report& plan);
 
 // What this rank holds after some steps, beside what was planned, by part. Local.
 std::string compare_with_plan(const plan::Report& plan, const Unit& root, int64_t optimizer_bytes);
+// How far all ranks together are from that. COLLECTIVE over the world.
+std::string compare_all_ranks(const plan::Report& plan, const Unit& root, int64_t optimizer_bytes, const World& world);
 // Calls and bytes of the last step, since Unit::reset_counters(), beside those that were planned.
 std::string compare_traffic(const plan::Report& plan, const Counters& counters);
 

@@ -149,8 +149,11 @@ class Run {
 
   int end() {
     console_.line("train: " + std::to_string(trainer_.steps_done()) + " steps in " + clock_text(pace_.elapsed()));
-    if (plan_ && pace_.mean_step_seconds() > 0)
+    if (plan_ && pace_.mean_step_seconds() > 0) {
       console_.line("train: " + compare_with_plan(*plan_, model_.root, trainer_.optimizer_bytes()));
+      if (model_.pipeline)
+        console_.line("train: " + compare_all_ranks(*plan_, model_.root, trainer_.optimizer_bytes(), world_));
+    }
     if (forecast_) console_.line("train: " + compare_with_forecast(*forecast_, pace_.median_step_seconds()));
     write_samples();
     if (!report_heldout(config_.train.final_eval_batches)) return stop(agreed_reason());
@@ -454,7 +457,7 @@ class Run {
   SampleWriter writer_;
   double peak_flops_;  // of one rank; at least what a step has reached
   Tuning tuning_;
-  std::optional<plan::Report> plan_;        // where the planner knows the axes
+  std::optional<plan::Report> plan_;        // of this rank; none where the planner does not know the stages' order
   std::optional<plan::Forecast> forecast_;  // of rank 0
   ShardedModel model_;
   double flops_per_token_;

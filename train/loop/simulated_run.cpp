@@ -36,6 +36,10 @@ void check_world(const Config& config, const SimulatedWorld& simulated) {
                  " and mesh.cp=" + std::to_string(config.mesh.cp) +
                  ", expected 1: one rank has no part of a sum of activations that means "
                  "anything. `fsdp plan` predicts such a run.");
+  if (config.mesh.pp > 1 || config.mesh.ep > 1)
+    refuse_world("world: got it with mesh.pp=" + std::to_string(config.mesh.pp) +
+                 " and mesh.ep=" + std::to_string(config.mesh.ep) +
+                 ", expected 1: there is no other rank to compute the rest. `fsdp plan` predicts such a run.");
   if (ranks % replicas != 0) {
     const int64_t below = ranks / replicas * replicas;
     refuse_world("world: got " + std::to_string(ranks) + " ranks with shard.replicas " + std::to_string(replicas) +
@@ -205,6 +209,11 @@ int run_simulated(Config config, const SimulatedWorld& simulated) {
   Console(Console::detect(stdout, 0))
       .line("train: a simulated world: nothing is saved, resumed, sampled or evaluated, and weights are random" +
             (left_out.empty() ? "" : "; left out: " + left_out));
+  if (prepared.choice.config.experts.count > 0)
+    refuse_world(
+        "world: got model_type " + prepared.choice.config.model_type +
+        ", expected a model without experts: how busy they are is known to all ranks together only. `fsdp plan` "
+        "predicts such a run.");
   prepared.choice.weights.reset();
   SimulatedRun(config, simulated, world, std::move(prepared)).run();
   return 0;

@@ -9,7 +9,6 @@
 #include "train/axes/axes.h"
 #include "train/axes/decoder_pipeline.h"
 #include "train/axes/expert_places.h"
-#include "train/axes/stages.h"
 #include "train/base/agreement.h"
 #include "train/config/sum_tree.h"
 #include "train/model/fp8_layers.h"
@@ -49,8 +48,8 @@ void make_offload_folder(ShardOptions& options, const std::string& otherwise, co
   });
 }
 
-void keep_stage(models::Decoder& whole, const std::vector<BlockRange>& stages, const Mesh& mesh) {
-  whole->keep_blocks(stages_of_rank(stages, mesh.index("pp"), mesh.size("pp")));
+void keep_stage(models::Decoder& whole, const std::vector<models::BlockRange>& stages, const Mesh& mesh) {
+  whole->keep_blocks(models::stages_of_rank(stages, mesh.index("pp"), mesh.size("pp")));
 }
 
 // Names and sizes, without memory.
@@ -68,7 +67,7 @@ std::vector<WholeTensor> outline_of(const ModelChoice& choice, const Tuning& tun
 }
 
 void connect_stages(ShardedModel& model, const ModelChoice& choice, const Tuning& tuning, const Config& config,
-                    const Mesh& mesh, const std::vector<BlockRange>& stages) {
+                    const Mesh& mesh, const std::vector<models::BlockRange>& stages) {
   model.pipeline =
       std::make_shared<DecoderPipeline>(mesh, model.decoder, model.root, stages, parse_order(config.mesh.schedule));
   model.of_all_stages = outline_of(choice, tuning);
@@ -84,10 +83,10 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
   const std::shared_ptr<Axes> axes = Axes::of(mesh, exchange_of(config.mesh.cp_exchange));
   const auto experts = choice.config.experts.count > 0 ? std::make_shared<ExpertPlaces>(mesh) : nullptr;
   const bool in_stages = mesh.size("pp") > 1;
-  std::vector<BlockRange> stages;
+  std::vector<models::BlockRange> stages;
   if (in_stages) {
     const int64_t count = config.mesh.pp * config.mesh.stages_per_rank;
-    stages = cut_into_stages(choice.config, config.data.sequence_length, count);
+    stages = models::cut_into_stages(choice.config, config.data.sequence_length, count);
   }
   // Deferred: block by block gets its values when it is sharded, and no rank ever holds the whole model.
   models::Decoder decoder = deferred([&] {

@@ -51,15 +51,7 @@ plan::Work planned_work(const Config& config, int64_t world) {
 
 }  // namespace
 
-void check_can_be_planned(const models::DecoderConfig& config) {
-  if (config.experts.count == 0) return;
-  refuse("model_type " + config.model_type + ": got " + std::to_string(config.experts.count) +
-         " experts a layer, expected a dense model: memory and time of experts are not in this version's plan. `fsdp "
-         "inspect` tells the number of parameters, and how many a token meets.");
-}
-
 plan::PlannedModel planned_model(const Config& config, const ModelChoice& choice) {
-  check_can_be_planned(choice.config);
   const Tuning tuning = choose_tuning(config.tune, choice, LoraBase::kPlanned);
   const models::Decoder outline = deferred([&] {
     models::Decoder whole(choice.config, at::TensorOptions().dtype(base_type(tuning, config.shard)));
@@ -70,6 +62,7 @@ plan::PlannedModel planned_model(const Config& config, const ModelChoice& choice
   plan::PlannedModel model;
   model.name = config.model.preset.empty() ? choice.config.model_type : config.model.preset;
   model.decoder = choice.config;
+  if (choice.config.tie_word_embeddings) model.head = plan::TiedHead::kYes;
   model.root.name = "root";
   const std::string blocks = "model.layers.";
   for (int64_t i = 0; i < choice.config.num_hidden_layers; ++i) {
@@ -87,16 +80,12 @@ plan::PlannedModel planned_model(const Config& config, const ModelChoice& choice
 
 plan::Setup planned_setup(const Config& config, const RankCounts& ranks) {
   check_precision(config);
-  for (const auto& [key, size] : {std::pair{"mesh.pp", config.mesh.pp}, {"mesh.ep", config.mesh.ep}}) {
-    if (size == 1) continue;
-    refuse(std::string(key) + ": got " + std::to_string(size) +
-           ", expected 1: memory and time of stages and of experts are not in this version's plan. Leave it out for a "
-           "plan without it.");
-  }
-  const int64_t cut = config.mesh.tp * config.mesh.cp;
+  const MeshConfig& mesh = config.mesh;
+  const int64_t cut = mesh.pp * mesh.tp * mesh.cp;
   if (cut < 1 || ranks.world % cut != 0)
-    refuse("mesh.tp x mesh.cp: got " + std::to_string(config.mesh.tp) + " x " + std::to_string(config.mesh.cp) +
-           " for " + std::to_string(ranks.world) + " ranks, expected a divisor of the number of ranks.");
+    refuse("mesh.pp x mesh.tp x mesh.cp: got " + std::to_string(mesh.pp) + " x " + std::to_string(mesh.tp) + " x " +
+           std::to_string(mesh.cp) + " for " + std::to_string(ranks.world) +
+           " ranks, expected a divisor of the number of ranks.");
   const int64_t groups = ranks.world / cut;  // of ranks with sequences of their own
   if (config.shard.replicas < 1 || groups % config.shard.replicas != 0)
     refuse("shard.replicas: got " + std::to_string(config.shard.replicas) + " for " + std::to_string(groups) +
@@ -104,9 +93,12 @@ plan::Setup planned_setup(const Config& config, const RankCounts& ranks) {
   const ShardOptions options = shard_options(config.shard);
   plan::Setup setup;
   setup.replicas = config.shard.replicas;
-  setup.shards = groups / setup.replicas * config.mesh.cp;
-  setup.context = config.mesh.cp;
-  setup.tensor = config.mesh.tp;
+  setup.shards = groups / setup.replicas * mesh.cp;
+  setup.context = mesh.cp;
+  setup.tensor = mesh.tp;
+  setup.experts = mesh.ep;
+  setup.stages = mesh.pp;
+  if (mesh.pp > 1) setup.order = plan::parse_order(mesh.schedule);
   setup.strategy = options.strategy;
   if (options.reshard_after_forward) {
     const auto* whole = std::get_if<bool>(&*options.reshard_after_forward);

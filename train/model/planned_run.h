@@ -15,11 +15,8 @@ struct RankCounts {
   int64_t per_node = 1;
 };
 
-// Throws Error(kUsage) that names what the planner does not know of such a model. Local.
-void check_can_be_planned(const models::DecoderConfig& config);
-
 // The units and parameters that `fsdp train` would shard, frozen ones and adapters included. Local, without their
-// memory. Throws Error(kUsage) as choose_tuning() and check_can_be_planned() do.
+// memory. Throws Error(kUsage) as choose_tuning() does.
 plan::PlannedModel planned_model(const Config& config, const ModelChoice& choice);
 
 // The rest of it. On the CPU ranks of a node share memory, and one copy of gathered weights where a shard group lies in

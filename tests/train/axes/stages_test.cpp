@@ -1,14 +1,14 @@
-#include "train/axes/stages.h"
+#include "models/config/stages.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-namespace fsdp::train {
+namespace fsdp::models {
 namespace {
 
-models::DecoderConfig config_of(int64_t layers, int64_t vocab_size) {
-  models::DecoderConfig config;
+DecoderConfig config_of(int64_t layers, int64_t vocab_size) {
+  DecoderConfig config;
   config.hidden_size = 64;
   config.intermediate_size = 256;
   config.num_attention_heads = 4;
@@ -34,7 +34,7 @@ TEST(Stages, TheEndsHaveFewerLayers) {
 TEST(Stages, NoCutHasALighterHeaviestStage) {
   const int64_t layers = 9;
   for (const int64_t vocab_size : {8, 900, 2500, 9000}) {
-    const models::DecoderConfig config = config_of(layers, vocab_size);
+    const DecoderConfig config = config_of(layers, vocab_size);
     const double end = static_cast<double>(vocab_size) / 1024;
     const auto heaviest = [&](int64_t first, int64_t second) {
       return std::max({end + static_cast<double>(first), static_cast<double>(second - first),
@@ -53,4 +53,4 @@ TEST(Stages, NoCutHasALighterHeaviestStage) {
 }
 
 }  // namespace
-}  // namespace fsdp::train
+}  // namespace fsdp::models

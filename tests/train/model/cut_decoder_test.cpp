@@ -266,8 +266,8 @@ TEST(CutDecoder, WhatDoesNotDivideIsRefusedWithWhatDoes) {
       is_refused("mesh.cp: got 4 with 36 tokens of a sequence (data.sequence_length), expected a multiple of 8, "
                  "two chunks for each rank along \"cp\", divided by mesh.tp: 32 or 40"));
   EXPECT_THAT(refusal([](auto& config, auto&) { config.train.recompute = "gate_up"; }), is_refused("none or block"));
-  EXPECT_THAT(refusal([](auto& config, auto&) { config.mesh.pp = 2, config.output.hardware = "h100"; }),
-              is_refused("output.hardware"));
+  EXPECT_THAT(refusal([](auto& config, auto&) { config.mesh.pp = 2, config.tune.method = "lora"; }),
+              is_refused("tune.method"));
 }
 
 TEST(CutDecoder, RanksThatTheAxesDoNotDivideAreRefused) {

@@ -1,4 +1,4 @@
-#include "plan/reliability.h"
+#include "plan/reliability/reliability.h"
 
 #include <algorithm>
 #include <array>

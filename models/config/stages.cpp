@@ -1,13 +1,12 @@
-#include "train/axes/stages.h"
+#include "models/config/stages.h"
 
 #include <algorithm>
 
-namespace fsdp::train {
+namespace fsdp::models {
 
-std::vector<BlockRange> cut_into_stages(const models::DecoderConfig& config, int64_t sequence_length, int64_t stages) {
+std::vector<BlockRange> cut_into_stages(const DecoderConfig& config, int64_t sequence_length, int64_t stages) {
   const double end = 6 * static_cast<double>(config.vocab_size) * static_cast<double>(config.hidden_size);
-  const double block =
-      (models::flops_per_token(config, sequence_length) - end) / static_cast<double>(config.num_hidden_layers);
+  const double block = (flops_per_token(config, sequence_length) - end) / static_cast<double>(config.num_hidden_layers);
   std::vector<double> costs(static_cast<size_t>(stages), block);
   costs.front() += end;
   costs.back() += end;
@@ -41,4 +40,4 @@ std::string describe(const std::vector<BlockRange>& stages) {
   return text;
 }
 
-}  // namespace fsdp::train
+}  // namespace fsdp::models

@@ -1,0 +1,133 @@
+#include "plan/rank_part.h"
+
+#include <algorithm>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "plan/axes.h"
+
+namespace fsdp::plan {
+namespace {
+
+bool any_trains(std::span<const PlannedParameter> parameters) {
+  return std::any_of(parameters.begin(), parameters.end(), [](const auto& each) { return each.trains; });
+}
+
+bool is_of_experts(const PlannedParameter& parameter) {
+  return parameter.name.find(".mlp.experts.") != std::string::npos;
+}
+
+bool computes_behind_experts(const PlannedUnit& block) {
+  return std::any_of(block.parameters.begin(), block.parameters.end(), [](const PlannedParameter& each) {
+    return each.name.find(".mlp.shared_experts.") != std::string::npos;
+  });
+}
+
+std::string name_of_experts(const PlannedUnit& block) { return block.name + ".mlp.experts"; }
+
+// Experts of each block become a unit within it.
+void spread_experts(PlannedModel& model, int64_t ranks) {
+  std::vector<PlannedUnit> blocks;
+  for (PlannedUnit& block : model.blocks) {
+    PlannedUnit experts;
+    experts.name = name_of_experts(block);
+    experts.layer = block.layer;
+    experts.of_experts = true;
+    for (PlannedParameter& parameter : block.parameters) {
+      if (!is_of_experts(parameter)) continue;
+      experts.parameters.push_back(parameter);
+      experts.parameters.back().shape.front() /= ranks;
+    }
+    std::erase_if(block.parameters, is_of_experts);
+    blocks.push_back(std::move(block));
+    if (experts.parameters.empty()) continue;
+    experts.within = static_cast<int64_t>(blocks.size()) - 1;
+    blocks.push_back(std::move(experts));
+  }
+  model.blocks = std::move(blocks);
+}
+
+// An embedding that is the head too is a unit of its own in the stages that have it, and a block that is alone is the
+// root.
+void keep_stage(RankPart& part) {
+  PlannedModel& model = part.model;
+  std::vector<PlannedParameter>& root = model.root.parameters;
+  const bool is_tied = model.head == TiedHead::kYes;
+  std::vector<PlannedParameter> first(root.begin(), root.begin() + static_cast<int64_t>(model.num_first));
+  std::vector<PlannedParameter> others(root.begin() + static_cast<int64_t>(model.num_first), root.end());
+  std::vector<PlannedUnit> blocks(model.blocks.begin() + part.layers.first, model.blocks.begin() + part.layers.last);
+  root.clear();
+  if (part.has_start && !is_tied) root = first;
+  if (part.has_end) root.insert(root.end(), others.begin(), others.end());
+  model.num_first = part.has_start && !is_tied ? first.size() : 0;
+  model.head = TiedHead::kNo;
+  const bool has_embedding = is_tied && (part.has_start || part.has_end);
+  if (has_embedding) blocks.insert(blocks.begin(), PlannedUnit{"model.embed_tokens", first});
+  if (root.empty() && blocks.size() == 1) {
+    model.root = blocks.front();
+    blocks.clear();
+  }
+  model.blocks = std::move(blocks);
+}
+
+void add_layers(RankPart& part) {
+  const auto& blocks = part.model.blocks;
+  const auto add = [&](size_t i) { part.visits.push_back({static_cast<int>(i), blocks[i].layer, blocks[i].trains()}); };
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i].layer < 0) continue;
+    add(i);
+    if (blocks[i].of_experts && computes_behind_experts(blocks[static_cast<size_t>(blocks[i].within)]))
+      add(static_cast<size_t>(blocks[i].within));
+  }
+  if (part.model.root.layer >= 0) part.visits.push_back({part.root(), part.model.root.layer, part.model.root.trains()});
+}
+
+void add_visits(RankPart& part) {
+  const PlannedModel& model = part.model;
+  const int root = part.root();
+  const std::span all(model.root.parameters);
+  const auto first = all.first(std::min(model.num_first, all.size())), others = all.subspan(first.size());
+  const bool has_embedding = !model.blocks.empty() && model.blocks.front().layer < 0;
+  const bool embedding_trains = has_embedding && model.blocks.front().trains();
+  if (part.has_start && has_embedding) part.visits.push_back({0, -1, embedding_trains, /*backward_reads=*/false});
+  if (part.has_start && !first.empty()) part.visits.push_back({root, -1, any_trains(first), /*backward_reads=*/false});
+  add_layers(part);
+  const bool reads_root = !others.empty() || model.head == TiedHead::kYes;
+  if (part.has_end && reads_root) part.visits.push_back({root, -1, any_trains(others)});
+  if (part.has_end && has_embedding) part.visits.push_back({0, -1, embedding_trains});
+}
+
+}  // namespace
+
+std::vector<models::BlockRange> stages_of(const PlannedModel& model, const Setup& setup) {
+  if (setup.stages == 1 || !model.decoder) return {{0, static_cast<int64_t>(model.blocks.size())}};
+  return models::cut_into_stages(*model.decoder, setup.work.sequence_length, setup.stages);
+}
+
+RankPart rank_part(const PlannedModel& model, const Setup& setup, int64_t stage) {
+  RankPart part;
+  part.model = part_of_rank(model, setup.tensor);
+  for (size_t i = 0; i < part.model.blocks.size(); ++i) part.model.blocks[i].layer = static_cast<int64_t>(i);
+  part.layers = stages_of(model, setup).at(static_cast<size_t>(stage));
+  part.has_start = stage == 0;
+  part.has_end = stage + 1 == setup.stages;
+  if (setup.stages > 1) keep_stage(part);
+  if (setup.experts > 1) spread_experts(part.model, setup.experts);
+  add_visits(part);
+  return part;
+}
+
+Setup setup_of_experts(const Setup& setup) {
+  Setup experts = setup;
+  experts.shards /= setup.experts;
+  experts.tensor *= setup.experts;
+  experts.experts = 1;
+  return experts;
+}
+
+Setup setup_of(const PlannedUnit& unit, const Setup& setup) {
+  return unit.of_experts ? setup_of_experts(setup) : setup;
+}
+
+}  // namespace fsdp::plan

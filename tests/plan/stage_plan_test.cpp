@@ -1,0 +1,171 @@
+// Plans of decoders whose layers are in stages (pp).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "io/base/error.h"
+#include "models/config/presets.h"
+#include "plan/forecast/forecast.h"
+#include "plan/forecast/pipeline_time.h"
+#include "plan/rank_part.h"
+#include "plan/report.h"
+#include "plan/search/search.h"
+#include "plan/time/hardware.h"
+
+namespace fsdp::plan::stage_plan_test {
+namespace {
+
+using ::testing::HasSubstr;
+
+PlannedModel model_named(const std::string& preset) {
+  return decoder_model(preset, models::find_preset(preset)->config);
+}
+PlannedModel model_70b() { return model_named("llama-3.1-70b"); }
+
+Setup setup_of(int64_t stages, int64_t shards, int64_t tensor, int64_t microbatches) {
+  plan::Setup setup;
+  setup.stages = stages;
+  setup.shards = shards;
+  setup.tensor = tensor;
+  setup.precision = parse_planned_precision("bf16");
+  setup.strategy = Strategy::kOptimGrads;
+  setup.work.sequence_length = 8192;
+  setup.work.microbatches = microbatches;
+  setup.work.recompute = models::Recompute::kBlock;
+  return setup;
+}
+
+TEST(PlanStages, MakeUpTheModel) {
+  for (const std::string preset : {"llama-3.1-8b", "llama-3.2-1b"}) {
+    const PlannedModel model = model_named(preset);
+    for (const int64_t stages : {1, 2, 3, 16}) {
+      const Report report = make_report(model, setup_of(stages, 4, 1, 8));
+      ASSERT_EQ(report.stages.size(), static_cast<size_t>(stages));
+      int64_t parameters = 0, layer = 0;
+      for (const StagePlan& stage : report.stages) {
+        EXPECT_EQ(stage.layers.first, layer);
+        EXPECT_LE(stage.peak, report.memory.total());
+        layer = stage.layers.last;
+        parameters += stage.parameters;
+      }
+      EXPECT_EQ(layer, static_cast<int64_t>(model.blocks.size()));
+      const bool is_twice = stages > 1 && model.head == TiedHead::kYes;
+      const int64_t embedding = model.root.parameters.front().numel();
+      EXPECT_EQ(parameters, model.num_parameters() + (is_twice ? embedding : 0)) << preset << stages;
+      EXPECT_EQ(report.setup.tokens_per_step(), 4 * 8 * 8192);
+      EXPECT_EQ(report.setup.world(), 4 * stages);
+    }
+  }
+}
+
+const Collective* messages(const Report& report) {
+  for (const Collective& call : report.step.calls.collectives) {
+    if (call.kind == CollectiveKind::kMessage) return &call;
+  }
+  return nullptr;
+}
+
+// Hidden states forwards, their gradients back: 8192 tokens of 8192 bf16 numbers, of which a rank along tp has a part.
+TEST(PlanStages, HandOnHiddenStates) {
+  for (const int64_t tensor : {1, 8}) {
+    for (const int64_t stage : {0, 1, 3}) {
+      const Report report = make_stage_report(model_70b(), setup_of(4, 2, tensor, 5), {}, stage);
+      const Collective* call = messages(report);
+      ASSERT_NE(call, nullptr);
+      EXPECT_EQ(report.stage, stage);
+      EXPECT_EQ(call->calls, stage == 1 ? 10 : 5);
+      EXPECT_EQ(call->received_bytes, call->calls * 8192 * 8192 * 2 / tensor);
+    }
+  }
+}
+
+// docs/pipeline.md: stage r keeps activations of p - r microbatches with 1f1b, of all with gpipe.
+TEST(PlanStages, KeepWhatTheScheduleHasInFlight) {
+  const auto activations = [](pipeline::Order order, int64_t stage, int64_t microbatches) {
+    plan::Setup setup = setup_of(4, 2, 1, microbatches);
+    setup.order = order;
+    return make_stage_report(model_70b(), setup, {}, stage).memory[Part::kActivations];
+  };
+  const Activations one = plan_activations(model_70b(), setup_of(4, 2, 1, 1), 1);
+  const auto layers = stages_of(model_70b(), setup_of(4, 2, 1, 1))[1];
+  const int64_t each = (layers.last - layers.first) * one.kept.front() + one.outer_kept;
+  for (const auto order : {pipeline::Order::k1F1B, pipeline::Order::kGPipe}) {
+    const int64_t single = activations(order, 1, 1);
+    for (const int64_t microbatches : {2, 3, 8, 20}) {
+      const int64_t in_flight = order == pipeline::Order::kGPipe ? microbatches : std::min<int64_t>(3, microbatches);
+      EXPECT_EQ(activations(order, 1, microbatches) - single, (in_flight - 1) * each) << microbatches;
+    }
+  }
+}
+
+// ZeRO-2 gathers weights once in a step, ZeRO-3 for each microbatch and pass.
+TEST(PlanStages, GatherAsTheStrategySays) {
+  const auto gathers = [](Strategy strategy, int64_t microbatches) {
+    plan::Setup setup = setup_of(2, 4, 1, microbatches);
+    setup.strategy = strategy;
+    return make_stage_report(model_named("llama-3.1-8b"), setup, {}, 0).step.calls.gathers;
+  };
+  EXPECT_EQ(gathers(Strategy::kOptimGrads, 8), gathers(Strategy::kOptimGrads, 1));
+  EXPECT_EQ(gathers(Strategy::kOptimGrads, 40), gathers(Strategy::kOptimGrads, 1));
+  EXPECT_GT(gathers(Strategy::kOptimGradsParams, 8), 8 * gathers(Strategy::kOptimGrads, 1));
+}
+
+// Narayanan et al. 2021: m + p - 1 times a microbatch's forward and backward.
+TEST(PlanStages, WaitAsTheFormulaSays) {
+  for (const auto order : {pipeline::Order::k1F1B, pipeline::Order::kGPipe}) {
+    for (const int ranks : {1, 2, 5}) {
+      for (const int microbatches : {1, 4, 23}) {
+        const std::vector<StageTime> stages(static_cast<size_t>(ranks), {1, 2});
+        EXPECT_DOUBLE_EQ(pipeline_ms(order, {ranks, 1, microbatches}, stages, 0), 3.0 * (microbatches + ranks - 1));
+      }
+    }
+  }
+  EXPECT_DOUBLE_EQ(pipeline_ms(pipeline::Order::kGPipe, {2, 1, 1}, {{1, 2}, {1, 2}}, 0.5), 7);
+}
+
+TEST(PlanStages, TimeHasTheBubble) {
+  const time::Hardware hardware = time::find_hardware("h100-sxm");
+  const auto share = [&](int64_t microbatches) {
+    const Forecast step = forecast(model_70b(), setup_of(4, 2, 8, microbatches), Network{}, hardware);
+    EXPECT_GT(step.step.mfu, 0.1);
+    EXPECT_LT(step.step.mfu, 0.7);
+    return step.stage_wait_ms / step.step.step_ms;
+  };
+  for (const int64_t microbatches : {4, 16, 64}) {
+    const double theory = 3.0 / static_cast<double>(microbatches + 3);
+    EXPECT_NEAR(share(microbatches), theory, 0.12 * theory) << microbatches;
+  }
+}
+
+TEST(PlanStages, ASearchKeepsThem) {
+  SearchSpace space;
+  space.base = setup_of(4, 4, 4, 8);
+  space.memory = int64_t{80} << 30;
+  space.precisions = {space.base.precision};
+  predict_for(space, time::find_hardware("h100-sxm"));
+  const SearchResult result = search(model_70b(), space);
+  for (const auto* list : {&result.best, &result.losers}) {
+    for (const Candidate& each : *list) {
+      EXPECT_EQ(each.setup.stages, 4);
+      EXPECT_EQ(each.setup.world(), 64);
+    }
+  }
+}
+
+TEST(PlanStages, MeshesNameThemAndNonsenseIsRefused) {
+  const MeshShape mesh = parse_mesh("pp=4,tp=8", 128);
+  EXPECT_EQ(mesh.stages, 4);
+  EXPECT_EQ(mesh.shards, 4);
+  try {
+    make_report(model_70b(), setup_of(81, 1, 1, 1));
+    FAIL() << "no complaint";
+  } catch (const io::Error& error) {
+    EXPECT_THAT(error.what(),
+                HasSubstr("[plan] pp: got 81 with 80 layers, expected a layer for each stage: at most 80"));
+  }
+  EXPECT_THAT(to_text(make_report(model_70b(), setup_of(4, 2, 8, 8))), HasSubstr("what follows is about this one"));
+}
+
+}  // namespace
+}  // namespace fsdp::plan::stage_plan_test
