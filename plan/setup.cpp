@@ -213,7 +213,8 @@ MeshShape parse_mesh(std::string_view text, int64_t world) {
   if (static_cast<double>(context) * static_cast<double>(tensor) * static_cast<double>(experts) *
           static_cast<double>(stages) >
       static_cast<double>(world))
-    refuse("mesh " + std::string(text) + ": got more than " + std::to_string(world) + " ranks along its axes.");
+    refuse("mesh " + std::string(text) + ": got more than " + std::to_string(world) +
+           " ranks along its axes, expected sizes that multiply to " + std::to_string(world) + ".");
   const int64_t given = sizes.replicas.value_or(1) * sizes.shards.value_or(1) * context * tensor * experts * stages;
   const bool whole = sizes.replicas && sizes.shards;
   if (given > world || world % given != 0 || (whole && given != world))

@@ -19,7 +19,8 @@ std::vector<Knob> all_knobs(const Setup& setup) {
     knobs.push_back({lever, text, changed, {}});
   };
   for (const models::Recompute recompute : kAllRecomputes) {
-    if (recompute == setup.work.recompute) continue;
+    const bool is_of_parts = recompute == models::Recompute::kElementwise || recompute == models::Recompute::kGateUp;
+    if (recompute == setup.work.recompute || (is_of_parts && setup.tensor > 1)) continue;  // check_axes()
     add(Lever::kRecompute, "recompute " + std::string(name(recompute)), [&](Setup& s) {
       s.work.recompute = recompute;
       s.work.recompute_every = 1;

@@ -10,6 +10,7 @@
 #include "plan/forecast/pipeline_time.h"
 #include "plan/rank_part.h"
 #include "plan/report.h"
+#include "plan/search/limits.h"
 #include "plan/search/search.h"
 #include "plan/time/hardware.h"
 
@@ -151,6 +152,15 @@ TEST(PlanStages, ASearchKeepsThem) {
       EXPECT_EQ(each.setup.world(), 64);
     }
   }
+}
+
+TEST(PlanStages, ChangesThatHelpKeepThem) {
+  SearchSpace space;
+  space.base = setup_of(4, 4, 4, 8);
+  predict_for(space, time::find_hardware("h100-sxm"));
+  const Limits limits = find_limits(model_70b(), make_report(model_70b(), space.base, space.options), space);
+  EXPECT_FALSE(limits.knobs.empty());
+  for (const Knob& knob : limits.knobs) EXPECT_EQ(knob.setup.stages, 4) << knob.change;
 }
 
 TEST(PlanStages, MeshesNameThemAndNonsenseIsRefused) {
