@@ -91,7 +91,7 @@ void keep_part(time::StepWork& work, const RankPart& part) {
     visited[static_cast<size_t>(visit.unit)] = true;
     work.passages.push_back(passage);
   }
-  if (!visited.back()) work.passages.push_back({root});
+  if (!visited.back()) work.passages.emplace_back().unit = root;
 }
 
 }  // namespace

@@ -75,8 +75,9 @@ class MeshAxes : public TrainingFixture {
       ASSERT_TRUE(std::regex_search(result.out, found, line)) << part << "\n" << result.out;
       EXPECT_EQ(std::stod(found[1]), 0) << part << "\n" << result.out;
     }
-    if (contains(result.out, "of all stages are"))
+    if (contains(result.out, "of all stages are")) {
       EXPECT_TRUE(contains(result.out, "of all stages are 0 bytes from their plans")) << result.out;
+    }
   }
   double heldout_loss(const std::string& folder) const {
     for (const auto& line : read_lines(path(folder) + "/metrics.jsonl")) {

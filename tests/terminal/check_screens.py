@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 
-DEADLINE_S = 60
+DEADLINE_S = 120
 RUN = """[model]
 hidden_size = 32
 layers = 4

@@ -237,7 +237,7 @@ TEST(CutDecoder, WhatDoesNotDivideIsRefusedWithWhatDoes) {
     config.mesh.tp = 2;
     models::DecoderConfig model = config_of({"llama", models::AttentionBias::kNone, false, true, 0});
     change(config, model);
-    return [config, model] { train::check_axes(config, model); };
+    return [config, model] { train::check_axes(config, model, train::RankPlace{}); };
   };
   const auto is_refused = [](const std::string& text) { return ThrowsMessage<Error>(HasSubstr(text)); };
   EXPECT_NO_THROW(refusal([](auto&, auto&) {})());

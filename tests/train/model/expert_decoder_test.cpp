@@ -152,7 +152,7 @@ TEST(ExpertDecoder, WhatDoesNotFitIsRefusedByName) {
     train::Config config;
     config.mesh.ep = 2;
     change(config);
-    return [config, model] { train::check_axes(config, model); };
+    return [config, model] { train::check_axes(config, model, train::RankPlace{}); };
   };
   const auto is_refused = [](const std::string& text) { return ThrowsMessage<Error>(HasSubstr(text)); };
   EXPECT_NO_THROW(refusal([](auto&) {}, mixtral)());
