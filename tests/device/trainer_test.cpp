@@ -49,6 +49,15 @@ at::Tensor attention(const at::Tensor& q_BTHD, const at::Tensor& k_BTKD, const a
   return heads_first(at::matmul(at::softmax(scores, 3).to(v.scalar_type()), v)).contiguous();
 }
 
+// What hardware does with fp8 numbers; LibTorch's own for CPUs needs more than AVX2.
+at::Tensor scaled_mm(const at::Tensor& a, const at::Tensor& b, const at::Tensor& scale_a, const at::Tensor& scale_b,
+                     const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
+                     std::optional<at::ScalarType> type, bool) {
+  return (at::mm(a.to(at::kFloat), b.to(at::kFloat)) * scale_a * scale_b).to(*type);
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) { library.impl("_scaled_mm", scaled_mm); }
+
 TORCH_LIBRARY_IMPL(fsdp, PrivateUse1, library) {
   library.impl("embedding_backward", embedding_backward);
   library.impl("fused_linear", kernels::fused_product);

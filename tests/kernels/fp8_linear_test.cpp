@@ -153,6 +153,17 @@ TEST(Fp8Linear, AMillionProductsOfBlocksHaveTheBitsOfFp64) {
   }
 }
 
+// Whether LibTorch multiplies fp8 numbers on this CPU: not with AVX2 alone.
+bool has_scaled_mm() {
+  try {
+    const at::Tensor numbers = at::ones({16, 16}).to(at::kFloat8_e4m3fn), scale = at::ones({});
+    at::_scaled_mm(numbers, numbers.t(), scale, scale, {}, {}, at::kFloat);
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 constexpr Fp8Recipe kOfDevices[] = {Fp8Recipe::kTensorwise, Fp8Recipe::kRowwise};
 
 // How devices with products of fp8 numbers hold a factor; the CPU holds the same numbers in the dtype they came in.
@@ -177,6 +188,7 @@ TEST(Fp8Tensors, StandForTheNumbersOfTheCpu) {
 }
 
 TEST(Fp8Tensors, AreMultipliedAsTheCpuDoes) {
+  if (!has_scaled_mm()) GTEST_SKIP() << "this CPU has no at::_scaled_mm";
   torch::manual_seed(13);
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     for (const Fp8Recipe recipe : kOfDevices) {
@@ -217,6 +229,7 @@ TEST(Fp8Tensors, NeedAGpuThatHasSuchProducts) {
 
 // The operator that GPUs have tensor cores for.
 TEST(Fp8Linear, EqualsScaledMm) {
+  if (!has_scaled_mm()) GTEST_SKIP() << "this CPU has no at::_scaled_mm";
   torch::manual_seed(8);
   const at::Tensor x = at::randn({48, 64}), weight = at::randn({32, 64});
   const Scaled a = scaled(x, at::kFloat8_e4m3fn), b = scaled(weight, at::kFloat8_e4m3fn);
