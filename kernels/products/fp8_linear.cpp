@@ -176,15 +176,6 @@ at::Tensor round_to_fp8(const at::Tensor& matrix, Fp8Recipe recipe, Fp8Operand o
   return rounded(matrix.detach().contiguous(), recipe, operand, summed, /*shift=*/0);
 }
 
-at::Tensor fp8_product_on_device(const at::Tensor& x, const at::Tensor& weight, int64_t recipe_number) {
-  const Fp8Recipe recipe = recipe_of(recipe_number);
-  std::vector<int64_t> sizes = x.sizes().vec();
-  sizes.back() = weight.size(0);
-  return scaled_product(to_fp8_tensor(x.flatten(0, -2), recipe, Fp8Operand::kActivation),
-                        to_fp8_tensor(weight, recipe, Fp8Operand::kWeight), x.scalar_type())
-      .view(sizes);
-}
-
 at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight, Fp8Recipe recipe) {
   TORCH_CHECK(x.device() == weight.device(), "[fp8_linear] got x on ", x.device(), " and a weight on ", weight.device(),
               ", expected both on one device.");

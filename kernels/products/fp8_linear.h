@@ -24,8 +24,8 @@ at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight, Fp8Recipe r
 // What a matrix [rows, columns] becomes as that operand of a product; fp32 or bf16, on the CPU.
 at::Tensor round_to_fp8(const at::Tensor& matrix, Fp8Recipe recipe, Fp8Operand operand, SummedOver summed);
 
-// For experiments: from now on all scales of all products are 2^steps times what they should be; 0: right. What shows
-// whether a check would notice. Thread-safe.
+// For experiments: from now on all scales of all products on the CPU are 2^steps times what they should be; 0: right.
+// What shows whether a check would notice. Thread-safe.
 void break_fp8_scales(int steps);
 
 }  // namespace fsdp::kernels

@@ -73,6 +73,15 @@ at::Tensor scaled_product(const Fp8Tensor& a_MK, const Fp8Tensor& b_NK, at::Scal
   return (at::_scaled_mm(a, b, one, one, {}, {}, at::kFloat) * a_MK.scales * b_NK.scales.t()).to(type);
 }
 
+at::Tensor fp8_product_on_device(const at::Tensor& x, const at::Tensor& weight, int64_t recipe_number) {
+  const auto recipe = static_cast<Fp8Recipe>(recipe_number);
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.back() = weight.size(0);
+  return scaled_product(to_fp8_tensor(x.flatten(0, -2), recipe, Fp8Operand::kActivation),
+                        to_fp8_tensor(weight, recipe, Fp8Operand::kWeight), x.scalar_type())
+      .view(sizes);
+}
+
 void check_fp8_capability(int compute_capability) {
   constexpr int kFirst = 89;  // Ada; 90 is Hopper
   TORCH_CHECK(compute_capability >= kFirst, "[fp8_linear] got a GPU of compute capability ", compute_capability / 10,

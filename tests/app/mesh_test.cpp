@@ -63,6 +63,19 @@ class MeshAxes : public TrainingFixture {
     }
     EXPECT_NEAR(heldout_loss(folder), heldout_loss(other), 2 * bound * heldout_loss(other));
   }
+  void expect_as_planned(const std::vector<std::pair<int, std::string>>& meshes) const {
+    for (const auto& [ranks, mesh] : meshes) {
+      SCOPED_TRACE(std::to_string(ranks) + " ranks, " + mesh);
+      expect_as_planned(ranks, run("planned", mesh));
+    }
+  }
+  // On four ranks, what the plan says.
+  void expect_dry_run(const std::string& mesh, const std::vector<std::string>& texts) const {
+    std::filesystem::remove_all(path("planned"));
+    const CommandResult dry = launch_fsdp(4, run("planned", mesh + " --dry-run"));
+    EXPECT_EQ(dry.exit_code, 0) << dry.err;
+    for (const std::string& text : texts) EXPECT_TRUE(contains(dry.out, text)) << text << "\n" << dry.out;
+  }
   // The command's weights, gradients, optimizer and buffers on this rank, and on those of other stages.
   void expect_as_planned(int ranks, const std::string& command) const {
     std::filesystem::remove_all(path("planned"));
@@ -226,41 +239,29 @@ TEST_F(MeshAxes, TheModelOfStagesIsWhole) {
 
 // Weights, gradients, optimizer and buffers of a rank have the bytes that were planned.
 TEST_F(MeshAxes, TheRunIsAsPlanned) {
-  const std::pair<int, std::string> meshes[] = {{2, "--mesh.tp=2"},
-                                                {4, "--mesh.tp=2 --shard.precision=bf16 --train.recompute=block"},
-                                                {4, "--mesh.tp=2 --shard.strategy=optim_grads"},
-                                                {4, "--mesh.tp=2 --shard.replicas=2 --shard.strategy=hybrid"},
-                                                {2, "--mesh.cp=2"},
-                                                {4, "--mesh.cp=2 --mesh.tp=2"},
-                                                {4, "--mesh.cp=2 --shard.strategy=optim"}};
-  for (const auto& [ranks, mesh] : meshes) {
-    SCOPED_TRACE(std::to_string(ranks) + " ranks, " + mesh);
-    expect_as_planned(ranks, run("planned", mesh));
-  }
-  std::filesystem::remove_all(path("planned"));
-  const CommandResult dry = launch_fsdp(4, run("planned", "--mesh.cp=2 --mesh.tp=2 --dry-run"));
-  EXPECT_EQ(dry.exit_code, 0) << dry.err;
-  for (const char* text :
-       {"1 x 2 ranks x tp 2, cp 2 of the shards", "gather activations over tp", "reduce-scatter activations over cp"})
-    EXPECT_TRUE(contains(dry.out, text)) << text << "\n" << dry.out;
+  const std::vector<std::pair<int, std::string>> meshes = {
+      {2, "--mesh.tp=2"},
+      {4, "--mesh.tp=2 --shard.precision=bf16 --train.recompute=block"},
+      {4, "--mesh.tp=2 --shard.strategy=optim_grads"},
+      {4, "--mesh.tp=2 --shard.replicas=2 --shard.strategy=hybrid"},
+      {2, "--mesh.cp=2"},
+      {4, "--mesh.cp=2 --mesh.tp=2"},
+      {4, "--mesh.cp=2 --shard.strategy=optim"}};
+  expect_as_planned(meshes);
+  expect_dry_run("--mesh.cp=2 --mesh.tp=2", {"1 x 2 ranks x tp 2, cp 2 of the shards", "gather activations over tp",
+                                             "reduce-scatter activations over cp"});
 }
 
 TEST_F(MeshAxes, StagesAreAsPlanned) {
-  const std::pair<int, std::string> meshes[] = {
+  const std::vector<std::pair<int, std::string>> meshes = {
       {2, "--mesh.pp=2 --train.microbatch_sequences=3"},
       {4, "--mesh.pp=2 --train.microbatch_sequences=2"},
       {4, "--mesh.pp=2 --train.microbatch_sequences=1 --shard.strategy=optim_grads --shard.precision=bf16"},
       {4, "--mesh.pp=2 --mesh.tp=2 --train.microbatch_sequences=3 --model.tie_embeddings=false"},
       {4, "--mesh.pp=4 --train.microbatch_sequences=1 --mesh.schedule=gpipe --train.recompute=block"}};
-  for (const auto& [ranks, mesh] : meshes) {
-    SCOPED_TRACE(std::to_string(ranks) + " ranks, " + mesh);
-    expect_as_planned(ranks, run("planned", mesh));
-  }
-  std::filesystem::remove_all(path("planned"));
-  const CommandResult dry = launch_fsdp(4, run("planned", "--mesh.pp=2 --train.microbatch_sequences=2 --dry-run"));
-  EXPECT_EQ(dry.exit_code, 0) << dry.err;
-  for (const char* text : {"2 stages (1f1b) of 1 x 2 ranks", "receive activations of other stages"})
-    EXPECT_TRUE(contains(dry.out, text)) << text << "\n" << dry.out;
+  expect_as_planned(meshes);
+  expect_dry_run("--mesh.pp=2 --train.microbatch_sequences=2",
+                 {"2 stages (1f1b) of 1 x 2 ranks", "receive activations of other stages"});
 }
 
 TEST_F(MeshAxes, WhatDoesNotFitIsRefusedByName) {

@@ -4,15 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
-
-#include "io/base/error.h"
 #include "models/config/presets.h"
 #include "plan/forecast/forecast.h"
 #include "plan/forecast/planned_work.h"
 #include "plan/report.h"
 #include "plan/search/search.h"
 #include "plan/time/hardware.h"
+#include "tests/plan/complaint.h"
 
 namespace fsdp::plan::axes_test {
 namespace {
@@ -31,15 +29,6 @@ Setup setup_of(int64_t shards, int64_t context, int64_t tensor) {
   setup.work.sequence_length = 8192;
   setup.work.recompute = models::Recompute::kBlock;
   return setup;
-}
-
-std::string complaint(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const io::Error& error) {
-    return error.what();
-  }
-  return "no complaint";
 }
 
 const TrafficLine* find_line(const Report& report, CollectiveKind kind, CollectiveAxis axis) {

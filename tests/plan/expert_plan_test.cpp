@@ -2,9 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
-
-#include "io/base/error.h"
 #include "models/config/presets.h"
 #include "plan/axes.h"
 #include "plan/forecast/forecast.h"
@@ -12,6 +9,7 @@
 #include "plan/report.h"
 #include "plan/search/search.h"
 #include "plan/time/hardware.h"
+#include "tests/plan/complaint.h"
 
 namespace fsdp::plan::expert_plan_test {
 namespace {
@@ -40,15 +38,6 @@ Setup setup_of(int64_t shards, int64_t experts) {
   setup.precision = parse_planned_precision("bf16");
   setup.work.sequence_length = 4096;
   return setup;
-}
-
-std::string complaint(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const io::Error& error) {
-    return error.what();
-  }
-  return "no complaint";
 }
 
 const TrafficLine* exchanges(const Report& report) {

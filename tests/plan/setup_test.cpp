@@ -4,24 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
-
-#include "io/base/error.h"
+#include "tests/plan/complaint.h"
 
 namespace fsdp::plan::setup_test {
 namespace {
 
 using ::testing::HasSubstr;
-
-std::string complaint(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const io::Error& error) {
-    EXPECT_EQ(error.kind(), io::ErrorKind::kUsage);
-    return error.what();
-  }
-  return "no complaint";
-}
 
 TEST(PlanSetup, MeshesMultiplyToTheWorld) {
   const auto expect = [](const char* text, int64_t world, int64_t replicas, int64_t shards) {
