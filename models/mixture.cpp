@@ -5,25 +5,11 @@
 #include <utility>
 
 #include "kernels/operators/swiglu.h"
+#include "kernels/products/grouped_linear.h"
 #include "kernels/products/linear.h"
 
 namespace fsdp::models {
 namespace {
-
-// Each row times the weight of its expert. Without rows an expert's product is nothing, but stands in the graph, so
-// that its weight gets a gradient.
-at::Tensor product_by_expert(const at::Tensor& x_RE, const std::vector<int64_t>& rows, const at::Tensor& weights) {
-  const std::vector<at::Tensor> x_of = x_RE.split_with_sizes(rows, 0), weight_of = weights.unbind(0);
-  std::vector<at::Tensor> results;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    if (rows[i] > 0) {
-      results.push_back(kernels::linear(x_of[i], weight_of[i]));
-    } else if (at::GradMode::is_enabled()) {
-      results.push_back(at::linear(x_of[i], weight_of[i]));
-    }
-  }
-  return results.empty() ? x_RE.new_empty({0, weights.size(1)}) : at::cat(results);
-}
 
 at::Tensor inverse_of(const at::Tensor& order) {
   return at::empty_like(order).scatter_(0, order, at::arange(order.numel(), order.options()));
@@ -63,8 +49,8 @@ ExpertsImpl::ExpertsImpl(const DecoderConfig& config, const at::TensorOptions& o
 }
 
 at::Tensor ExpertsImpl::forward(const at::Tensor& x_RE, const std::vector<int64_t>& rows) {
-  const std::vector<at::Tensor> gate_and_up = product_by_expert(x_RE, rows, gate_up_proj).chunk(2, -1);
-  return product_by_expert(kernels::swiglu(gate_and_up[0], gate_and_up[1]), rows, down_proj);
+  const std::vector<at::Tensor> gate_and_up = kernels::grouped_linear(x_RE, rows, gate_up_proj).chunk(2, -1);
+  return kernels::grouped_linear(kernels::swiglu(gate_and_up[0], gate_and_up[1]), rows, down_proj);
 }
 
 MixtureImpl::MixtureImpl(const DecoderConfig& config, const at::TensorOptions& options) {

@@ -82,7 +82,7 @@ ALLOWED = {
     "fsdp/checkpoint": STATE_USERS | {"fsdp/checkpoint/state"},
     "fsdp/checkpoint/archive": STATE_USERS | {"fsdp/checkpoint/state", "fsdp/checkpoint"},
     "fsdp/functional": STATE_USERS,
-    "fsdp/parallel": GROUP | {"fsdp/group", "fsdp/deferred", "kernels/operators"},
+    "fsdp/parallel": GROUP | {"fsdp/group", "fsdp/deferred", "kernels/operators", "kernels/products"},
     "fsdp/deferred": {"fsdp/base"},
     "fsdp/c": LIBRARY | {"fsdp/group", "fsdp/optim", "fsdp/checkpoint", "fsdp/checkpoint/archive"},
     "fsdp/unit": GROUP | {"fsdp/group", "fsdp/schedule", "fsdp/deferred"},

@@ -5,6 +5,7 @@
 
 #include "fsdp/base/check.h"
 #include "fsdp/parallel/layers.h"
+#include "kernels/products/grouped_linear.h"
 
 namespace fsdp::parallel {
 namespace {
@@ -21,13 +22,7 @@ at::Tensor drawn_weights(int64_t count, int64_t out, int64_t in) {
 }  // namespace
 
 at::Tensor grouped_linear(const at::Tensor& x, const std::vector<int64_t>& rows, const at::Tensor& weights) {
-  FSDP_CHECK(static_cast<int64_t>(rows.size()) == weights.size(0), "[grouped_linear] got rows of ", rows.size(),
-             " experts, expected ", weights.size(0), ".");
-  const std::vector<at::Tensor> of_expert = x.split_with_sizes(rows, 0);
-  const std::vector<at::Tensor> weight_of = weights.unbind(0);
-  std::vector<at::Tensor> results;
-  for (size_t i = 0; i < rows.size(); ++i) results.push_back(at::linear(of_expert[i], weight_of[i]));
-  return at::cat(results);
+  return kernels::grouped_linear(x, rows, weights);
 }
 
 ExpertsImpl::ExpertsImpl(int64_t experts, int64_t hidden, int64_t inner, const Mesh& mesh, const std::string& name) {

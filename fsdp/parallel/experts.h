@@ -15,7 +15,7 @@
 namespace fsdp::parallel {
 
 // x [R, in], one expert's rows after the other's; weights [experts, out, in] -> [R, out]: each row times the weight of
-// its expert, W x. Experts without rows get a gradient of zeros.
+// its expert, W x. Experts without rows get a gradient of zeros. On CUDA in bf16 one product for all of them.
 at::Tensor grouped_linear(const at::Tensor& x, const std::vector<int64_t>& rows, const at::Tensor& weights);
 
 // The feed-forward networks of a mixture, silu(gate x) * (up x) and down, of this rank. gate_up [E/ranks, 2 inner,

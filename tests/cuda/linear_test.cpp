@@ -3,6 +3,7 @@
 #include "fsdp/cuda/devices.h"
 #include "kernels/products/fp8_linear.h"
 #include "kernels/products/fused_linear.h"
+#include "kernels/products/grouped_linear.h"
 #include "kernels/products/linear_parts.h"
 #include "tests/cuda/as_on_cpu.h"
 
@@ -66,6 +67,17 @@ TEST(CudaLinear, Fp8EqualsCpu) {
     }
   }
   EXPECT_THROW(fp8_linear(at::randn({2, 32}, kGpu), at::randn({32, 32}, kGpu), Fp8Recipe::kMx), c10::Error);
+}
+
+TEST(CudaLinear, GroupsOfExpertsEqualCpu) {
+  FSDP_NEEDS_GPU();
+  torch::manual_seed(8);
+  for (const auto& rows : std::vector<std::vector<int64_t>>{{3, 5, 2}, {0, 13, 0}, {7, 0, 64}, {16, 0, 0}}) {
+    const int64_t count = rows[0] + rows[1] + rows[2];
+    expect_as_on_cpu([&rows](const Inputs& in) { return grouped_linear(in[0], rows, in[1]); },
+                     {values({count, 24}, at::kBFloat16), values({3, 40, 24}, at::kBFloat16)},
+                     tolerance_of(at::kBFloat16), c10::str("rows ", at::IntArrayRef(rows)));
+  }
 }
 
 TEST(CudaLinear, FillsSlotsInFp32) {
