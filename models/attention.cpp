@@ -6,7 +6,6 @@
 
 #include "kernels/operators/causal_attention.h"
 #include "kernels/operators/rope.h"
-#include "kernels/products/linear.h"
 
 namespace fsdp::models {
 
@@ -41,7 +40,7 @@ at::Tensor AttentionImpl::attend(const std::vector<at::Tensor>& projections, con
                                 ? across_->attend(q_BTHD, k_BTKD, v_BTKD, inputs.document_lengths, window_, name_)
                                 : kernels::causal_attention(q_BTHD, k_BTKD, v_BTKD, inputs.document_lengths, window_);
   const at::Tensor y = y_BTHD.flatten(2);
-  return across_ ? across_->leave_layer(kernels::linear(y, o_proj_->weight), o_proj_->bias, name_) : o_proj_(y);
+  return across_ ? across_->leave_layer(o_proj_->without_bias(y), o_proj_->bias, name_) : o_proj_(y);
 }
 
 void AttentionImpl::set_across(std::shared_ptr<AcrossRanks> across, const std::string& name) {

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "kernels/operators/swiglu.h"
-#include "kernels/products/linear.h"
 
 namespace fsdp::models {
 
@@ -21,7 +20,7 @@ at::Tensor GatedMlpImpl::activate(const std::vector<at::Tensor>& gate_and_up) {
 }
 
 at::Tensor GatedMlpImpl::project_down(const at::Tensor& product_BTI) {
-  return across_ ? across_->leave_layer(kernels::linear(product_BTI, down_proj_->weight), down_proj_->bias, name_)
+  return across_ ? across_->leave_layer(down_proj_->without_bias(product_BTI), down_proj_->bias, name_)
                  : down_proj_(product_BTI);
 }
 

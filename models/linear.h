@@ -1,4 +1,5 @@
-// A linear map, with or without bias, and the low-rank adapter that may sit on it.
+// A linear map, with or without bias, the low-rank adapter that may sit on it, and the 4-bit codes its weight may rest
+// as.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -30,27 +31,43 @@ enum class Projections { kSeparate, kFused };
 class LinearImpl : public torch::nn::Module {
  public:
   LinearImpl(int64_t in, int64_t out, const at::TensorOptions& options, Bias has_bias = Bias::kNo)
-      : weight(register_parameter("weight", torch::empty({out, in}, options))) {
+      : weight(register_parameter("weight", torch::empty({out, in}, options))), in_(in), out_(out) {
     if (has_bias == Bias::kYes) bias = register_parameter("bias", torch::empty({out}, options));
   }
 
   at::Tensor forward(const at::Tensor& x);
   // y, made of W x in place: with the bias and what the adapter adds.
   at::Tensor complete(at::Tensor product, const at::Tensor& x);
+  // y without the bias, which is added where parts of y are put together.
+  at::Tensor without_bias(const at::Tensor& x);
 
   // Adds the parameters `lora_A.weight` and `lora_B.weight`, uninitialised. Once.
   void add_adapter(const AdapterShape& shape, const at::TensorOptions& options);
 
-  at::Tensor weight;
-  at::Tensor bias;  // undefined where there is none
+  // The weight gives way to the parameter `weight_nf4`, the bytes of its codes (kernels/products/nf4_linear.h), uint8
+  // and without gradient, 0 until they are loaded. Products decode it. Once, before fully_shard(); may be deferred.
+  void keep_as_nf4();
+  bool is_nf4() const { return codes_.defined(); }
+
+  // As constructed; of a weight that was cut since, the whole one's.
+  int64_t in_features() const { return in_; }
+  int64_t out_features() const { return out_; }
+
+  at::Tensor weight;  // undefined with keep_as_nf4()
+  at::Tensor bias;    // undefined where there is none
 
  private:
+  at::Tensor product(const at::Tensor& x);
+  at::Tensor add_adapted(at::Tensor y, const at::Tensor& x);
+
+  int64_t in_, out_;
+  at::Tensor codes_;  // undefined without keep_as_nf4()
   AdapterShape adapter_;
   std::shared_ptr<LinearImpl> lora_a_, lora_b_;  // null without an adapter
 };
 TORCH_MODULE(Linear);
 
-// The maps of one input, in the order in which they were registered.
+// The maps of one input, in the order in which they were registered. Those kept as NF4 are a product each.
 std::vector<at::Tensor> project(const at::Tensor& x, Projections how, std::initializer_list<Linear> maps);
 
 // Whether the weights lie in memory as Projections::kFused needs them.

@@ -47,7 +47,7 @@ bool is_tolerated(const std::string& name) { return name == "lm_head.weight" || 
 std::vector<Mismatch> find_mismatches(const std::vector<ExpectedTensor>& expected, const io::ModelFolder& folder) {
   std::vector<Mismatch> mismatches;
   std::set<std::string> known;
-  for (const auto& [name, shape] : expected) {
+  for (const auto& [name, shape, dtype] : expected) {
     known.insert(name);
     const auto location = folder.find(name);
     if (!location) {
@@ -57,7 +57,9 @@ std::vector<Mismatch> find_mismatches(const std::vector<ExpectedTensor>& expecte
     const io::TensorEntry& entry = *location->entry;
     if (entry.shape != shape)
       mismatches.push_back({name, describe(entry.shape), describe(shape)});
-    else if (!scalar_type_of(entry.dtype))
+    else if (dtype && entry.dtype != *dtype)
+      mismatches.push_back({name, std::string(io::name(entry.dtype)), std::string(io::name(*dtype))});
+    else if (!dtype && !scalar_type_of(entry.dtype))
       mismatches.push_back({name, std::string(io::name(entry.dtype)), "BF16, F16, F32 or F64"});
   }
   for (const std::string& name : folder.names())

@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@ namespace fsdp::models {
 struct ExpectedTensor {
   std::string name;
   std::vector<int64_t> shape;
+  std::optional<io::DType> dtype = {};  // unset: any floating-point type
 };
 
 // Throws io::Error(kModel) with ONE table of every name that is missing or surplus and every shape or dtype that does

@@ -17,6 +17,10 @@ at::ScalarType scalar_type_of(io::DType dtype) {
       return at::kFloat;
     case io::DType::BF16:
       return at::kBFloat16;
+    case io::DType::F16:
+      return at::kHalf;
+    case io::DType::U8:
+      return at::kByte;
     case io::DType::I32:
       return at::kInt;
     case io::DType::I64:
