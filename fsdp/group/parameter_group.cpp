@@ -478,7 +478,9 @@ void ParameterGroup::poison() {
   try {
     isolate_unsharded();
     if (!unsharded_.resident()) unsharded_.reallocate(*allocator_);
-    writable(unsharded_.local()).fill_(std::numeric_limits<double>::quiet_NaN());
+    at::Tensor weights = writable(unsharded_.local());
+    const at::Scalar all_bits = 255;  // of codes' scales, which are fp32: NaN too
+    weights.fill_(weights.is_floating_point() ? std::numeric_limits<double>::quiet_NaN() : all_bits);
   } catch (const std::exception& error) {
     // Memory is what is missing. The one copy of this host is whole, and not this rank's to spoil.
     if (residence_ != Residence::kShared) {

@@ -24,7 +24,8 @@ namespace fsdp {
 // but their memory is filled only while the unit is in use; optimizers work on fsdp::parameters(module).
 // The parameters must be floating point leaves without gaps in memory, and all of a world's on one device: the CPU,
 // or a GPU, for which the library fsdp::cuda is loaded then (load_cuda). On a GPU nothing of a step waits for it on the
-// host; gathers and reductions are work of streams of their own.
+// host; gathers and reductions are work of streams of their own. uint8 leaves without gradients are sharded too, and
+// stay bytes whatever Precision says: codes of quantised weights.
 // Throws Error(kUsage): a parameter is unsuitable (it is named), ranks differ in layout, options or initial weights
 // (the first differing rank is named), nothing of the module is left to shard.
 Unit fully_shard(torch::nn::Module& module, const Mesh& mesh, const ShardOptions& options = {});

@@ -303,6 +303,19 @@ TEST(Mistakes, UnsuitableParametersAreRefusedByName) {
   });
 }
 
+TEST(Mistakes, BytesAreShardedAndStayBytes) {
+  run_ranks(3, [](const World& world) {
+    const torch::Tensor bytes = torch::arange(37, torch::kByte);
+    Holder module(bytes.clone(), /*trainable=*/false);
+    ShardOptions options;
+    options.precision = Precision::bf16();
+    fully_shard(module, Mesh::shard(world), options);
+    EXPECT_EQ(parameters(module)[0].scalar_type(), torch::kByte);
+    EXPECT_LT(parameters(module)[0].numel(), 37);
+    EXPECT_TRUE(torch::equal(module.weight.detach().clone(), bytes));
+  });
+}
+
 TEST(Mistakes, IgnoredParametersStayAsTheyAre) {
   run_ranks(2, [](const World& world) {
     const auto module = make_block_model(1);

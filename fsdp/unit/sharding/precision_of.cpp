@@ -24,6 +24,7 @@ void check_precision(const ShardOptions& options) {
 
 Precision precision_of(const SubjectParameter& parameter, const Precision& precision) {
   const std::vector<ModuleKind>& kept = precision.keep_fp32;
+  if (!at::isFloatingType(parameter.tensor.scalar_type())) return {};  // codes are what they are
   Precision own = precision;
   if (parameter.kind && std::find(kept.begin(), kept.end(), *parameter.kind) != kept.end()) own.param.reset();
   const at::ScalarType compute = own.param.value_or(parameter.tensor.scalar_type());

@@ -78,8 +78,9 @@ void check_parameter(const SubjectParameter& parameter, const ShardOptions& opti
   FSDP_CHECK(tensor.device() == device || (tensor.is_cpu() && may_be_on_cpu), "[fully_shard] '", parameter.name,
              "': got device ", tensor.device(), ", expected ", device,
              ". All weights of a world are on one device: move the model there first, or set ShardOptions::device.");
-  FSDP_CHECK(at::isFloatingType(tensor.scalar_type()), "[fully_shard] '", parameter.name, "': got dtype ",
-             tensor.scalar_type(), ", expected a floating-point type. List it in ShardOptions::ignored_parameters.");
+  const at::ScalarType dtype = tensor.scalar_type();
+  FSDP_CHECK(at::isFloatingType(dtype) || dtype == at::kByte, "[fully_shard] '", parameter.name, "': got dtype ", dtype,
+             ", expected a floating-point type, or bytes. List it in ShardOptions::ignored_parameters.");
   FSDP_CHECK(tensor.is_leaf(), "[fully_shard] '", parameter.name,
              "' is computed from other tensors. Shard leaves only.");
   FSDP_CHECK(tensor.is_non_overlapping_and_dense(), "[fully_shard] '", parameter.name, "': got strides ",
