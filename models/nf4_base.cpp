@@ -6,7 +6,9 @@
 namespace fsdp::models {
 
 void keep_blocks_as_nf4(const Decoder& decoder) {
-  for (const NamedLinear& linear : linears_in_blocks(decoder)) linear.module->keep_as_nf4();
+  for (const NamedLinear& linear : linears_in_blocks(decoder)) {
+    if (!linear.module->is_nf4()) linear.module->keep_as_nf4();
+  }
 }
 
 std::map<std::string, CodedWeight> coded_weights(const Decoder& decoder) {

@@ -9,8 +9,8 @@
 
 namespace fsdp::models {
 
-// LinearImpl::keep_as_nf4() of every linear map of the blocks, with an adapter or not; embeddings, norms, biases and
-// the head stay. Before fully_shard(); may be deferred.
+// LinearImpl::keep_as_nf4() of every linear map of the blocks that is not kept so yet, with an adapter or not;
+// embeddings, norms, biases and the head stay. Before fully_shard(); may be deferred.
 void keep_blocks_as_nf4(const Decoder& decoder);
 
 // The weight [out, in] that codes stand for.

@@ -44,6 +44,13 @@ int64_t gradient_elements_per_token(const DecoderConfig& config, int64_t layer) 
   return std::max(3 * inner, hidden + 2 * queries + 2 * keys);
 }
 
+// The largest weight of a block that is decoded for its product, in the type that is computed with.
+int64_t decoded_bytes(const PlannedUnit& block, int64_t element) {
+  int64_t most = 0;
+  for (const PlannedParameter& parameter : block.parameters) most = std::max(most, parameter.coded);
+  return most * element;
+}
+
 struct LossBytes {
   int64_t kept, working;
 };
@@ -92,7 +99,8 @@ Activations plan_activations(const PlannedModel& model, const Setup& setup, int6
     const auto layer = static_cast<int64_t>(i);
     result.kept[i] = kept_bytes(config, layer, what, setup);
     const int64_t gradients = gradient_elements_per_token(config, layer) * element * tokens;
-    result.working[i] = kept_bytes(config, layer, Recompute::kNone, setup) - result.kept[i] + gradients;
+    result.working[i] = kept_bytes(config, layer, Recompute::kNone, setup) - result.kept[i] + gradients +
+                        decoded_bytes(model.blocks[i], element);
   }
   const int64_t hidden = tokens / setup.tensor * config.hidden_size * element;
   const int64_t tables = 2 * setup.work.sequence_length * config.rotary_dim() * element + mask_bytes(setup);

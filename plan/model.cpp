@@ -25,7 +25,7 @@ int64_t PlannedParameter::numel() const {
 
 int64_t PlannedUnit::num_parameters() const {
   int64_t sum = 0;
-  for (const PlannedParameter& parameter : parameters) sum += parameter.numel();
+  for (const PlannedParameter& parameter : parameters) sum += parameter.coded > 0 ? parameter.coded : parameter.numel();
   return sum;
 }
 

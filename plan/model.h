@@ -26,6 +26,9 @@ struct PlannedParameter {
   ComputeType compute = ComputeType::kOfPrecision;
   Travel travel = Travel::kAsComputed;
   int64_t run = 1;  // elements that no rank border cuts: of a matrix whose columns are cut over other ranks, a row's
+  // Numbers of the weight that these bytes are codes of, which is whole in memory, decoded, while it is multiplied; 0:
+  // a parameter that is no codes.
+  int64_t coded = 0;
 
   int64_t numel() const;
 };
@@ -39,8 +42,8 @@ struct PlannedUnit {
   int64_t within = -1;      // the block around it; -1: the root
   bool of_experts = false;  // of which ranks along `ep` have different ones
 
-  int64_t num_parameters() const;
-  bool trains() const;  // any of them
+  int64_t num_parameters() const;  // of codes those that they stand for
+  bool trains() const;             // any of them
 };
 
 // Whether the root reads some of its first parameters again behind the blocks, where it may have no others.

@@ -26,7 +26,8 @@ IO = {"io/base", "io/gguf", "io/safetensors", "io/torch_archive", "io/dcp", "io/
 MODELS = {"models", "models/config"}
 LIBRARY = {"fsdp", "fsdp/base", "fsdp/comm", "fsdp/comm/liveness", "fsdp/graph", "fsdp/mesh", "fsdp/strategy", "fsdp/unit"}
 TRAINER = LIBRARY | IO | MODELS | {"text/tokenizer", "text/unicode", "kernels/operators", "kernels/products",
-                                   "kernels/base", "kernels/raw/attention", "kernels/raw/products", "train/base"}
+                                   "kernels/base", "kernels/raw/attention", "kernels/raw/formats", "kernels/raw/products",
+                                   "train/base"}
 MODEL = TRAINER | {"train/config"}
 DATA = MODEL | {"train/axes", "train/data", "train/model"}
 
@@ -121,8 +122,8 @@ PARTS = {"text/tokenizer/json": "text/tokenizer", "text/tokenizer/stages": "text
          "app/report": "app",
          "app/completion": "app", "app/config": "app", "app/doctor": "app", "app/gguf": "app",
          "app/trace": "app", "app/bench": "app", "app/progress": "app", "app/child": "app",
-         "app/fp8": "app",
-         "fsdp/unit/sharding": "fsdp/unit"}
+         "app/fp8": "app", "app/nf4": "app",
+         "fsdp/unit/sharding": "fsdp/unit", "train/model/nf4": "train/model"}
 EVERYTHING = {"fsdp", "app"}  # `fsdp` is the umbrella header
 
 # These must build and run without LibTorch.

@@ -160,6 +160,7 @@ struct TuneConfig {
   double lora_dropout = 0;
   std::string lora_from;
   std::string lora_scale = "rank";
+  std::string base = "bf16";
 };
 
 struct Config {

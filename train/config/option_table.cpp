@@ -384,6 +384,9 @@ std::vector<Option> tune_options() {
        "lora: folder of an adapter to begin with, of this rank, alpha and targets; empty: a new one"},
       {"tune.lora_scale", FSDP_SLOT(tune.lora_scale), one_of({"rank", "root"}),
        "lora: B A counts alpha / r times, or alpha / sqrt(r) (rsLoRA), which keeps large ranks learning"},
+      {"tune.base", FSDP_SLOT(tune.base), one_of({"bf16", "nf4"}),
+       "lora: bf16: the base rests in the type that is computed with, that of shard.precision; nf4: linear maps of the "
+       "blocks rest as 4-bit codes, 0.52 bytes a weight, and are decoded for each product (QLoRA)"},
   };
 }
 

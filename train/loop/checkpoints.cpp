@@ -71,9 +71,9 @@ checkpoint::State Checkpoints::state() {
 
 void Checkpoints::check_room() const {
   if (!saves_regularly(config_.checkpoint)) return;
-  const int64_t trained = trainable_size(model_).parameters;
-  const int64_t weights = config_.checkpoint.content == "adapter" ? trained : num_parameters(model_);
-  const uint64_t one = static_cast<uint64_t>(weights + 2 * trained) * sizeof(float);
+  const int64_t trained = trainable_size(model_).parameters * static_cast<int64_t>(sizeof(float));
+  const int64_t weights = config_.checkpoint.content == "adapter" ? trained : weight_bytes(model_);
+  const auto one = static_cast<uint64_t>(weights + 2 * trained);
   const size_t there = io::list_checkpoints(folder_.checkpoints()).size();
   const uint64_t wanted = one * (there >= 1 ? 1 : 2);
   const uint64_t free = io::free_bytes(folder_.root);

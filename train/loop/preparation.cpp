@@ -41,6 +41,7 @@ Preparation prepare(const Config& config, const World& world, ThreadPlan threads
     sum_tree_of(config, place.num_data);  // is there one?
     choice = choose_model(config.model, data.vocab_size(), data.eos_id());
     check_axes(config, choice->config, place);
+    check_base_format(config, *choice);
     tuning = choose_tuning(config.tune, *choice);
     check_content(config.checkpoint, tuning);
     fit_model(choice->config, config, splits->train);

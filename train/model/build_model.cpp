@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/nf4_base.h"
 #include "train/axes/axes.h"
 #include "train/axes/decoder_pipeline.h"
 #include "train/axes/expert_places.h"
@@ -92,6 +93,7 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
   models::Decoder decoder = deferred([&] {
     models::Decoder whole(choice.config, at::TensorOptions().dtype(base_type(tuning, config.shard)));
     if (in_stages) keep_stage(whole, stages, mesh);
+    if (tuning.base == BaseFormat::kNf4) models::keep_blocks_as_nf4(whole);  // before a value of a weight is asked for
     set_parameters(whole, choice, seed, axes.get(), experts.get());
     apply_tuning(tuning, whole, seed);
     return whole;

@@ -6,8 +6,10 @@
 #include "fsdp/base/error.h"
 #include "fsdp/base/units.h"
 #include "io/base/error.h"
+#include "io/base/json.h"
 #include "train/base/edit_distance.h"
 #include "train/config/option_table.h"
+#include "train/model/nf4/stored_codes.h"
 
 namespace fsdp::train {
 namespace {
@@ -81,6 +83,17 @@ void check_preset_alone(const ModelConfig& config) {
   }
 }
 
+// What bitsandbytes adds to a config.json says nothing of the model.
+void read_config(const fs::path& path, ModelChoice& choice) {
+  const fs::path file = fs::is_directory(path) ? path / "config.json" : path;
+  io::JsonLimits limits;
+  limits.kind = io::ErrorKind::kModel;
+  nlohmann::json json = io::read_json_file(file, limits);
+  choice.has_codes = is_of_bitsandbytes(json);
+  if (choice.has_codes) json.erase("quantization_config");
+  choice.config = models::parse_decoder_config(json, io::in_quotes(file.string()));
+}
+
 bool has_weights(const fs::path& folder) {
   return fs::exists(folder / "model.safetensors") || fs::exists(folder / "model.safetensors.index.json");
 }
@@ -95,7 +108,7 @@ ModelChoice choose_model(const ModelConfig& config, int64_t data_vocab_size, int
   } else if (config.path.empty()) {
     choice.config = inline_model(config, data_vocab_size, data_eos_id);
   } else {
-    choice.config = models::read_decoder_config(config.path);
+    read_config(config.path, choice);
     const fs::path folder = fs::is_directory(config.path) ? fs::path(config.path) : fs::path(config.path).parent_path();
     if (config.weights == "load" || (config.weights == "auto" && has_weights(folder))) {
       choice.weights = io::ModelFolder::open(folder);

@@ -14,6 +14,7 @@ namespace fsdp::train {
 struct ModelChoice {
   models::DecoderConfig config;
   std::optional<io::ModelFolder> weights;  // none: drawn at random
+  bool has_codes = false;                  // these are NF4 codes as bitsandbytes stores them
 };
 
 // `data_vocab_size` and `data_eos_id` are what the data set needs. Throws Error(kUsage) if the vocabularies do not fit

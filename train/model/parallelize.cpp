@@ -3,6 +3,7 @@
 
 #include <torch/nn/module.h>
 
+#include "models/nf4_base.h"
 #include "train/config/precision_checks.h"
 
 namespace fsdp::train {
@@ -10,8 +11,14 @@ namespace fsdp::train {
 std::vector<WholeTensor> whole_tensors(const ShardedModel& model) {
   if (!model.of_all_stages.empty()) return model.of_all_stages;
   std::vector<WholeTensor> tensors;
+  const auto coded = models::coded_weights(model.decoder);
   for (const auto& [name, leaf] : named_parameters(*model.decoder)) {
-    tensors.push_back({name, whole_sizes(leaf), leaf.requires_grad()});
+    const auto codes = coded.find(name);
+    if (codes != coded.end()) {
+      tensors.push_back({codes->second.name, {codes->second.out, codes->second.in}, /*trains=*/false});
+    } else {
+      tensors.push_back({name, whole_sizes(leaf), leaf.requires_grad()});
+    }
   }
   return tensors;
 }

@@ -29,7 +29,7 @@ struct ShardedModel {
   std::vector<WholeTensor> of_all_stages = {};     // empty likewise
 };
 
-// Parameters of all stages, in the model's order, a tied weight once. Local.
+// Parameters of all stages, in the model's order, a tied weight once; for NF4 codes the weights they stand for. Local.
 std::vector<WholeTensor> whole_tensors(const ShardedModel& model);
 
 // What weights and activations are stored as: shard.precision, where fp8, which is for products only, is bf16, and o1,

@@ -4,6 +4,7 @@
 
 #include "fsdp/fsdp.h"
 #include "kernels/products/fp8_weights.h"
+#include "models/nf4_base.h"
 #include "train/config/precision_checks.h"
 #include "train/config/sum_tree.h"
 #include "train/model/fp8_layers.h"
@@ -16,6 +17,7 @@ namespace {
 
 io::DType planned_type(at::ScalarType dtype) {
   if (dtype == at::kHalf) return io::DType::F16;
+  if (dtype == at::kByte) return io::DType::U8;
   return dtype == at::kBFloat16 ? io::DType::BF16 : io::DType::F32;
 }
 
@@ -52,6 +54,7 @@ plan::Work planned_work(const Config& config, int64_t world) {
 }  // namespace
 
 plan::PlannedModel planned_model(const Config& config, const ModelChoice& choice) {
+  check_base_format(config, choice);
   const Tuning tuning = choose_tuning(config.tune, choice, LoraBase::kPlanned);
   const models::Decoder outline = deferred([&] {
     models::Decoder whole(choice.config, at::TensorOptions().dtype(base_type(tuning, config.shard)));
@@ -68,12 +71,17 @@ plan::PlannedModel planned_model(const Config& config, const ModelChoice& choice
   for (int64_t i = 0; i < choice.config.num_hidden_layers; ++i) {
     model.blocks.emplace_back().name = blocks + std::to_string(i);
   }
+  const auto coded = models::coded_weights(outline);
   for (const auto& item : outline->named_parameters()) {
     const bool in_block = item.key().rfind(blocks, 0) == 0;
     plan::PlannedUnit& unit = in_block ? model.blocks.at(std::stoul(item.key().substr(blocks.size()))) : model.root;
     unit.parameters.push_back(planned_parameter(item.key(), item.value()));
     const bool as_fp8 = config.shard.fp8_gather && kernels::fp8_recipe_of(item.value());
     if (as_fp8) unit.parameters.back().travel = plan::Travel::kAsFp8;
+    if (const auto codes = coded.find(item.key()); codes != coded.end()) {
+      unit.parameters.back().coded = codes->second.out * codes->second.in;
+      unit.parameters.back().compute = plan::ComputeType::kOwn;
+    }
   }
   return model;
 }

@@ -1,10 +1,12 @@
 #include "train/model/tuning.h"
 
+#include <c10/util/accumulate.h>
 #include <torch/nn/module.h>
 
 #include <set>
 
 #include "fsdp/fsdp.h"
+#include "models/nf4_base.h"
 #include "train/base/format.h"
 #include "train/config/precision_checks.h"
 #include "train/model/frozen.h"
@@ -61,6 +63,7 @@ Tuning choose_tuning(const TuneConfig& config, const ModelChoice& choice, LoraBa
   }
   if (config.method == "lora") {
     tuning.lora = lora_config(config, choice, base);
+    tuning.base = parse_base_format(config.base);
   } else if (!config.frozen.empty() || !config.trained.empty()) {
     tuning.frozen = choose_frozen(config, parameter_names(choice));
   }
@@ -73,7 +76,11 @@ at::ScalarType base_type(const Tuning& tuning, const ShardConfig& config) {
 }
 
 void apply_tuning(const Tuning& tuning, models::Decoder& decoder, uint64_t seed) {
-  if (tuning.lora) return models::add_lora(decoder, *tuning.lora, seed);
+  if (tuning.lora) {
+    models::add_lora(decoder, *tuning.lora, seed);
+    if (tuning.base == BaseFormat::kNf4) models::keep_blocks_as_nf4(decoder);
+    return;
+  }
   const std::set<std::string> frozen(tuning.frozen.begin(), tuning.frozen.end());
   for (auto& parameter : decoder->named_parameters()) {
     if (frozen.count(parameter.key()) > 0) parameter.value().requires_grad_(false);
@@ -84,6 +91,14 @@ int64_t num_parameters(const ShardedModel& model) {
   int64_t count = 0;
   for (const WholeTensor& tensor : whole_tensors(model)) count += tensor.numel();
   return count;
+}
+
+int64_t weight_bytes(const ShardedModel& model) {
+  if (!model.of_all_stages.empty()) return num_parameters(model) * static_cast<int64_t>(sizeof(float));
+  int64_t bytes = 0;
+  for (const auto& [name, leaf] : named_parameters(*model.decoder))
+    bytes += c10::multiply_integers(whole_sizes(leaf)) * static_cast<int64_t>(leaf.element_size());
+  return bytes;
 }
 
 TrainableSize trainable_size(const ShardedModel& model) {
@@ -110,7 +125,8 @@ std::string describe(const Tuning& tuning, const ShardedModel& model) {
   const int64_t trained = trainable_size(model).parameters, all = num_parameters(model);
   const std::string how =
       tuning.lora ? format_text("LoRA of rank %lld, alpha %g on %s", static_cast<long long>(tuning.lora->rank),
-                                tuning.lora->alpha, join(tuning.lora->targets).c_str())
+                                tuning.lora->alpha, join(tuning.lora->targets).c_str()) +
+                        (tuning.base == BaseFormat::kNf4 ? ", base as NF4 codes" : "")
                   : std::to_string(tuning.frozen.size()) + " tensors are frozen";
   return how + ": " + with_thousands(trained) + " of " + with_thousands(all) + " parameters train (" +
          format_text("%.2f %%)", 100 * static_cast<double>(trained) / static_cast<double>(all));

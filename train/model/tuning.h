@@ -8,14 +8,16 @@
 #include "models/lora.h"
 #include "train/config/config.h"
 #include "train/model/model_choice.h"
+#include "train/model/nf4/base_format.h"
 #include "train/model/parallelize.h"
 
 namespace fsdp::train {
 
 // What of a model trains.
 struct Tuning {
-  std::optional<models::LoraConfig> lora;  // adapters train, and nothing else
-  std::vector<std::string> frozen;         // without adapters: names of parameters that do not train
+  std::optional<models::LoraConfig> lora;     // adapters train, and nothing else
+  std::vector<std::string> frozen;            // without adapters: names of parameters that do not train
+  BaseFormat base = BaseFormat::kAsComputed;  // of adapters
 };
 
 enum class LoraBase {
@@ -27,14 +29,17 @@ enum class LoraBase {
 // `base` says.
 Tuning choose_tuning(const TuneConfig& config, const ModelChoice& choice, LoraBase base = LoraBase::kLoaded);
 
-// The element type that the base of an adapter rests in: what is computed with, since nothing updates it.
+// The element type that the base of an adapter rests in where it is no codes: what is computed with, since nothing
+// updates it.
 at::ScalarType base_type(const Tuning& tuning, const ShardConfig& config);
 
-// Freezes parameters, adds adapters. Before parallelize(); may be deferred.
+// Freezes parameters, adds adapters, makes room for codes of their base. Before parallelize(); may be deferred.
 void apply_tuning(const Tuning& tuning, models::Decoder& decoder, uint64_t seed);
 
-// Elements of all parameters, adapters included, of all ranks. Local.
+// Elements of all parameters, adapters included, of all ranks; of codes those of the weights they stand for. Local.
 int64_t num_parameters(const ShardedModel& model);
+// Bytes of their main weights, of all ranks. Local.
+int64_t weight_bytes(const ShardedModel& model);
 
 // Elements that train, of all ranks, and bytes of this rank's share of their main weights. Local.
 struct TrainableSize {

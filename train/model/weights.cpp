@@ -18,11 +18,13 @@
 #include "io/hub/generation_config.h"
 #include "io/hub/model_folder_writer.h"
 #include "io/weights/adapter.h"
+#include "io/weights/nf4_names.h"
 #include "models/config/stored_parts.h"
 #include "models/load_weights.h"
 #include "text/tokenizer/byte_tokenizer.h"
 #include "train/axes/whole_parameter.h"
 #include "train/base/agreement.h"
+#include "train/model/nf4/load_codes.h"
 #include "train/model/stored_tensor.h"
 
 namespace fsdp::train {
@@ -64,11 +66,19 @@ std::vector<models::NamedShape> stored_parts(const models::DecoderConfig& config
 }
 
 void check_names_and_shapes(const ShardedModel& model, const io::ModelFolder& folder) {
-  std::vector<models::ExpectedTensor> expected;
+  std::vector<models::ExpectedTensor> expected, codes;
   for (const WholeTensor& tensor : whole_tensors(model)) {
-    if (!io::is_adapter_name(tensor.name)) expected.push_back({tensor.name, tensor.sizes});
+    if (io::is_adapter_name(tensor.name)) continue;
+    if (has_codes_of(folder, tensor.name)) {
+      const auto of_weight = expected_codes(folder, tensor);
+      codes.insert(codes.end(), of_weight.begin(), of_weight.end());
+    } else {
+      expected.push_back({tensor.name, tensor.sizes});
+    }
   }
-  models::check_weights(models::expected_tensors(expected, model.decoder->config()), folder);
+  expected = models::expected_tensors(expected, model.decoder->config());
+  expected.insert(expected.end(), codes.begin(), codes.end());
+  models::check_weights(expected, folder);
 }
 
 // A part of a leaf that is read at once.
@@ -248,8 +258,10 @@ void copy_into(const at::Tensor& piece, int64_t begin, const at::Tensor& leaf, c
   }
 }
 
-NamedLeaves without_adapters(NamedLeaves leaves) {
-  std::erase_if(leaves, [](const auto& leaf) { return io::is_adapter_name(leaf.first); });
+// Leaves whose numbers files have.
+NamedLeaves stored_leaves(NamedLeaves leaves) {
+  std::erase_if(leaves,
+                [](const auto& leaf) { return io::is_adapter_name(leaf.first) || io::is_nf4_name(leaf.first); });
   return leaves;
 }
 
@@ -257,7 +269,7 @@ NamedLeaves without_adapters(NamedLeaves leaves) {
 
 void load_weights(const ShardedModel& model, const io::ModelFolder& folder) {
   const at::NoGradGuard no_grad;
-  const NamedLeaves leaves = without_adapters(named_parameters(*model.decoder));
+  const NamedLeaves leaves = stored_leaves(named_parameters(*model.decoder));
   const models::DecoderConfig& config = model.decoder->config();
   check_names_and_shapes(model, folder);
   const std::vector<PieceRun> runs = runs_of(leaves, config, folder);
@@ -269,6 +281,7 @@ void load_weights(const ShardedModel& model, const io::ModelFolder& folder) {
   });
   // What was read past the tensors' operators counts as written, on all ranks equally often.
   for (const auto& [name, leaf] : leaves) leaf.unsafeGetTensorImpl()->bump_version();
+  load_codes(model, folder);
 }
 
 // A rank that has part of a piece adds it to zeros. The ranges of the ranks that do so do not overlap.

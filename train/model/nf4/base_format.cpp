@@ -1,0 +1,50 @@
+#include "train/model/nf4/base_format.h"
+
+#include "fsdp/base/error.h"
+
+namespace fsdp::train {
+namespace {
+
+struct BaseMisfit {
+  bool is_asked;
+  std::string setting, instead;
+};
+
+bool multiplies_decoded(const std::string& precision) {
+  return precision == "fp32" || precision == "bf16" || precision == "bf16_reduce";
+}
+
+}  // namespace
+
+BaseFormat parse_base_format(const std::string& name) {
+  return name == "nf4" ? BaseFormat::kNf4 : BaseFormat::kAsComputed;
+}
+
+void check_base_format(const Config& config, const ModelChoice& choice) {
+  if (parse_base_format(config.tune.base) != BaseFormat::kNf4) {
+    if (!choice.has_codes) return;
+    throw Error(ErrorCode::kUsage, "[tune] model.path: got " + config.model.path +
+                                       ", whose quantization_config says that its weights are codes in 4 or 8 bits, "
+                                       "expected numbers. Set tune.method to lora and tune.base to nf4 to train "
+                                       "adapters on the codes, or turn them into numbers with `fsdp import`.");
+  }
+  const models::DecoderConfig& model = choice.config;
+  const std::string precision = "shard.precision = \"" + config.shard.precision + "\"";
+  const BaseMisfit misfits[] = {
+      {config.tune.method != "lora",
+       "tune.method = \"" + config.tune.method + "\", which updates what codes cannot hold", "lora"},
+      {!multiplies_decoded(config.shard.precision), precision, "bf16, bf16_reduce or fp32"},
+      {model.experts.count > 0, "model_type " + model.model_type + ", whose experts would stay as they are",
+       "a model without experts"},
+      {config.train.projections == "fused", "train.projections = \"fused\", which joins weights that are numbers",
+       "separate"},
+      {config.train.cuda_graphs, "train.cuda_graphs, which cannot record how codes are decoded", "false"},
+  };
+  for (const BaseMisfit& each : misfits) {
+    if (!each.is_asked) continue;
+    throw Error(ErrorCode::kUsage, "[tune] tune.base: got nf4 with " + each.setting + ", expected " + each.instead +
+                                       ". Set that, or tune.base to bf16.");
+  }
+}
+
+}  // namespace fsdp::train
