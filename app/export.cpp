@@ -7,6 +7,8 @@
 #include "app/command_line.h"
 #include "app/fp8/fp8_source.h"
 #include "app/gguf/gguf_export.h"
+#include "app/nf4/coded_source.h"
+#include "app/nf4/decoded_source.h"
 #include "app/progress/watched_source.h"
 #include "app/weight_options.h"
 #include "fsdp/base/error.h"
@@ -21,10 +23,11 @@ namespace {
 // With adapters worked into their base: `base`, or, for a checkpoint, what it holds itself.
 std::unique_ptr<io::WeightSource> open_source(const std::string& path, const std::string& base,
                                               std::optional<io::DType> dtype) {
-  std::unique_ptr<io::WeightSource> source = models::with_stored_names(io::open_weight_source(path));
-  if (!base.empty())
-    return io::open_merged_source(models::with_stored_names(io::open_weight_source(base)), io::read_adapter(*source),
-                                  dtype);
+  const auto open = [&](const std::string& from) {
+    return open_decoded_source(models::with_stored_names(io::open_weight_source(from)), dtype);
+  };
+  if (!base.empty()) return io::open_merged_source(open(base), io::read_adapter(*io::open_weight_source(path)), dtype);
+  std::unique_ptr<io::WeightSource> source = open(path);
   if (!source->adapter_config()) return source;
   if (!source->config()) {
     throw Error(ErrorCode::kUsage, "[export] " + io::in_quotes(path) +
@@ -88,7 +91,8 @@ int run_export(const Arguments& arguments) {
   parser.add_option(
       "--dtype", dtype,
       "of floating-point tensors: keep (default), bf16, fp16 or fp32; of gguf's matrices also q8_0; hf: fp8, "
-      "linear layers in e4m3 with scales of 128 x 128 as DeepSeek-V3 has them, the rest in bf16");
+      "linear layers in e4m3 with scales of 128 x 128 as DeepSeek-V3 has them, or nf4, linear layers in 4 bits as "
+      "bitsandbytes has them, the rest in bf16");
   parser.add_option("--prefix", prefix, "dcp: start all names so; `model.` for a state dict {\"model\": ...}");
   parser.add_option("--config", config_path, "hf, gguf: a config.json to use instead of the source's");
   parser.add_option("--merge", base, "SOURCE is a LoRA adapter: work it into this model (folder or checkpoint)");
@@ -114,15 +118,15 @@ int run_export(const Arguments& arguments) {
   output.path = out;
   output.max_shard_bytes = parse_shard_size("export", shard_size);
   if (format == "gguf") return export_gguf(open_source(path, base, std::nullopt), config_path, dtype, output);
-  const bool is_fp8 = dtype == "fp8" && !is_dcp;
-  const std::optional<io::DType> target = is_fp8 ? std::nullopt : parse_weight_dtype("export", dtype);
+  const bool is_coded = (dtype == "fp8" || dtype == "nf4") && !is_dcp;
+  const std::optional<io::DType> target = is_coded ? std::nullopt : parse_weight_dtype("export", dtype);
   std::unique_ptr<io::WeightSource> source = open_source(path, base, target);
-  if (is_fp8) {
+  if (is_coded) {
     if (!config_path.empty() || !source->config())
-      throw Error(ErrorCode::kUsage,
-                  "[export] --dtype: got fp8 with a config.json that is not the source's own, expected it there, "
-                  "as it says how to read the weights. Export in bf16 with --config first.");
-    source = open_fp8_source(std::move(source));
+      throw Error(ErrorCode::kUsage, "[export] --dtype: got " + dtype +
+                                         " with a config.json that is not the source's own, expected it there, "
+                                         "as it says how to read the weights. Export in bf16 with --config first.");
+    source = dtype == "fp8" ? open_fp8_source(std::move(source)) : open_coded_source(std::move(source));
   }
   const io::CopyPlan plan = io::plan_copy(*source, "", target);
   if (is_dcp) {

@@ -5,6 +5,7 @@
 
 #include "app/command_line.h"
 #include "app/fp8/fp8_source.h"
+#include "app/nf4/decoded_source.h"
 #include "app/progress/watched_source.h"
 #include "app/weight_options.h"
 #include "io/weights/open_weights.h"
@@ -24,7 +25,8 @@ int run_import(const Arguments& arguments) {
       "Turns a checkpoint of PyTorch into a model folder that `fsdp train` and Hugging Face read.\n"
       "Reads what torch.distributed.checkpoint.save wrote, from any number of ranks, without running its pickles; a "
       "model\n"
-      "folder of Hugging Face (to convert its dtype; fp8 with scales of 128 x 128 becomes bf16) and a checkpoint of "
+      "folder of Hugging Face (to convert its dtype; fp8 with scales of 128 x 128 and bitsandbytes' nf4 become bf16) "
+      "and a checkpoint of "
       "ours are sources as well.\n\n"
       "  fsdp import dcp/step-100 --prefix=model. --config=config.json --out=model --dtype=bf16",
       "fsdp import");
@@ -44,7 +46,8 @@ int run_import(const Arguments& arguments) {
   output.path = out;
   output.max_shard_bytes = parse_shard_size("import", shard_size);
   const std::optional<io::DType> target = parse_weight_dtype("import", dtype);
-  const std::unique_ptr<io::WeightSource> source = open_unscaled_source(io::open_weight_source(path), target);
+  const std::unique_ptr<io::WeightSource> source =
+      open_decoded_source(open_unscaled_source(io::open_weight_source(path), target), target);
   const std::optional<nlohmann::json> config = find_config("import", config_path, *source);
   const io::CopyPlan plan = io::plan_copy(*source, prefix, target);
   copy_with_progress("import", *source, plan.wanted,
