@@ -167,6 +167,33 @@ TEST_F(Qlora, FoldersOfBitsandbytesComeBack) {
   }
 }
 
+// By what is wrong with them; nothing is decoded that was coded otherwise.
+TEST_F(Qlora, RefusesOtherCodes) {
+  ASSERT_EQ(run_fsdp("export " + base() + " --dtype nf4 -o " + path("coded")).exit_code, 0);
+  const std::string file = path("coded") + "/model.safetensors", good = bytes_of(file);
+  struct Change {
+    const char *from, *to, *said;
+  };
+  for (const Change& change : {Change{"\"quant_type\":\"nf4\"", "\"quant_type\":\"fp4\"", "expected \"nf4\""},
+                               Change{"\"blocksize\":64", "\"blocksize\":32", "blocksize: got 32, expected 64"},
+                               Change{"\"shape\":[32,32]", "\"shape\":[32,64]", "512 elements of U8, expected 1024"},
+                               Change{"q_proj.weight.absmax", "q_proj.weight.absmix", "q_proj.weight.absmax"},
+                               Change{"bitsandbytes__nf4", "bitsandbytes__fp4", "expected nf4"}}) {
+    std::string bad = good;
+    const size_t place = bad.find(change.from);
+    ASSERT_NE(place, std::string::npos) << change.from;
+    bad.replace(place, std::string(change.from).size(), change.to);
+    std::ofstream(file, std::ios::binary) << bad;
+    const CommandResult imported = run_fsdp("import " + path("coded") + " -o " + path("back"));
+    EXPECT_EQ(imported.exit_code, 4) << change.from;
+    EXPECT_TRUE(contains(imported.err, change.said)) << change.said << "\n" << imported.err;
+    const CommandResult trained =
+        run_fsdp(tune("bad", "--tune.base=nf4 --train.steps=1 --train.warmup_steps=0", path("coded")));
+    EXPECT_NE(trained.exit_code, 0) << change.from;
+    EXPECT_TRUE(contains(trained.err, "q_proj") || contains(trained.err, "proj.weight")) << trained.err;
+  }
+}
+
 TEST_F(Qlora, CheckpointsOfAdaptersAreAsLargeAsWhatTheyHold) {
   ASSERT_EQ(launch_fsdp(2, tune("run",
                                 "--train.steps=2 --checkpoint.every_steps=2 --tune.base=nf4 --tune.lora_rank=64 "
@@ -178,6 +205,14 @@ TEST_F(Qlora, CheckpointsOfAdaptersAreAsLargeAsWhatTheyHold) {
   for (const auto& entry : std::filesystem::recursive_directory_iterator(path("run") + "/checkpoints/step-2"))
     if (entry.is_regular_file()) bytes += entry.file_size();
   EXPECT_LE(static_cast<double>(bytes), 1.1 * 3 * static_cast<double>(weights));
+
+  // The base of a run is its numbers or its codes.
+  const CommandResult other = run_fsdp(tune("other",
+                                            "--tune.lora_rank=64 --checkpoint.content=adapter --train.steps=3 "
+                                            "--resume=" +
+                                                path("run") + "/checkpoints/step-2"));
+  EXPECT_EQ(other.exit_code, 4);
+  EXPECT_TRUE(contains(other.err, "with tune.base bf16") && contains(other.err, "another base")) << other.err;
 }
 
 TEST_F(Qlora, RefusesWhatDoesNotGoWithCodes) {

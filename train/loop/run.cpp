@@ -10,7 +10,6 @@
 #include "fsdp/base/units.h"
 #include "io/base/atomic_file.h"
 #include "io/checkpoint/checkpoint_folder.h"
-#include "io/hub/model_identity.h"
 #include "kernels/base/cpu_isa.h"
 #include "train/axes/decoder_pipeline.h"
 #include "train/base/agreement.h"
@@ -82,7 +81,7 @@ class Run {
                {identify_data(config, splits_.train), splits_.train.dataset().tokenizer(),
                 models::to_hugging_face(model_.decoder->config()).dump(),
                 tuning_.lora ? adapter_config_text(*tuning_.lora, config.model.path) : "",
-                config.checkpoint.content == "adapter" ? io::identify_model(*prepared.choice.weights) : ""},
+                config.checkpoint.content == "adapter" ? identify_base(tuning_, *prepared.choice.weights) : ""},
                trainer_, batches_),
         checkpoints_(config_, world_, folder_, console_, events_, model_, trainer_, state_,
                      [this] { records_->sync(); }),

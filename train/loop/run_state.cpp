@@ -125,9 +125,10 @@ void RunState::check_base(checkpoint::StateSource& source) const {
                 "checkpoint.content = \"adapter\", tune.method = \"lora\" and the model.path of that run.");
   }
   if (*base == identity_.base) return;
-  throw Error(ErrorCode::kCheckpoint, "[checkpoint] base: got model.path " + config_.model.path +
-                                          ", expected that of the checkpoint: its adapters belong to another base. "
-                                          "Give the model.path of that run.");
+  throw Error(ErrorCode::kCheckpoint, "[checkpoint] base: got model.path " + config_.model.path + " with tune.base " +
+                                          config_.tune.base +
+                                          ", expected those of the checkpoint: its adapters belong to another base. "
+                                          "Give the model.path and tune.base of that run.");
 }
 
 void RunState::loaded() {

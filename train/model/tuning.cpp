@@ -6,6 +6,7 @@
 #include <set>
 
 #include "fsdp/fsdp.h"
+#include "io/hub/model_identity.h"
 #include "models/nf4_base.h"
 #include "train/base/format.h"
 #include "train/config/precision_checks.h"
@@ -73,6 +74,10 @@ Tuning choose_tuning(const TuneConfig& config, const ModelChoice& choice, LoraBa
 at::ScalarType base_type(const Tuning& tuning, const ShardConfig& config) {
   const at::ScalarType computed = stored_precision(config).param.value_or(at::kFloat);
   return tuning.lora || keeps_narrow_weights(config) ? computed : at::kFloat;
+}
+
+std::string identify_base(const Tuning& tuning, const io::ModelFolder& weights) {
+  return io::identify_model(weights) + (tuning.base == BaseFormat::kNf4 ? " as NF4 codes" : "");
 }
 
 void apply_tuning(const Tuning& tuning, models::Decoder& decoder, uint64_t seed) {

@@ -33,6 +33,9 @@ Tuning choose_tuning(const TuneConfig& config, const ModelChoice& choice, LoraBa
 // updates it.
 at::ScalarType base_type(const Tuning& tuning, const ShardConfig& config);
 
+// What tells the base of adapters from any other, codes from the numbers that they were made of too.
+std::string identify_base(const Tuning& tuning, const io::ModelFolder& weights);
+
 // Freezes parameters, adds adapters, makes room for codes of their base. Before parallelize(); may be deferred.
 void apply_tuning(const Tuning& tuning, models::Decoder& decoder, uint64_t seed);
 
