@@ -16,6 +16,7 @@
 #include "fsdp/mesh/mesh.h"                                // Mesh
 #include "fsdp/optim/adamw.h"                              // AdamW
 #include "fsdp/optim/clip_grad_norm.h"                     // clip_grad_norm_
+#include "fsdp/optim/ema/ema.h"                            // Ema
 #include "fsdp/optim/grad_scaler.h"                        // GradScaler
 #include "fsdp/optim/lion.h"                               // Lion
 #include "fsdp/optim/low_bit_adamw.h"                      // LowBitAdamW

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "fsdp/base/check.h"
+#include "fsdp/checkpoint/state/ema_state.h"
 #include "fsdp/checkpoint/state/module_state.h"
 #include "fsdp/checkpoint/state/optimizer_state.h"
 #include "fsdp/checkpoint/state/random_state.h"
@@ -27,6 +28,7 @@ Sections::Sections(const State& state, const std::string& operation) : model_(te
                "', expected an optimizer under a name without '/' and '#'.");
     own("optimizer." + name, make_optimizer_state(optimizer, model_));
   }
+  if (state.ema != nullptr) own("ema", make_ema_state(*state.ema, model_));
   if (state.scaler != nullptr) own("scaler", make_scaler_state(*state.scaler));
   own("random", make_random_state(world()));
   for (const auto& [name, other] : state.others) {

@@ -18,6 +18,7 @@ namespace fsdp::io {
 namespace {
 
 constexpr std::string_view kModelPrefix = "model/";
+constexpr std::string_view kAveragePrefix = "ema/average/";
 constexpr const char* kTokenizerFile = "fsdp_tokenizer.json";
 constexpr const char* kTokenizerFolder = "tokenizer_folder";  // of the data set, where it was
 constexpr const char* kAdapterConfig = "adapter_config";
@@ -35,23 +36,33 @@ struct Piece {
 
 class CheckpointSource final : public WeightSource {
  public:
-  explicit CheckpointSource(const std::filesystem::path& folder)
+  CheckpointSource(const std::filesystem::path& folder, CheckpointWeights weights)
       : WeightSource(folder), manifest_(read_manifest(folder)) {
+    const bool averaged = weights == CheckpointWeights::kAveraged;
+    size_t num_averages = 0;
     for (const CheckpointTensor& tensor : manifest_.tensors) {
       if (!tensor.name.starts_with(kModelPrefix)) {
-        left_out_.push_back(tensor.name);
+        if (!averaged || !tensor.name.starts_with(kAveragePrefix)) left_out_.push_back(tensor.name);
         continue;
       }
-      tensors_.push_back(
-          {tensor.name.substr(kModelPrefix.size()), tensor.shape, tensor.dtype, std::string(io::name(tensor.dtype))});
-      stored_.push_back(&tensor);
+      const std::string name = tensor.name.substr(kModelPrefix.size());
+      const CheckpointTensor* average = averaged ? manifest_.find(std::string(kAveragePrefix) + name) : nullptr;
+      if (average != nullptr) ++num_averages;
+      const CheckpointTensor& stored = average != nullptr ? *average : tensor;
+      tensors_.push_back({name, stored.shape, stored.dtype, std::string(io::name(stored.dtype))});
+      stored_.push_back(&stored);
+    }
+    if (averaged && num_averages == 0) {
+      throw Error(ErrorKind::kModel, "[source] " + in_quotes(folder.native()) +
+                                         ": got a checkpoint without averages of weights, expected tensors below "
+                                         "\"ema/average/\". Train with train.ema, or leave --ema out.");
     }
     if (tensors_.empty()) {
       throw Error(ErrorKind::kModel,
                   "[source] " + in_quotes(folder.native()) +
                       ": got a checkpoint without model weights, expected tensors below \"model/\".");
     }
-    description_ = "checkpoint of step " + std::to_string(manifest_.step) + ", written by " +
+    description_ = std::string(averaged ? "averages of the " : "") + "checkpoint of step " + std::to_string(manifest_.step) + ", written by " +
                    std::to_string(manifest_.world_size) + " rank(s)";
     if (const auto config = run_value("model_config")) {
       config_ = parse_json(*config, (folder / kManifestName).native(), {.kind = ErrorKind::kModel});
@@ -134,8 +145,8 @@ class CheckpointSource final : public WeightSource {
 
 }  // namespace
 
-std::unique_ptr<WeightSource> open_checkpoint_source(const std::filesystem::path& folder) {
-  return std::make_unique<CheckpointSource>(folder);
+std::unique_ptr<WeightSource> open_checkpoint_source(const std::filesystem::path& folder, CheckpointWeights weights) {
+  return std::make_unique<CheckpointSource>(folder, weights);
 }
 
 }  // namespace fsdp::io

@@ -7,8 +7,14 @@
 
 namespace fsdp::io {
 
+enum class CheckpointWeights {
+  kTrained,
+  kAveraged,  // those below "ema/average/", and of what has no average, because it is frozen, the trained ones
+};
+
 // Of a checkpoint of ours the tensors below "model/", named without it; config.json and tokenizer as `fsdp train`
-// stores them. Throws Error(kModel) if the folder is none.
-std::unique_ptr<WeightSource> open_checkpoint_source(const std::filesystem::path& folder);
+// stores them. Throws Error(kModel) if the folder is none, or has no averages where they are asked for.
+std::unique_ptr<WeightSource> open_checkpoint_source(const std::filesystem::path& folder,
+                                                     CheckpointWeights weights = CheckpointWeights::kTrained);
 
 }  // namespace fsdp::io

@@ -36,6 +36,8 @@ class OptimizerAdapter {
   virtual LeafState make(const at::Tensor& leaf) = 0;
   // Leaves have a state before their first update.
   virtual bool has_state_from_start() const { return false; }
+  // A checkpoint without any of it fits: then every leaf is as if it had never been updated.
+  virtual bool may_be_missing() const { return false; }
   // Everything that was made takes the place of what was.
   virtual void install() = 0;
   virtual void set_steps(const at::Tensor& leaf, int64_t steps) = 0;

@@ -41,7 +41,8 @@ struct Place {
 
 class OptimizerState : public Stateful {
  public:
-  OptimizerState(const OptimizerRef& optimizer, const ModuleTensors& model) : adapter_(adapt(optimizer)) {
+  OptimizerState(std::unique_ptr<OptimizerAdapter> optimizer, const ModuleTensors& model)
+      : adapter_(std::move(optimizer)) {
     for (const ModuleTensor& tensor : model.tensors) {
       const at::Tensor leaf = tensor.member ? tensor.member->group->leaf(tensor.member->index) : *tensor.tensor;
       Place& place = places_[leaf.unsafeGetTensorImpl()];
@@ -72,8 +73,10 @@ class OptimizerState : public Stateful {
     const size_t num_groups = adapter_->learning_rates().size();
     const auto rates = source.value("learning_rates");
     rates_ = numbers_of(rates.value_or(""));
-    if (!rates) {
+    if (!rates && !adapter_->may_be_missing()) {
       source.refuse("the checkpoint has none");
+    } else if (!rates) {
+      // Every leaf is forgotten below.
     } else if (rates_.size() != num_groups) {
       source.refuse(c10::str("the checkpoint has ", rates_.size(), " groups of parameters, expected ", num_groups));
     }
@@ -163,7 +166,12 @@ class OptimizerState : public Stateful {
 }  // namespace
 
 std::unique_ptr<Stateful> make_optimizer_state(const OptimizerRef& optimizer, const ModuleTensors& model) {
-  return std::make_unique<OptimizerState>(optimizer, model);
+  return make_optimizer_state(adapt(optimizer), model);
+}
+
+std::unique_ptr<Stateful> make_optimizer_state(std::unique_ptr<OptimizerAdapter> optimizer,
+                                               const ModuleTensors& model) {
+  return std::make_unique<OptimizerState>(std::move(optimizer), model);
 }
 
 }  // namespace fsdp::checkpoint

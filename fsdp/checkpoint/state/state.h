@@ -22,6 +22,7 @@ class Optimizer;
 
 namespace fsdp {
 
+class Ema;
 class FlatOptimizer;
 class GradScaler;
 
@@ -105,11 +106,13 @@ struct State {
   ModelRef model;
   OptimizerRef optimizer = {};
   std::map<std::string, OptimizerRef> more_optimizers = {};  // of the same model, by name
-  std::map<std::string, Stateful*> others = {};              // by name; not "model", "optimizer", "scaler" or "random"
+  std::map<std::string, Stateful*> others = {};              // by name; not "model", "optimizer", "ema", "scaler" or
+                                                             // "random"
   GradScaler* scaler = nullptr;  // fp16's loss scale; a checkpoint without one leaves it as it is
   // Which of the model's tensors are in the checkpoint, by name; empty: all. The others, which must not train, are the
   // program's to bring back: the base of an adapter. A load leaves them alone, whether the checkpoint has them or not.
   std::function<bool(const std::string& name)> keeps = {};
+  Ema* ema = nullptr;  // averages of the weights; after a checkpoint without them they begin anew
 };
 
 }  // namespace checkpoint
