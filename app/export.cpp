@@ -12,6 +12,9 @@
 #include "app/progress/watched_source.h"
 #include "app/weight_options.h"
 #include "fsdp/base/error.h"
+#include "io/base/input_file.h"
+#include "io/checkpoint/checkpoint_manifest.h"
+#include "io/checkpoint/checkpoint_source.h"
 #include "io/weights/merged_source.h"
 #include "io/weights/open_weights.h"
 #include "io/weights/weights_copy.h"
@@ -20,14 +23,32 @@
 namespace fsdp::app {
 namespace {
 
+// What is given away, and of it the averages if they are asked for.
+struct Exported {
+  std::string path;
+  io::CheckpointWeights weights = io::CheckpointWeights::kTrained;
+};
+
+std::unique_ptr<io::WeightSource> open_weights(const Exported& exported) {
+  if (exported.weights == io::CheckpointWeights::kTrained) return io::open_weight_source(exported.path);
+  if (!io::can_be_found(std::filesystem::path(exported.path) / io::kManifestName)) {
+    throw Error(ErrorCode::kUsage, "[export] --ema: got " + io::in_quotes(exported.path) +
+                                       ", which is no checkpoint, expected one (step-N), which has the averages of a "
+                                       "run with train.ema. A finished run has them in model_ema, too.");
+  }
+  return io::open_checkpoint_source(exported.path, exported.weights);
+}
+
 // With adapters worked into their base: `base`, or, for a checkpoint, what it holds itself.
-std::unique_ptr<io::WeightSource> open_source(const std::string& path, const std::string& base,
+std::unique_ptr<io::WeightSource> open_source(const Exported& exported, const std::string& base,
                                               std::optional<io::DType> dtype) {
-  const auto open = [&](const std::string& from) {
-    return open_decoded_source(models::with_stored_names(io::open_weight_source(from)), dtype);
+  const std::string& path = exported.path;
+  const auto decoded = [&](std::unique_ptr<io::WeightSource> from) {
+    return open_decoded_source(models::with_stored_names(std::move(from)), dtype);
   };
-  if (!base.empty()) return io::open_merged_source(open(base), io::read_adapter(*io::open_weight_source(path)), dtype);
-  std::unique_ptr<io::WeightSource> source = open(path);
+  if (!base.empty())
+    return io::open_merged_source(decoded(io::open_weight_source(base)), io::read_adapter(*open_weights(exported)), dtype);
+  std::unique_ptr<io::WeightSource> source = decoded(open_weights(exported));
   if (!source->adapter_config()) return source;
   if (!source->config()) {
     throw Error(ErrorCode::kUsage, "[export] " + io::in_quotes(path) +
@@ -64,7 +85,8 @@ bool is_format(const std::string& name) { return name == "hf" || name == "dcp" |
 }  // namespace
 
 int run_export(const Arguments& arguments) {
-  std::string path;
+  Exported exported;
+  bool averaged = false;
   std::string format = "hf";
   std::string prefix;
   std::string dtype = "keep";
@@ -82,7 +104,7 @@ int run_export(const Arguments& arguments) {
       "      state = {\"model\": model.state_dict()}; torch.distributed.checkpoint.load(state, checkpoint_id=\"dcp\")\n"
       "  fsdp export out/model --format=gguf --dtype=q8_0 --out=model.gguf          for llama.cpp",
       "fsdp export");
-  parser.add_option("SOURCE", path, "folder of one checkpoint (step-N), or a model folder")->required();
+  parser.add_option("SOURCE", exported.path, "folder of one checkpoint (step-N), or a model folder")->required();
   parser.add_option("-o,--out,--to", out, "folder to write; the file with gguf")->required();
   parser.add_option(
       "--format", format,
@@ -96,6 +118,7 @@ int run_export(const Arguments& arguments) {
   parser.add_option("--prefix", prefix, "dcp: start all names so; `model.` for a state dict {\"model\": ...}");
   parser.add_option("--config", config_path, "hf, gguf: a config.json to use instead of the source's");
   parser.add_option("--merge", base, "SOURCE is a LoRA adapter: work it into this model (folder or checkpoint)");
+  parser.add_flag("--ema", averaged, "SOURCE is a checkpoint: the averages of its weights, which train.ema kept");
   parser.add_option("--shard-size", shard_size, kShardSizeHelp);
   parser.add_flag("--overwrite", output.overwrite, "replace an existing folder of weights");
   if (parse(parser, arguments) == Parsed::kHelpShown) {
@@ -115,12 +138,13 @@ int run_export(const Arguments& arguments) {
                                        ": got it with --format=" + format +
                                        ", expected it only with the other format. Leave one of them out.");
   }
+  if (averaged) exported.weights = io::CheckpointWeights::kAveraged;
   output.path = out;
   output.max_shard_bytes = parse_shard_size("export", shard_size);
-  if (format == "gguf") return export_gguf(open_source(path, base, std::nullopt), config_path, dtype, output);
+  if (format == "gguf") return export_gguf(open_source(exported, base, std::nullopt), config_path, dtype, output);
   const bool is_coded = (dtype == "fp8" || dtype == "nf4") && !is_dcp;
   const std::optional<io::DType> target = is_coded ? std::nullopt : parse_weight_dtype("export", dtype);
-  std::unique_ptr<io::WeightSource> source = open_source(path, base, target);
+  std::unique_ptr<io::WeightSource> source = open_source(exported, base, target);
   if (is_coded) {
     if (!config_path.empty() || !source->config())
       throw Error(ErrorCode::kUsage, "[export] --dtype: got " + dtype +

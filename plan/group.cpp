@@ -127,9 +127,11 @@ void plan_weights(GroupPlan& group, const Setup& setup, const RankGroups& groups
 void plan_gradients(GroupPlan& group, const Setup& setup, const RankGroups& groups, const Types& types) {
   group.main_grad = group.main_weight;
   group.optimizer = state_bytes(setup.optimizer, group.main_weight / size_of(types.main), size_of(types.main));
+  if (setup.averages == Averages::kEma) group.averages = group.main_weight / size_of(types.main) * kAverageBytes;
   const int64_t copy_size = group.arriving > 0 ? 1 : types.param == types.main ? 0 : size_of(types.param);
   const int64_t written_copy = group.main_weight / size_of(types.main) * copy_size;
   group.optimizer_traffic = 2 * group.main_weight + group.main_grad + 2 * group.optimizer + written_copy;
+  if (group.averages > 0) group.optimizer_traffic += group.main_weight + 2 * group.averages;
   const bool in_main_grad = setup.transport == Transport::kNccl && setup.world() == 1 &&
                             setup.whole_shard == WholeShard::kInPlace && types.reduce == types.main &&
                             types.accumulate == types.main;

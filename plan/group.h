@@ -74,6 +74,8 @@ struct GroupPlan {
   int64_t replica_reduce_shard = 0;
   int64_t replica_gather_shard = 0;  // of weights; hybrid_optim
 
+  int64_t averages = 0;  // of the weights, fp32; memory counts them with the optimizer's state
+
   // That the optimizer reads and writes in a step, in one pass over what rests.
   int64_t optimizer_traffic = 0;
 

@@ -95,7 +95,7 @@ MemoryPlan plan_memory(const PlannedModel& model, const std::vector<std::vector<
       part(Part::kMainWeight) += group.main_weight;
       part(Part::kModelWeight) += group.model_weight;
       part(Part::kMainGrad) += group.main_grad;
-      part(Part::kOptimizer) += group.optimizer;
+      part(Part::kOptimizer) += group.optimizer + group.averages;
       memory.padding += group.padding;
       gathered += group.released();
       gradients += group.reduce_buffer;

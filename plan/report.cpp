@@ -8,12 +8,14 @@
 namespace fsdp::plan {
 namespace {
 
-int64_t checkpoint_bytes_of(const PlannedModel& model, Optimizer optimizer) {
+int64_t checkpoint_bytes_of(const PlannedModel& model, const Setup& setup) {
+  const int64_t average = setup.averages == Averages::kEma ? kAverageBytes : 0;
   int64_t bytes = 0;
   const auto add = [&](const PlannedUnit& unit, UnitRole role) {
     for (const PlannedParameter& parameter : unit.parameters) {
       const auto size = static_cast<int64_t>(io::item_size(parameter.dtype));
-      bytes += parameter.numel() * size + (parameter.trains ? state_bytes(optimizer, parameter, role) : 0);
+      bytes += parameter.numel() * size;
+      if (parameter.trains) bytes += state_bytes(setup.optimizer, parameter, role) + parameter.numel() * average;
     }
   };
   for (const PlannedUnit& block : model.blocks) add(block, UnitRole::kBlock);
@@ -44,7 +46,7 @@ StageReport report_of_stage(const PlannedModel& model, const Setup& setup, const
     report.active_parameters = models::num_active_parameters(*model.decoder);
     report.flops_per_token = models::flops_per_token(*model.decoder, setup.work.sequence_length);
   }
-  report.checkpoint_bytes = checkpoint_bytes_of(model, setup.optimizer);
+  report.checkpoint_bytes = checkpoint_bytes_of(model, setup);
   report.step = walk_step(part, stage, units, activations, setup);
   add_axis_calls(model, part, setup, report.step.calls);
   report.memory = plan_memory(part.model, units, report.step, options.reserve, setup);
@@ -108,6 +110,7 @@ std::string describe(const Setup& setup) {
       (setup.experts > 1 ? ", ep " + std::to_string(setup.experts) + " of the shards" : std::string()) + ", " +
       std::string(fsdp::name(setup.strategy)) + ", " + name(setup.precision) + ", " +
       std::string(name(setup.optimizer));
+  if (setup.averages == Averages::kEma) text += " with averages of the weights";
   if (setup.reshard_after_forward) text += ", weights rest between forward and backward " + rest_text(setup);
   if (setup.state == StatePlace::kDisk) text += ", state on a disk";
   text += "; " + std::to_string(work.microbatches) + " x " + std::to_string(work.microbatch_sequences) +

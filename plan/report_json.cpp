@@ -14,25 +14,27 @@ std::string key_of(Part part) {
 
 json setup_json(const Setup& setup) {
   const Work& work = setup.work;
-  return {{"replicas", setup.replicas},
-          {"shards", setup.shards},
-          {"tp", setup.tensor},
-          {"cp", setup.context},
-          {"ep", setup.experts},
-          {"pp", setup.stages},
-          {"pipeline_schedule", std::string(name(setup.order))},
-          {"strategy", std::string(fsdp::name(setup.strategy))},
-          {"precision", name(setup.precision)},
-          {"optimizer", std::string(name(setup.optimizer))},
-          {"forward_group", setup.forward_group()},
-          {"schedule", describe(setup.schedule)},
-          {"ranks_per_node", setup.node_size},
-          {"microbatches", work.microbatches},
-          {"microbatch_sequences", work.microbatch_sequences},
-          {"sequence_length", work.sequence_length},
-          {"recompute", std::string(name(work.recompute))},
-          {"recompute_every", work.recompute_every},
-          {"tokens_per_step", setup.tokens_per_step()}};
+  json text = {{"replicas", setup.replicas},
+               {"shards", setup.shards},
+               {"tp", setup.tensor},
+               {"cp", setup.context},
+               {"ep", setup.experts},
+               {"pp", setup.stages},
+               {"pipeline_schedule", std::string(name(setup.order))},
+               {"strategy", std::string(fsdp::name(setup.strategy))},
+               {"precision", name(setup.precision)},
+               {"optimizer", std::string(name(setup.optimizer))},
+               {"forward_group", setup.forward_group()},
+               {"schedule", describe(setup.schedule)},
+               {"ranks_per_node", setup.node_size},
+               {"microbatches", work.microbatches},
+               {"microbatch_sequences", work.microbatch_sequences},
+               {"sequence_length", work.sequence_length},
+               {"recompute", std::string(name(work.recompute))},
+               {"recompute_every", work.recompute_every},
+               {"tokens_per_step", setup.tokens_per_step()}};
+  if (setup.averages == Averages::kEma) text["averages"] = "ema";
+  return text;
 }
 
 json memory_json(const Report& report) {

@@ -34,6 +34,9 @@ enum class WholeShard { kInPlace, kCopied };
 // Main weights, gradients and optimizer state (MainWeights of the runtime).
 enum class StatePlace { kMemory, kDisk };
 
+// Beside the optimizer's state (fsdp::Ema of the runtime).
+enum class Averages { kNone, kEma };
+
 // Element types as in fsdp::Precision; unset: the main weight's own.
 struct PlannedPrecision {
   std::optional<io::DType> param;
@@ -75,6 +78,7 @@ struct Setup {
   int64_t block = 1;  // elements, with Granularity::kBlock
   layout::Owners owners = layout::Owners::kInOrder;
   Optimizer optimizer = Optimizer::kAdamW;
+  Averages averages = Averages::kNone;
   ReduceTiming replica_reduce = ReduceTiming::kLastMicrobatch;
   schedule::Schedule schedule;
   Transport transport = Transport::kNccl;
@@ -97,6 +101,7 @@ struct Setup {
   int64_t tokens_per_step() const { return sequence_groups() * work.microbatches * work.microbatch_tokens(); }
 };
 
+inline constexpr int64_t kAverageBytes = 4;  // of an element, with Averages::kEma
 inline constexpr int64_t kMostRanks = 16384;
 
 // Throws io::Error(kUsage) that says what would be legal: sizes below 1, more than kMostRanks ranks, a hybrid strategy

@@ -251,6 +251,78 @@ TEST_F(Loop, DeterministicWithSeveralThreads) {
   expect_same("first", "second");
 }
 
+// The batch grows from 4 to 8 sequences, and these from 10 tokens to 32.
+TEST_F(Loop, WarmUpsOfBatchAndSequences) {
+  const std::string growing =
+      "--train.steps=20 --train.batch_warmup_sequences=4 --train.batch_warmup_steps=5 --data.sequence_warmup_steps=6 "
+      "--data.sequence_warmup_length=10 --train.microbatch_sequences=2 --train.max_tokens=1500 ";
+  ASSERT_EQ(launch_fsdp(2, run("whole", growing)).exit_code, 0);
+  const Lines lines = ledger("whole");
+  ASSERT_EQ(lines.size(), 9u) << "5 of 128 tokens, 4 of 256";
+  int64_t position = 0;
+  for (size_t step = 0; step < lines.size(); ++step) {
+    const int64_t sequences = step < 5 ? 4 : 8;
+    EXPECT_EQ(lines[step]["sequences"], sequences);
+    EXPECT_EQ(lines[step]["position"], position);
+    position += sequences;
+    EXPECT_EQ(read_lines(path("whole") + "/metrics.jsonl").at(step).at("tokens"), 32 * position);
+  }
+  // Stopped within, on the same ranks and on others.
+  ASSERT_EQ(launch_fsdp(2, run("parts", growing), {"FSDP_FAULT=term@step.end:hit=3"}).exit_code, 75);
+  std::filesystem::copy(path("parts"), path("elastic"), std::filesystem::copy_options::recursive);
+  ASSERT_EQ(launch_fsdp(2, run("parts", growing)).exit_code, 0);
+  expect_same("parts", "whole");
+  ASSERT_EQ(launch_fsdp(1, run("elastic", growing + "--train.microbatch_sequences=0")).exit_code, 0);
+  const Lines elastic = ledger("elastic");
+  ASSERT_EQ(elastic.size(), lines.size());
+  for (size_t step = 0; step < lines.size(); ++step) {
+    EXPECT_EQ(elastic[step]["batch"], lines[step]["batch"]);
+    EXPECT_NEAR(number(elastic[step]["loss"]), number(lines[step]["loss"]), 1e-5 * number(lines[step]["loss"]));
+  }
+  // Pieces know nothing of each other.
+  ASSERT_EQ(launch_fsdp(2, run("uncut", growing + "--data.sequence_warmup_steps=0 --data.sequence_warmup_length=0"))
+                .exit_code,
+            0);
+  EXPECT_EQ(ledger("uncut")[0]["batch"], lines[0]["batch"]);
+  EXPECT_NE(ledger("uncut")[0]["loss"], lines[0]["loss"]);
+  const CommandResult refused = launch_fsdp(3, run("refused", growing + "--train.batch_sequences=12 "));
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_TRUE(contains(refused.err, "train.batch_warmup_sequences: got 4, expected a multiple of 6")) << refused.err;
+}
+
+// Decays of several lengths from checkpoints of one run at a constant rate, each the run that had its length from the
+// beginning.
+TEST_F(Loop, BranchesShareTheirStem) {
+  const std::string stem = "--train.schedule=constant --train.steps=10 --checkpoint.every_steps=4 ";
+  ASSERT_EQ(launch_fsdp(2, run("stem", stem + "--checkpoint.keep_last=0")).exit_code, 0);
+  struct Branch {
+    const char* name;
+    int from;
+    std::string keys;
+  };
+  for (const Branch& branch : {Branch{"short", 4, "--train.schedule=wsd --train.steps=7 --train.decay_steps=3 "},
+                               Branch{"long", 8, "--train.schedule=wsd --train.steps=12 --train.decay_steps=4 "}}) {
+    const std::string whole = std::string(branch.name) + "-whole";
+    const std::string from = path("stem") + "/checkpoints/step-" + std::to_string(branch.from);
+    ASSERT_EQ(launch_fsdp(2, run(whole, branch.keys)).exit_code, 0);
+    const CommandResult result = launch_fsdp(2, run(branch.name, branch.keys + "--resume=" + from));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_FALSE(contains(result.out, "jumps")) << result.out;
+    const Lines expected = ledger(whole), trunk = ledger("stem"), grown = ledger(branch.name);
+    const auto at = static_cast<size_t>(branch.from);
+    ASSERT_EQ(grown.size(), expected.size() - at);
+    for (size_t step = 0; step < at; ++step) EXPECT_EQ(trunk[step], expected[step]);
+    for (size_t step = at; step < expected.size(); ++step) EXPECT_EQ(grown[step - at], expected[step]);
+    EXPECT_TRUE(weights(branch.name) == weights(whole));
+  }
+  // The decay of this one would have begun in the stem.
+  const CommandResult late = launch_fsdp(2, run("late", "--train.schedule=wsd --train.steps=12 --train.decay_steps=8 " +
+                                                            ("--resume=" + path("stem") + "/checkpoints/step-8")));
+  ASSERT_EQ(late.exit_code, 0) << late.err;
+  EXPECT_TRUE(contains(late.out, "checkpoint: the learning rate jumps: step 8 had 0.003, and would have had"))
+      << late.out;
+}
+
 TEST_F(Loop, MetricsTellUtilisationAndDataWaits) {
   const CommandResult result = run_fsdp(run("measured", "--train.peak_tflops=0"));
   ASSERT_EQ(result.exit_code, 0) << result.err;

@@ -123,7 +123,7 @@ std::string to_json(const StepMetrics& m) {
   return json.dump();
 }
 
-std::string to_json(int64_t step, const HeldoutLoss& loss) {
+std::string to_json(int64_t step, const HeldoutLoss& loss, const std::string& weights) {
   nlohmann::ordered_json json;
   json["schema"] = kLogSchema;
   json["step"] = step;
@@ -133,6 +133,7 @@ std::string to_json(int64_t step, const HeldoutLoss& loss) {
                      {"bits_per_byte", number(loss.bits_per_byte())},
                      {"bytes", loss.bytes},
                      {"targets", loss.targets}};
+  if (weights != "trained") json["heldout"]["weights"] = weights;
   return json.dump();
 }
 

@@ -88,6 +88,7 @@ constexpr int kLogSchema = 1;
 
 // One line of metrics.jsonl, without the newline. The fields are those of docs/logs.md.
 std::string to_json(const StepMetrics& metrics);
-std::string to_json(int64_t step, const HeldoutLoss& loss);
+// `weights`: "trained", or "ema" by their averages, which the line then says.
+std::string to_json(int64_t step, const HeldoutLoss& loss, const std::string& weights = "trained");
 
 }  // namespace fsdp::train

@@ -38,6 +38,8 @@ struct DataConfig {
   std::string train_split = "train";
   std::string heldout_split = "heldout";
   bool balance = false;
+  int64_t sequence_warmup_steps = 0;
+  int64_t sequence_warmup_length = 0;
 };
 
 struct TrainConfig {
@@ -78,6 +80,11 @@ struct TrainConfig {
   std::string profile_steps = "none";
   double z_loss = 0;
   double label_smoothing = 0;
+  int64_t batch_tokens = 0;
+  int64_t batch_warmup_sequences = 0;
+  int64_t batch_warmup_steps = 0;
+  double ema = 0;
+  std::string eval_weights = "trained";
 };
 
 struct OptimizerConfig {

@@ -19,6 +19,7 @@
 #include "train/config/lr_schedule.h"
 #include "train/config/option_table.h"
 #include "train/config/toml_text.h"
+#include "train/config/warmup_checks.h"
 
 namespace fsdp::train {
 namespace {
@@ -218,6 +219,9 @@ void check_training(const Config& config) {
       refuse(std::string(key) + ": got \"rollback\" without checkpoints to go back to; set checkpoint.every_steps");
     }
   }
+  if (train.eval_weights == "ema" && train.ema == 0) {
+    refuse("train.eval_weights: got \"ema\" without averages; set train.ema, such as 0.999");
+  }
   if (train.fit_minutes > 0 && train.warmup_steps < 10) {
     refuse("train.fit_minutes needs train.warmup_steps of at least 10: speed is measured during the warm-up");
   }
@@ -239,6 +243,7 @@ void check_combinations(const Config& config) {
       refuse("model.weights: got \"load\" without model.path; set model.path to a folder with weights");
     }
   }
+  check_warmups(config);
   check_training(config);
 }
 
@@ -292,6 +297,7 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
   for (const std::string& argument : overrides) {
     apply_override(argument, config);
   }
+  resolve_batch(config);
   check_combinations(config);
   return config;
 }

@@ -6,6 +6,7 @@
 #include <numbers>
 
 #include "train/base/format.h"
+#include "train/config/batch_ramp.h"
 
 namespace fsdp::train {
 namespace {
@@ -15,8 +16,6 @@ LrSchedule::Shape shape_of(const std::string& name) {
   if (name == "linear") return LrSchedule::Shape::kLinear;
   return name == "constant" ? LrSchedule::Shape::kConstant : LrSchedule::Shape::kCosine;
 }
-
-int64_t steps_for(int64_t tokens, int64_t tokens_per_step) { return (tokens - 1) / tokens_per_step + 1; }
 
 double decay_steps_of(const LrSchedule& schedule) {
   const auto wanted = static_cast<double>(schedule.decay_steps);
@@ -93,10 +92,11 @@ int64_t tokens_per_step(const Config& config) {
 
 TrainConfig resolve_tokens(const Config& config) {
   TrainConfig train = config.train;
-  const int64_t per_step = tokens_per_step(config);
-  if (train.warmup_tokens > 0) train.warmup_steps = steps_for(train.warmup_tokens, per_step);
+  const BatchRamp ramp(train);
+  const auto steps_for = [&](int64_t tokens) { return ramp.steps_for((tokens - 1) / config.data.sequence_length + 1); };
+  if (train.warmup_tokens > 0) train.warmup_steps = steps_for(train.warmup_tokens);
   if (train.max_tokens > 0) {
-    const int64_t steps = steps_for(train.max_tokens, per_step);
+    const int64_t steps = steps_for(train.max_tokens);
     train.steps = train.steps == 0 ? steps : std::min(train.steps, steps);
   }
   return train;

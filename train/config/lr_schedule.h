@@ -38,7 +38,8 @@ std::string describe(const LrSchedule& schedule);
 
 LrSchedule make_schedule(const TrainConfig& config);
 
-// Tokens that the model reads in a step, over all ranks; the largest number there is where that overflows.
+// Tokens that the model reads in a step with the whole batch, over all ranks; the largest number there is where that
+// overflows.
 int64_t tokens_per_step(const Config& config);
 
 // `config.train` with what it says in tokens turned into steps: warmup_tokens into warmup_steps, max_tokens into steps,

@@ -1,4 +1,4 @@
-// 516 lines because it is one table: the options of the trainer.
+// 541 lines because it is one table: the options of the trainer.
 
 #include "train/config/option_table.h"
 
@@ -117,6 +117,11 @@ std::vector<Option> data_options() {
        "deal the sequences of a batch so that attention, whose work grows with the length of documents, takes all "
        "ranks "
        "equally long"},
+      {"data.sequence_warmup_steps", FSDP_SLOT(data.sequence_warmup_steps), between(0, 1e9),
+       "in the first so many steps sequences are cut into equal pieces, each a sequence of its own, of which there are "
+       "fewer and fewer; 0: never"},
+      {"data.sequence_warmup_length", FSDP_SLOT(data.sequence_warmup_length), at_least(0),
+       "of that: at most so many tokens has a piece in the first step; from there the limit grows by a line"},
   };
 }
 
@@ -202,6 +207,19 @@ std::vector<Option> train_options() {
        "adds this x log(sum(exp(logits)))^2 to each target's loss, which keeps logits small; 0: none; usual: 1e-4"},
       {"train.label_smoothing", FSDP_SLOT(train.label_smoothing), between(0, 1),
        "part of a target's weight that is spread evenly over the vocabulary; evaluations never smooth"},
+      {"train.batch_tokens", FSDP_SLOT(train.batch_tokens), at_least(0),
+       "tokens per step, over all ranks, in place of train.batch_sequences: a multiple of data.sequence_length; 0: "
+       "train.batch_sequences counts. Either way each rank takes as many microbatches as the step needs"},
+      {"train.batch_warmup_sequences", FSDP_SLOT(train.batch_warmup_sequences), at_least(0),
+       "sequences of the first step, a divisor of the batch and a multiple of ranks x microbatch_sequences; the batch "
+       "grows by as many at a time; 0: all steps have the whole batch"},
+      {"train.batch_warmup_steps", FSDP_SLOT(train.batch_warmup_steps), between(0, 1e9),
+       "of that: so many steps have less than the whole batch"},
+      {"train.ema", FSDP_SLOT(train.ema), between(0, 0.9999999),
+       "keep an exponential moving average of the weights with this decay, 4 bytes a parameter: in checkpoints, in "
+       "model_ema/ of output.folder at the end, and by `fsdp export --ema`; 0: none"},
+      {"train.eval_weights", FSDP_SLOT(train.eval_weights), one_of({"trained", "ema"}),
+       "which weights are evaluated on the held-out split: those that train, or their averages (train.ema)"},
   };
 }
 

@@ -35,7 +35,9 @@ bool has_checkpoints(const OutputFolder& folder) {
 }
 
 // Folders of an earlier run that OutputUse::kReplace removes.
-std::array<fs::path, 2> replaced_folders(const OutputFolder& folder) { return {folder.checkpoints(), folder.model()}; }
+std::array<fs::path, 3> replaced_folders(const OutputFolder& folder) {
+  return {folder.checkpoints(), folder.model(), folder.averaged_model()};
+}
 
 bool is_inside(const fs::path& path, const fs::path& folder) {
   std::error_code error;
@@ -61,7 +63,9 @@ void keep_what_others_left(const OutputFolder& folder) {
                                        ". Move it away, or choose another output.folder.");
   };
   if (const auto found = io::find_foreign(folder.checkpoints())) refuse(folder.checkpoints(), *found);
-  if (const auto found = find_foreign_in_model(folder.model())) refuse(folder.model(), *found);
+  for (const fs::path& model : {folder.model(), folder.averaged_model()}) {
+    if (const auto found = find_foreign_in_model(model)) refuse(model, *found);
+  }
 }
 
 // What a run starts from must still be there when it starts.
@@ -103,7 +107,8 @@ OutputUse check_output(const OutputFolder& folder, const Config& config) {
     throw Error(ErrorCode::kUsage, place + " holds a finished run (" + folder.model().filename().string() +
                                        ") and no checkpoint to go on from. C" + otherwise);
   }
-  for (const fs::path& path : {folder.config(), folder.metrics(), folder.checkpoints(), folder.model()}) {
+  for (const fs::path& path :
+       {folder.config(), folder.metrics(), folder.checkpoints(), folder.model(), folder.averaged_model()}) {
     if (!fs::exists(path, error)) continue;
     throw Error(ErrorCode::kUsage, place + " holds a run already (" + path.filename().string() +
                                        "). Go on with it by --resume=auto, c" + otherwise);

@@ -22,6 +22,8 @@ struct OutputFolder {
   std::filesystem::path stop_request() const { return root / "STOP"; }
   std::filesystem::path save_request() const { return root / "SAVE"; }
   std::filesystem::path model() const { return root / "model"; }
+  // The same by the averages of its weights, where train.ema asks for them.
+  std::filesystem::path averaged_model() const { return root / "model_ema"; }
 };
 
 enum class OutputUse {

@@ -36,6 +36,7 @@ void check_precision(const Config& config) {
       {{config.optimizer.name != "adamw",
         "optimizer.name = \"" + config.optimizer.name + "\", which loses what bf16 weights round away",
         "adamw, which keeps it"},
+       {config.train.ema > 0, "train.ema, whose averages change places with weights", "0, or bf16 there"},
        {config.tune.method == "lora", "tune.method = \"lora\", whose adapters are fp32", "bf16 there"},
        {config.train.world_invariant, "train.world_invariant, whose sums are fp32", "false, or bf16 there"}});
 }

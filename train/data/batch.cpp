@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <set>
+#include <vector>
 
 #include "kernels/operators/cross_entropy.h"
 
@@ -32,6 +34,19 @@ Batch make_batch(const PackedSplit& split, std::span<const int64_t> sequences) {
   }
   starts.push_back(static_cast<int32_t>(rows * length));
   batch.sequence.cu_seqlens = at::tensor(starts, at::kInt);
+  return batch;
+}
+
+Batch cut_sequences(Batch batch, int64_t pieces) {
+  const int64_t rows = batch.input_ids_BT.size(0), length = batch.input_ids_BT.size(1);
+  if (pieces <= 1) return batch;
+  const int32_t* const starts = batch.sequence.cu_seqlens.const_data_ptr<int32_t>();
+  std::set<int32_t> all(starts, starts + batch.sequence.cu_seqlens.numel());
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t piece = 1; piece < pieces; ++piece)
+      all.insert(static_cast<int32_t>(row * length + piece * length / pieces));
+  }
+  batch.sequence.cu_seqlens = at::tensor(std::vector<int32_t>(all.begin(), all.end()), at::kInt);
   return batch;
 }
 

@@ -25,6 +25,10 @@ struct Batch {
 // a rank that has no work still takes part in the collectives.
 Batch make_batch(const PackedSplit& split, std::span<const int64_t> sequences);
 
+// The same tokens and targets, with each sequence cut into `pieces` that are as long as each other, but for a token,
+// and have neither attention nor positions in common. Documents end where a piece does, and go on as others.
+Batch cut_sequences(Batch batch, int64_t pieces);
+
 // The batch where the model is: ids and targets; where documents start is read on the CPU. The host does not wait.
 Batch on_device(Batch batch, c10::Device device);
 

@@ -30,14 +30,17 @@ std::string parts_text(const RankPlace& place) {
 }  // namespace
 
 void check_batch(const TrainConfig& config, const RankPlace& place, const PackedSplit& data) {
-  const int64_t batch = config.batch_sequences;
   const int64_t unit = place.num_data * std::max<int64_t>(1, config.microbatch_sequences);
-  if (batch % unit != 0) {
+  const auto check_even = [&](const char* key, int64_t sequences) {
+    if (sequences % unit == 0) return;
     throw Error(ErrorCode::kUsage,
-                "[train] train.batch_sequences: got " + std::to_string(batch) + ", expected a multiple of " +
+                std::string("[train] ") + key + ": got " + std::to_string(sequences) + ", expected a multiple of " +
                     std::to_string(unit) + " (" + parts_text(place) + " x microbatch_sequences). Set it to " +
-                    std::to_string((batch + unit - 1) / unit * unit) + ", or change the number of ranks.");
-  }
+                    std::to_string((sequences + unit - 1) / unit * unit) + ", or change the number of ranks.");
+  };
+  const int64_t batch = config.batch_sequences;
+  check_even("train.batch_sequences", batch);
+  check_even("train.batch_warmup_sequences", config.batch_warmup_sequences);
   if (data.num_sequences() < batch) {
     throw Error(ErrorCode::kData,
                 "[train] the data has " + std::to_string(data.num_sequences()) + " sequences of " +
@@ -49,25 +52,27 @@ void check_batch(const TrainConfig& config, const RankPlace& place, const Packed
 
 PackedBatches::PackedBatches(const Config& config, const RankPlace& place, const PackedSplit& data)
     : data_(data),
-      batch_sequences_(config.train.batch_sequences),
+      ramp_(config.train),
+      pieces_(config.data),
       order_(make_order(config.train.seed, data)),
       rank_(place.data_index),
-      rank_sequences_(batch_sequences_ / place.num_data),
-      micro_sequences_(microbatch_sequences(config.train, place.num_data)),
-      tree_(sum_tree_of(config, place.num_data)) {
+      num_data_(place.num_data),
+      tree_(sum_tree_of(config, place.num_data)),
+      is_balanced_(config.data.balance) {
   check_batch(config.train, place, data);
-  if (!config.data.balance) return;
+  if (config.train.microbatch_sequences > 0 || config.train.world_invariant)
+    micro_sequences_ = microbatch_sequences(config.train, num_data_);
+  if (!is_balanced_) return;
   if (tree_) {
     throw Error(
         ErrorCode::kUsage,
         "[data] data.balance: got true with train.world_invariant, expected one of them: equal bits on any number "
         "of ranks need sequences in one order, and dealing depends on that number.");
   }
-  balanced_ = DealShape{place.num_data, num_microbatches(), micro_sequences_};
 }
 
 int64_t PackedBatches::consumed(int64_t step) const {
-  return first_consumed_ + (step - first_step_) * batch_sequences_;
+  return first_consumed_ + ramp_.consumed(step) - ramp_.consumed(first_step_);
 }
 
 void PackedBatches::continue_at(int64_t step, int64_t consumed) {
@@ -76,50 +81,54 @@ void PackedBatches::continue_at(int64_t step, int64_t consumed) {
 }
 
 int64_t PackedBatches::num_targets(int64_t step) const {
-  return std::max<int64_t>(1, data_.num_targets(order_.sequences(consumed(step), batch_sequences_)));
+  return std::max<int64_t>(1, data_.num_targets(order_.sequences(consumed(step), ramp_.sequences(step))));
 }
 
 // Of those of a global batch.
-int64_t PackedBatches::first_sequence(int64_t micro) const {
-  return tree_ ? tree_->leaf_of(rank_, micro) * micro_sequences_ : rank_ * rank_sequences_ + micro * micro_sequences_;
+int64_t PackedBatches::first_sequence(int64_t step, int64_t micro) const {
+  const int64_t size = micro_sequences(step);
+  return tree_ ? tree_->leaf_of(rank_, micro) * size : rank_ * rank_sequences(step) + micro * size;
 }
 
-int64_t PackedBatches::position(int64_t step, int64_t micro) const { return consumed(step) + first_sequence(micro); }
+int64_t PackedBatches::position(int64_t step, int64_t micro) const {
+  return consumed(step) + first_sequence(step, micro);
+}
 
-PackedBatches::GlobalBatch PackedBatches::global_batch(int64_t consumed) const {
-  std::vector<int64_t> sequences = order_.sequences(consumed, batch_sequences_);
-  if (!balanced_) return {std::move(sequences), {}};
+PackedBatches::GlobalBatch PackedBatches::global_batch(const StepPlace& place) const {
+  std::vector<int64_t> sequences = order_.sequences(place.consumed, ramp_.sequences(place.step));
+  if (!is_balanced_) return {std::move(sequences), {}};
   std::vector<double> work;
   for (const int64_t sequence : sequences) work.push_back(data_.attention_work(sequence));
   GlobalBatch dealt;
-  for (const int64_t index : deal_by_work(work, *balanced_)) {
+  const DealShape shape{num_data_, num_microbatches(place.step), micro_sequences(place.step)};
+  for (const int64_t index : deal_by_work(work, shape)) {
     dealt.sequences.push_back(sequences[static_cast<size_t>(index)]);
-    dealt.places.push_back(consumed + index);
+    dealt.places.push_back(place.consumed + index);
   }
   return dealt;
 }
 
-Batch PackedBatches::read_microbatch(const GlobalBatch& global_batch, int64_t micro) const {
+Batch PackedBatches::read_microbatch(const GlobalBatch& global_batch, int64_t step, int64_t micro) const {
   const auto part_of = [&](const std::vector<int64_t>& whole) {
     if (whole.empty()) return whole;
-    const auto first = whole.begin() + first_sequence(micro);
-    return std::vector<int64_t>(first, first + micro_sequences_);
+    const auto first = whole.begin() + first_sequence(step, micro);
+    return std::vector<int64_t>(first, first + micro_sequences(step));
   };
-  Batch batch = make_batch(data_, part_of(global_batch.sequences));
+  Batch batch = cut_sequences(make_batch(data_, part_of(global_batch.sequences)), pieces_.pieces(step));
   batch.places = part_of(global_batch.places);
   return batch;
 }
 
 Batch PackedBatches::microbatch(int64_t step, int64_t micro) const {
-  return read_microbatch(global_batch(consumed(step)), micro);
+  return read_microbatch(global_batch(place_of(step)), step, micro);
 }
 
-StepBatches PackedBatches::read_step(int64_t consumed) const {
+StepBatches PackedBatches::read_step(const StepPlace& place) const {
   StepBatches step;
-  const GlobalBatch whole = global_batch(consumed);
+  const GlobalBatch whole = global_batch(place);
   step.num_targets = std::max<int64_t>(1, data_.num_targets(whole.sequences));
-  for (int64_t micro = 0; micro < num_microbatches(); ++micro) {
-    step.microbatches.push_back(read_microbatch(whole, micro));
+  for (int64_t micro = 0; micro < num_microbatches(place.step); ++micro) {
+    step.microbatches.push_back(read_microbatch(whole, place.step, micro));
   }
   return step;
 }

@@ -21,7 +21,7 @@ Prefetch::~Prefetch() {
 double Prefetch::take_wait_ms() { return std::exchange(wait_ms_, 0); }
 
 const StepBatches& Prefetch::batches(int64_t step) const {
-  const int64_t place = source_.consumed(step);
+  const StepPlace place = source_.place_of(step);
   if (!current_ || current_->place != place) {
     const auto begin = std::chrono::steady_clock::now();
     current_.reset();
@@ -30,14 +30,14 @@ const StepBatches& Prefetch::batches(int64_t step) const {
     if (read.failure) std::rethrow_exception(read.failure);
     current_ = std::move(read);
     const std::lock_guard lock(mutex_);
-    wanted_ = source_.consumed(step + 1);
+    wanted_ = source_.place_of(step + 1);
     changed_.notify_all();
   }
   return current_->batches;
 }
 
 // Waits until it is there, and has it read if nobody did.
-Prefetch::Read Prefetch::take(int64_t place) const {
+Prefetch::Read Prefetch::take(const StepPlace& place) const {
   std::unique_lock lock(mutex_);
   const auto is_there = [&] { return ready_ && ready_->place == place; };
   if (!is_there() && reading_ != place) {

@@ -23,7 +23,7 @@ class Prefetch : public BatchSource {
   Prefetch(const Prefetch&) = delete;
   Prefetch& operator=(const Prefetch&) = delete;
 
-  int64_t num_microbatches() const override { return source_.num_microbatches(); }
+  int64_t num_microbatches(int64_t step) const override { return source_.num_microbatches(step); }
   int64_t num_targets(int64_t step) const override { return batches(step).num_targets; }
   Batch microbatch(int64_t step, int64_t micro) const override {
     return batches(step).microbatches[static_cast<size_t>(micro)];
@@ -35,13 +35,13 @@ class Prefetch : public BatchSource {
 
  private:
   struct Read {
-    int64_t place = 0;
+    StepPlace place;
     StepBatches batches;
     std::exception_ptr failure;
   };
 
   const StepBatches& batches(int64_t step) const;
-  Read take(int64_t place) const;
+  Read take(const StepPlace& place) const;
   void work();
 
   const StepSource& source_;
@@ -50,8 +50,8 @@ class Prefetch : public BatchSource {
 
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
-  mutable std::optional<int64_t> wanted_;  // to be read next
-  mutable std::optional<int64_t> reading_;
+  mutable std::optional<StepPlace> wanted_;  // to be read next
+  mutable std::optional<StepPlace> reading_;
   mutable std::optional<Read> ready_;
   bool ends_ = false;
   std::thread thread_;  // begins when all the rest is there

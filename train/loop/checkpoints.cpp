@@ -64,6 +64,7 @@ Checkpoints::Checkpoints(const Config& config, const World& world, const OutputF
 checkpoint::State Checkpoints::state() {
   checkpoint::State state{*model_.decoder, trainer_.optimizer()};
   state.scaler = trainer_.scaler();
+  state.ema = trainer_.ema();
   state.others["run"] = &run_;
   if (config_.checkpoint.content == "adapter") state.keeps = io::is_adapter_name;
   return state;
@@ -73,7 +74,8 @@ void Checkpoints::check_room() const {
   if (!saves_regularly(config_.checkpoint)) return;
   const int64_t trained = trainable_size(model_).parameters * static_cast<int64_t>(sizeof(float));
   const int64_t weights = config_.checkpoint.content == "adapter" ? trained : weight_bytes(model_);
-  const auto one = static_cast<uint64_t>(weights + 2 * trained);
+  const int64_t states = config_.train.ema > 0 ? 3 : 2;
+  const auto one = static_cast<uint64_t>(weights + states * trained);
   const size_t there = io::list_checkpoints(folder_.checkpoints()).size();
   const uint64_t wanted = one * (there >= 1 ? 1 : 2);
   const uint64_t free = io::free_bytes(folder_.root);

@@ -29,10 +29,20 @@ void Pace::go_back_to(int64_t step) { marked_step_ = std::min(marked_step_, step
 
 double Pace::elapsed() const { return seconds_since(begin_); }
 
+size_t Pace::num_mean_steps() const { return std::min<size_t>(20, step_seconds_.size()); }
+
 double Pace::mean_step_seconds() const {
-  const auto window = static_cast<std::ptrdiff_t>(std::min<size_t>(20, step_seconds_.size()));
+  const auto window = static_cast<std::ptrdiff_t>(num_mean_steps());
   const double sum = std::accumulate(step_seconds_.end() - window, step_seconds_.end(), 0.0);
   return window > 0 ? sum / static_cast<double>(window) : 0;
+}
+
+double Pace::seconds_for(int64_t done, int64_t steps, const std::function<int64_t(int64_t)>& work_before) const {
+  const auto measured = static_cast<int64_t>(num_mean_steps());
+  const int64_t work = work_before(done) - work_before(std::max<int64_t>(0, done - measured));
+  if (work <= 0) return 0;
+  const double mean_work = static_cast<double>(work) / static_cast<double>(measured);
+  return mean_step_seconds() * static_cast<double>(work_before(steps) - work_before(done)) / mean_work;
 }
 
 double Pace::median_step_seconds() const {

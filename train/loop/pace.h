@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace fsdp::train {
@@ -23,8 +24,11 @@ class Pace {
   // Steps after `step` are done again.
   void go_back_to(int64_t step);
 
-  double elapsed() const;              // seconds since start()
-  double mean_step_seconds() const;    // of the last 20; 0 before the first
+  double elapsed() const;            // seconds since start()
+  double mean_step_seconds() const;  // of the last 20; 0 before the first
+  // That the steps after `done` up to `steps` will take, as the last 20 did: in proportion to their work, of which
+  // `work_before` says how much there was in all steps before one.
+  double seconds_for(int64_t done, int64_t steps, const std::function<int64_t(int64_t step)>& work_before) const;
   double median_step_seconds() const;  // of all but the first three, which find their memory
 
   // Since the line before, which was of an earlier step.
@@ -41,6 +45,8 @@ class Pace {
   int64_t marked_step_ = 0;
   double data_seconds_ = 0;  // since the mark
   std::vector<double> step_seconds_;
+
+  size_t num_mean_steps() const;
 };
 
 double seconds_since(Pace::Clock::time_point begin);

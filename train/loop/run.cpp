@@ -153,13 +153,15 @@ class Run {
       if (model_.pipeline)
         console_.line("train: " + compare_all_ranks(*plan_, model_.root, trainer_.optimizer_bytes(), world_));
     }
-    if (forecast_) console_.line("train: " + compare_with_forecast(*forecast_, pace_.median_step_seconds()));
+    if (forecast_ && batches_.is_flat())
+      console_.line("train: " + compare_with_forecast(*forecast_, pace_.median_step_seconds()));
     write_samples();
     if (!report_heldout(config_.train.final_eval_batches)) return stop(agreed_reason());
     checkpoints_.finish();
     save_result();
-    console_.line("train: wrote " + folder_.model().string() + ", " + folder_.metrics().string() + ", " +
-                  folder_.config().string());
+    console_.line("train: wrote " + folder_.model().string() + ", " +
+                  (trainer_.ema() == nullptr ? "" : folder_.averaged_model().string() + ", ") +
+                  folder_.metrics().string() + ", " + folder_.config().string());
     checkpoints_.check_last_save();
     events_.keep(EventKind::kEnded, trainer_.steps_done(), "");
     return 0;
@@ -172,11 +174,16 @@ class Run {
   }
 
   void save_result() {
+    save_weights(folder_.model());
+    if (trainer_.ema() != nullptr) trainer_.with_averages([&] { save_weights(folder_.averaged_model()); });
+  }
+
+  void save_weights(const std::filesystem::path& folder) {
     if (tuning_.lora) {
-      save_adapter(model_, world_, folder_.model(), *tuning_.lora, config_.model.path);
+      save_adapter(model_, world_, folder, *tuning_.lora, config_.model.path);
     } else {
       const io::TokenDataset& data = splits_.train.dataset();
-      save_model(model_, world_, folder_.model(), data.tokenizer(), tokenizer_folder(data));
+      save_model(model_, world_, folder, data.tokenizer(), tokenizer_folder(data));
     }
   }
 
@@ -228,7 +235,7 @@ class Run {
       result.outcome = StepResult::Outcome::kSkipped;
     }
     if (world_.rank == 0) {
-      records_->ledger.append(to_json(LedgerEntry{step + 1, batches_.consumed(step), config_.train.batch_sequences,
+      records_->ledger.append(to_json(LedgerEntry{step + 1, batches_.consumed(step), batches_.num_sequences(step),
                                                   result.batch_hash, result.loss, result.grad_norm, result.lr,
                                                   result.outcome == StepResult::Outcome::kSkipped, result.loss_scale}));
     }
@@ -245,28 +252,15 @@ class Run {
 
   void tell_irregularities(const StepResult& result) {
     const int64_t done = trainer_.steps_done();
-    const std::string step = std::to_string(done);
+    const std::string step = "train: step " + std::to_string(done) + " ";
     if (result.recomputed == StepResult::Recomputed::kTransient) {
       events_.tell(EventKind::kPassingError, done,
-                   "train: step " + step + " was computed wrongly once and then rightly: a passing error of a machine");
+                   step + "was computed wrongly once and then rightly: a passing error of a machine");
     }
+    if (result.overflowed) ++num_overflows_;
     const bool skipped = result.outcome == StepResult::Outcome::kSkipped;
-    const EventKind kind = skipped ? EventKind::kSkipped : EventKind::kSpike;
-    if (result.spike) {
-      events_.tell(kind, done,
-                   format_text("train: step %s is a spike%s: loss %.4f (limit %.4f), gradient norm %.4f (limit %.4f)",
-                               step.c_str(), skipped ? " and skipped" : "", result.loss, result.spike->loss_limit,
-                               result.grad_norm, result.spike->grad_norm_limit));
-    } else if (result.overflowed) {
-      ++num_overflows_;
-      events_.tell(kind, done,
-                   format_text("train: step %s skipped: gradients overflowed at loss scale %g, which is %g now",
-                               step.c_str(), result.loss_scale, trainer_.scaler()->current_scale()));
-    } else if (skipped) {
-      events_.tell(kind, done,
-                   format_text("train: step %s skipped: loss %f, gradient norm %f, computed twice", step.c_str(),
-                               result.loss, result.grad_norm));
-    }
+    const std::string text = describe_trouble(result, trainer_.scaler());
+    if (!text.empty()) events_.tell(skipped ? EventKind::kSkipped : EventKind::kSpike, done, step + text);
   }
 
   // Back to the last checkpoint, and on with the data after the step that went wrong. False if a spike is all that is
@@ -342,7 +336,7 @@ class Run {
     console_.line("train: " + describe(trainer_.schedule()));
     console_.line("train: " + with_thousands(tokens_per_step(config_)) + " tokens per step of " +
                   describe_splits(splits_));
-    if (model_.pipeline) console_.line("train: pipeline of " + model_.pipeline->describe(batches_.num_microbatches()));
+    if (model_.pipeline) console_.line("train: pipeline of " + model_.pipeline->describe(batches_.num_microbatches(0)));
     if (const std::string text = describe(tuning_, model_); !text.empty()) console_.line("train: " + text);
     const int64_t trained = trainable_size(model_).local_bytes;
     console_.line("train: at rest each rank holds weights " + format_bytes(rest.main_weight + rest.model_weight) +
@@ -376,7 +370,6 @@ class Run {
 
   StepMetrics collect(const StepResult& result) {
     const int64_t step = trainer_.steps_done();
-    const auto tokens = static_cast<double>(tokens_per_step(config_));
     const Pace::Window window = pace_.since_mark(step);
     const ProcessMemory process = process_memory();
     const RestingBytes rest = model_.root.resting_bytes();
@@ -384,7 +377,7 @@ class Run {
     StepMetrics metrics;
     metrics.step = step;
     metrics.steps = trainer_.schedule().steps;
-    metrics.tokens = step * tokens_per_step(config_);
+    metrics.tokens = batches_.tokens_before(step);
     metrics.loss = result.loss;
     metrics.grad_norm = result.grad_norm;
     metrics.lr = result.lr;
@@ -392,7 +385,8 @@ class Run {
     if (result.fullest_expert > 0) metrics.fullest_expert = result.fullest_expert;
     metrics.step_ms = 1e3 * window.seconds / window.steps;
     metrics.data_ms = 1e3 * window.data_seconds / window.steps;
-    metrics.tokens_per_s = window.steps * tokens / window.seconds;
+    const int64_t tokens = metrics.tokens - batches_.tokens_before(step - static_cast<int64_t>(window.steps));
+    metrics.tokens_per_s = static_cast<double>(tokens) / window.seconds;
     metrics.mfu = utilisation(metrics.tokens_per_s);
     metrics.num_ranks = world_.size;
     metrics.eta_s = remaining_seconds();
@@ -407,8 +401,8 @@ class Run {
   }
 
   double remaining_seconds() const {
-    const auto steps = static_cast<double>(trainer_.schedule().steps - trainer_.steps_done());
-    const double by_steps = steps * pace_.mean_step_seconds();
+    const double by_steps = pace_.seconds_for(trainer_.steps_done(), trainer_.schedule().steps,
+                                              [&](int64_t step) { return batches_.tokens_before(step); });
     const double limit = 60 * config_.train.max_minutes;
     return limit > 0 ? std::min(by_steps, std::max(0.0, limit - pace_.elapsed())) : by_steps;
   }
@@ -430,16 +424,22 @@ class Run {
     if (!splits_.heldout) return true;
     fault_point("eval.begin");
     const auto begin = Clock::now();
-    const auto loss = evaluate(
-        model_, world_, *splits_.heldout, config_.train, num_batches,
-        [&] { return stop_signal_.received().has_value() || stop_file_is_there(); },
-        tokenizer_ ? &*tokenizer_ : nullptr);
+    const bool by_average = config_.train.eval_weights == "ema";
+    std::optional<HeldoutLoss> loss;
+    const auto evaluate_now = [&] {
+      loss = evaluate(
+          model_, world_, *splits_.heldout, config_.train, num_batches,
+          [&] { return stop_signal_.received().has_value() || stop_file_is_there(); },
+          tokenizer_ ? &*tokenizer_ : nullptr);
+    };
+    by_average ? trainer_.with_averages(evaluate_now) : evaluate_now();
     if (!loss) return false;
     fault_point("eval.end");
     pace_.pause(Clock::now() - begin);
     const int64_t step = trainer_.steps_done();
-    if (world_.rank == 0) records_->metrics.append(to_json(step, *loss));
-    console_.line("train: held out after step " + std::to_string(step) + ": " + describe(*loss));
+    if (world_.rank == 0) records_->metrics.append(to_json(step, *loss, config_.train.eval_weights));
+    console_.line("train: held out after step " + std::to_string(step) + (by_average ? ", averaged weights: " : ": ") +
+                  describe(*loss));
     return true;
   }
 

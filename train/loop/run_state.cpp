@@ -2,12 +2,15 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 
 #include "io/base/hash.h"
 #include "text/tokenizer/byte_tokenizer.h"
 #include "train/base/format.h"
 #include "train/config/config_file.h"
+#include "train/config/lr_schedule.h"
 #include "train/config/option_table.h"
 #include "train/config/precision_checks.h"
 #include "train/data/data_splits.h"
@@ -40,6 +43,16 @@ std::vector<std::string> differences(const Config& before, const Config& now) {
     if (was != is && !is_incidental(option.name)) list.push_back(option.name + " was " + was + ", is " + is);
   }
   return list;
+}
+
+// A branch goes on where its stem ended if its schedule has the stem's learning rate there: its decay begins later.
+std::optional<std::string> rate_jump(const Config& before, const Config& now, int64_t step) {
+  if (step == 0 || now.train.fit_minutes > 0) return std::nullopt;
+  const double was = make_schedule(resolve_tokens(before)).at(step - 1);
+  const double is = make_schedule(resolve_tokens(now)).at(step - 1);
+  if (std::abs(was - is) <= 1e-9 * std::max(was, is)) return std::nullopt;
+  return format_text("the learning rate jumps: step %lld had %.4g, and would have had %.4g by this schedule",
+                     static_cast<long long>(step), was, is);
 }
 
 // Between fp32 main weights any precision may follow another.
@@ -108,6 +121,7 @@ void RunState::load(checkpoint::StateSource& source) {
   if (before) check_weights_kept_alike(*before, config_);
   changed_keys_ = before ? differences(*before, config_)
                          : std::vector<std::string>{"the configuration was of another version of fsdp"};
+  if (const auto jump = before ? rate_jump(*before, config_, step_) : std::nullopt) changed_keys_.push_back(*jump);
   const std::string threads = std::to_string(at::get_num_threads());
   const std::string threads_before = source.value("threads").value_or(threads);
   if (config_.train.deterministic && threads_before != threads) {

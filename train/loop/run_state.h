@@ -31,7 +31,8 @@ class RunState : public checkpoint::Stateful {
   void load(checkpoint::StateSource& source) override;
   void loaded() override;
 
-  // Keys that had another value in the run that was resumed: "train.lr was 0.001, is 0.0005". Empty for none.
+  // Keys that had another value in the run that was resumed: "train.lr was 0.001, is 0.0005"; and that the learning
+  // rate jumps, if it does. Empty for none.
   const std::vector<std::string>& changed_keys() const { return changed_keys_; }
 
  private:

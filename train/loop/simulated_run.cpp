@@ -77,6 +77,8 @@ std::string keys_left_out(const Config& config) {
 Config configuration_of(Config config, int64_t steps) {
   config.train.steps = steps;
   config.train.warmup_steps = config.train.warmup_tokens = config.train.decay_steps = config.train.max_tokens = 0;
+  config.train.batch_warmup_sequences = config.train.batch_warmup_steps = 0;
+  config.data.sequence_warmup_steps = config.data.sequence_warmup_length = 0;
   config.train.lr = 0;
   config.train.on_nonfinite = "skip";
   config.train.on_spike = "off";

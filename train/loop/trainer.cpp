@@ -14,6 +14,7 @@
 #include "io/base/hash.h"
 #include "train/axes/decoder_pipeline.h"
 #include "train/base/agreement.h"
+#include "train/base/format.h"
 #include "train/base/stop_signal.h"
 #include "train/loop/ledger.h"
 
@@ -85,6 +86,21 @@ class TrainingMode {
 
 }  // namespace
 
+std::string describe_trouble(const StepResult& result, const GradScaler* scaler) {
+  const bool skipped = result.outcome == StepResult::Outcome::kSkipped;
+  if (result.spike) {
+    return format_text("is a spike%s: loss %.4f (limit %.4f), gradient norm %.4f (limit %.4f)",
+                       skipped ? " and skipped" : "", result.loss, result.spike->loss_limit, result.grad_norm,
+                       result.spike->grad_norm_limit);
+  }
+  if (result.overflowed) {
+    return format_text("skipped: gradients overflowed at loss scale %g, which is %g now", result.loss_scale,
+                       scaler->current_scale());
+  }
+  if (!skipped) return "";
+  return format_text("skipped: loss %f, gradient norm %f, computed twice", result.loss, result.grad_norm);
+}
+
 Trainer::Trainer(const TrainConfig& config, const World& world, const BatchSource& batches, ShardedModel& model,
                  const CheckConfig& check, const OptimizerConfig& optimizer)
     : config_(config),
@@ -98,6 +114,7 @@ Trainer::Trainer(const TrainConfig& config, const World& world, const BatchSourc
       schedule_(make_schedule(config)),
       spikes_(spike_window(config), config.spike_threshold) {
   model_.decoder->eval();
+  if (config.ema > 0) ema_.emplace(parameters_, EmaOptions{config.ema});
   const std::vector<at::Tensor> computed_with = model_.decoder->parameters();
   if (std::any_of(computed_with.begin(), computed_with.end(),
                   [](const at::Tensor& weight) { return weight.scalar_type() == at::kHalf; }))
@@ -129,6 +146,7 @@ StepResult Trainer::step(const RankNews& news) {
   }
   fault_point("step.optimizer");
   update(result, computed);
+  if (ema_) update_average();
   if (fault_point("value.bitflip_weight").inject) flip_bit(parameters_.front());
   fp8_scales_.update();
   spikes_.add(result.loss, result.grad_norm);
@@ -149,6 +167,19 @@ void Trainer::update(const StepResult& result, const Computed& computed) {
   scaler_->step(*optimizer_);  // knows the factor
   scaler_->update();
 }
+
+void Trainer::update_average() {
+  const TraceScope scope("optimizer", kNoUnit);
+  ema_->update();
+}
+
+void Trainer::with_averages(const std::function<void()>& action) {
+  ema_->use_average();
+  action();
+  ema_->use_trained();
+}
+
+int64_t Trainer::optimizer_bytes() const { return optimizer_->state_bytes() + (ema_ ? ema_->state_bytes() : 0); }
 
 void Trainer::skip(const StepResult& result) {
   if (is_finite(result)) spikes_.add(result.loss, result.grad_norm);
@@ -199,13 +230,13 @@ at::Tensor Trainer::balanced(const at::Tensor& loss, Computed& computed) const {
   const at::Tensor& counts_LE = model_.decoder->expert_counts();
   computed.expert_counts_LE = computed.expert_counts_LE.defined() ? computed.expert_counts_LE + counts_LE : counts_LE;
   const double factor = model_.decoder->config().experts.balance_loss;
-  return factor == 0 ? loss : loss + balance * (factor / static_cast<double>(batches_.num_microbatches()));
+  return factor == 0 ? loss : loss + balance * (factor / static_cast<double>(batches_.num_microbatches(step_)));
 }
 
 // One after the other, forward and backward. Returns the sum of the losses, 0-dim fp64 on the model's device.
 at::Tensor Trainer::compute_microbatches(Computed& computed) {
   const auto num_targets = static_cast<double>(batches_.num_targets(step_));
-  const int64_t num_micro = batches_.num_microbatches();
+  const int64_t num_micro = batches_.num_microbatches(step_);
   const c10::Device device = parameters_.front().device();
   at::Tensor total = at::zeros({}, at::device(device).dtype(at::kDouble));
   for (int64_t micro = 0; micro < num_micro; ++micro) {
@@ -229,7 +260,7 @@ at::Tensor Trainer::compute_in_stages(Computed& computed) {
   const auto num_targets = static_cast<double>(batches_.num_targets(step_));
   std::vector<Batch> batches;
   std::vector<StageInput> inputs;
-  for (int64_t micro = 0; micro < batches_.num_microbatches(); ++micro) {
+  for (int64_t micro = 0; micro < batches_.num_microbatches(step_); ++micro) {
     batches.push_back(next_microbatch(micro, computed));
     inputs.push_back({batches.back().input_ids_BT, batches.back().sequence});
   }

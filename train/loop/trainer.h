@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -51,6 +52,10 @@ struct StepResult {
   std::optional<Spike> spike;               // the numbers are far above those of the steps before
 };
 
+// What there is to tell of a step besides its numbers: "skipped: loss nan, ..."; empty: nothing. `scaler`: that of the
+// losses, or null.
+std::string describe_trouble(const StepResult& result, const GradScaler* scaler);
+
 // Takes a sharded model through optimizer steps. A model that computes in fp16 has its loss scaled: gradients that
 // overflow cost the step, and the scale a factor, and are no trouble unless they do so at scale 1. COLLECTIVE: all
 // ranks call step() the same number of times.
@@ -82,8 +87,11 @@ class Trainer {
   GradScaler* scaler() { return scaler_ ? &*scaler_ : nullptr; }  // of fp16 training; part of a checkpoint
   Fp8DelayedScales& fp8_scales() { return fp8_scales_; }          // part of a checkpoint
   const std::vector<at::Tensor>& leaves() const { return parameters_; }
-  // Bytes of optimizer state on this rank.
-  int64_t optimizer_bytes() const { return optimizer_->state_bytes(); }
+  // Runs `action` while the model has the averages, which there must be, as its weights. COLLECTIVE.
+  void with_averages(const std::function<void()>& action);
+  Ema* ema() { return ema_ ? &*ema_ : nullptr; }  // averages of the weights, if config.ema asks for them
+  // Bytes of optimizer state on this rank, averages included.
+  int64_t optimizer_bytes() const;
 
  private:
   struct Computed {
@@ -104,6 +112,7 @@ class Trainer {
   StepResult agree(const Computed& computed, const RankNews& news) const;
   bool has_overflowed(const StepResult& result) const;
   void update(const StepResult& result, const Computed& computed);
+  void update_average();
   bool is_due_for_check() const;
   bool is_doubtful(const StepResult& result) const;
   void judge(StepResult& result) const;
@@ -120,6 +129,7 @@ class Trainer {
   ShardedModel& model_;
   std::vector<at::Tensor> parameters_;
   ChosenOptimizer optimizer_;
+  std::optional<Ema> ema_;
   std::optional<GradScaler> scaler_;
   Fp8DelayedScales fp8_scales_;
   LrSchedule schedule_;

@@ -118,6 +118,7 @@ plan::Setup planned_setup(const Config& config, const RankCounts& ranks) {
   setup.block = root_layout(config.optimizer).block;
   setup.sum_order = sum_order(config.train);
   setup.optimizer = planned_optimizer(config);
+  if (config.train.ema > 0) setup.averages = plan::Averages::kEma;
   setup.schedule = options.schedule;
   setup.node_size = std::min(ranks.per_node, ranks.world);
   const bool one_node = setup.node_size == ranks.world;

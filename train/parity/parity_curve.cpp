@@ -62,7 +62,7 @@ class CurveBatches : public BatchSource {
   CurveBatches(at::Tensor tokens, const World& world, int64_t microbatches)
       : tokens_(tokens.to(at::kLong)), world_(world), microbatches_(microbatches) {}
 
-  int64_t num_microbatches() const override { return microbatches_; }
+  int64_t num_microbatches(int64_t) const override { return microbatches_; }
   int64_t num_targets(int64_t) const override { return tokens_.size(1) * (tokens_.size(2) - 1); }
 
   Batch microbatch(int64_t step, int64_t micro) const override {

@@ -154,9 +154,9 @@ Dealt step_of(const PackedSplit& split, bool balance, int64_t num_ranks, int64_t
     const PackedBatches batches(config_of(balance), place, split);
     dealt.num_targets = batches.num_targets(step);
     std::vector<at::Tensor>& rows = dealt.inputs.emplace_back();
-    const StepBatches read = batches.read_step(batches.consumed(step));
+    const StepBatches read = batches.read_step(batches.place_of(step));
     EXPECT_EQ(read.num_targets, dealt.num_targets);
-    for (int64_t micro = 0; micro < batches.num_microbatches(); ++micro) {
+    for (int64_t micro = 0; micro < batches.num_microbatches(step); ++micro) {
       const Batch batch = batches.microbatch(step, micro);
       EXPECT_TRUE(batch.input_ids_BT.equal(read.microbatches[static_cast<size_t>(micro)].input_ids_BT));
       dealt.hash += hash_rows(batch, batches.position(step, micro));
@@ -200,7 +200,7 @@ TEST(BalancedBatches, GiveRanksEqualWork) {
       place.data_index = static_cast<int>(rank);
       const PackedBatches batches(config_of(balance), place, split);
       double& sum = sums.emplace_back(0);
-      for (const Batch& batch : batches.read_step(batches.consumed(step)).microbatches) {
+      for (const Batch& batch : batches.read_step(batches.place_of(step)).microbatches) {
         for (const at::Tensor& row : batch.input_ids_BT.unbind()) {
           const auto* tokens = row.const_data_ptr<int64_t>();
           sum += work.at({tokens, tokens + kLength});

@@ -13,14 +13,15 @@ namespace {
 // Batches that hold where they are from. A place can be made to fail, or to wait.
 class FakeSource : public StepSource {
  public:
-  int64_t num_microbatches() const override { return 2; }
-  int64_t num_targets(int64_t step) const override { return read_step(consumed(step)).num_targets; }
+  int64_t num_microbatches(int64_t) const override { return 2; }
+  int64_t num_targets(int64_t step) const override { return read_step(place_of(step)).num_targets; }
   Batch microbatch(int64_t step, int64_t micro) const override {
-    return read_step(consumed(step)).microbatches[static_cast<size_t>(micro)];
+    return read_step(place_of(step)).microbatches[static_cast<size_t>(micro)];
   }
   int64_t position(int64_t step, int64_t micro) const override { return consumed(step) + micro; }
   int64_t consumed(int64_t step) const override { return first + 10 * step; }
-  StepBatches read_step(int64_t consumed) const override {
+  StepBatches read_step(const StepPlace& place) const override {
+    const int64_t consumed = place.consumed;
     ++num_reads;
     if (consumed == failing_place) throw std::runtime_error("place " + std::to_string(consumed));
     if (consumed == announced_place) announced.count_down();
@@ -44,7 +45,7 @@ int64_t content(const Batch& batch) { return batch.input_ids_BT.item<int64_t>();
 TEST(Prefetch, GivesWhatTheSourceGives) {
   const FakeSource source;
   Prefetch prefetch(source);
-  EXPECT_EQ(prefetch.num_microbatches(), 2);
+  EXPECT_EQ(prefetch.num_microbatches(0), 2);
   for (const int64_t step : {0, 1, 1, 2, 3, 2, 7, 8, 0}) {
     EXPECT_EQ(prefetch.num_targets(step), 10 * step + 1);
     for (const int64_t micro : {0, 1, 0}) EXPECT_EQ(content(prefetch.microbatch(step, micro)), 10 * step + micro);

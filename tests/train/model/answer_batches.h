@@ -20,7 +20,7 @@ class AnswerBatches : public train::BatchSource {
         vocab_(vocab_size),
         seed_(seed) {}
 
-  int64_t num_microbatches() const override { return rank_rows_ / micro_rows_; }
+  int64_t num_microbatches(int64_t) const override { return rank_rows_ / micro_rows_; }
 
   int64_t num_targets(int64_t step) const override {
     return rows(step, 0, kRows).targets_N.ne(train::kNoTarget).sum().item<int64_t>();
