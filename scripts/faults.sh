@@ -5,7 +5,7 @@
 #   scripts/faults.sh --all               everything, about an hour
 #   scripts/faults.sh --seed 7 --minutes 2
 #   scripts/faults.sh --only kills        one part (kills signals stops disk corruption restart locks clock mismatch elastic
-#                                         nonfinite memory)
+#                                         nonfinite memory optimizers)
 #   scripts/faults.sh --seed 7 --case 'kills/chain:3'
 #   scripts/faults.sh --all --write-docs --json faults.json
 #

@@ -27,6 +27,7 @@ import locks
 import memory
 import mismatch
 import nonfinite
+import optimizers
 import restart
 import signals
 import stops
@@ -36,7 +37,8 @@ from result_table import Table, Verdict, write_section
 from tiny_run import Workload
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-PARTS = (kills, signals, stops, disk, corruption, restart, locks, clock, mismatch, elastic, nonfinite, memory)
+PARTS = (kills, signals, stops, disk, corruption, restart, locks, clock, mismatch, elastic, nonfinite, memory,
+         optimizers)
 # Of a sample: how many cases of a part for one of the least.
 WEIGHTS = {"kills": 8, "signals": 2, "disk": 3, "corruption": 4, "elastic": 2, "mismatch": 2, "nonfinite": 2}
 JOBS = 2

@@ -120,18 +120,23 @@ def kill_something(scene, job):
         job.signal(signal.SIGKILL, job.processes())
 
 
+def kill_at_random(scene, trial, seconds):
+    """One start of the same command, with something of it killed at any time."""
+    job = trial.start(SLOW)
+    wait_for_a_moment(scene, job, seconds)
+    alive = job.code is None
+    kill_something(scene, job)
+    trial.take(job)
+    if alive and job.code != 0:
+        job.must_end(KILLED)
+        scene.count("faults")
+
+
 def chain(setup, options, scene):
     trial = Trial(scene, setup, options)
     seconds = scene.workload.reference(setup).seconds
     for _ in range(scene.random.randint(3, 5)):
-        job = trial.start(SLOW)
-        wait_for_a_moment(scene, job, seconds)
-        alive = job.code is None
-        kill_something(scene, job)
-        trial.take(job)
-        if alive and job.code != 0:
-            job.must_end(KILLED)
-            scene.count("faults")
+        kill_at_random(scene, trial, seconds)
     return trial.finish()
 
 

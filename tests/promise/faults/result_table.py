@@ -72,6 +72,8 @@ class Table:
         yield f"Forbidden outcomes: {kinds}."
         yield (f"Kills at {len(points)} distinct (point, hit, rank). Bit flips: {total.counts['flips found']} found, "
                f"{total.counts['flips harmless']} harmless.")
+        if total.counts["killed in a save"]:
+            yield f"Kills at random moments that left a checkpoint half written: {total.counts['killed in a save']}."
         left_out = []
         if total.outcomes[UNREACHED]:
             left_out.append(f"{total.outcomes[UNREACHED]} cases ended before their fault and count for nothing.")
