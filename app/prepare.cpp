@@ -106,6 +106,9 @@ int run_prepare(const Arguments& arguments) {
   parser.add_option("--chat", options.chat,
                     "the lines are conversations; learn the answers only. How they are written: auto (as the tokenizer "
                     "says), plain, chatml, llama2, llama3, mistral or smollm3");
+  bool pairs = false;
+  parser.add_flag("--pairs", pairs,
+                  "with --chat: the lines are preferences, {\"prompt\", \"chosen\", \"rejected\"}, for tune.loss=dpo");
   parser.add_option("--bad-record", bad_record, "stop (the default) at a bad record, or skip and count it")
       ->check(CLI::IsMember({"stop", "skip"}));
   parser.add_option("--include", include, "in folders, take only these extensions: .txt,.jsonl.gz");
@@ -123,6 +126,7 @@ int run_prepare(const Arguments& arguments) {
     return 0;
   }
   options.output = output;
+  if (pairs) options.lines = train::ChatLines::kPairs;
   options.extensions = split_extensions(include);
   options.documents.bad_record = bad_record == "skip" ? io::BadRecord::kSkip : io::BadRecord::kStop;
   parse_holdout(holdout, options);

@@ -89,6 +89,11 @@ class DecoderImpl : public torch::nn::Module {
   // Throws c10::Error on ids outside the vocabulary and on a Sequence that does not fit.
   at::Tensor forward(const at::Tensor& input_ids_BT, const Sequence& sequence = {});
 
+  // Hidden states [B, T, E] after the last norm: what loss_of() and logits_of() go on from.
+  at::Tensor hidden_states(const at::Tensor& input_ids_BT, const Sequence& sequence = {}) {
+    return run_body(input_ids_BT, sequence);
+  }
+
   // Cross entropy of the logits that forward() gives: targets [B * T] and terms as kernels::cross_entropy() takes them;
   // fp32 scalar. Logits of more than kMostLogitBytes are never whole in memory.
   at::Tensor loss(const at::Tensor& input_ids_BT, const at::Tensor& targets_N, const Sequence& sequence = {},

@@ -111,11 +111,12 @@ ALLOWED = {
     "train/axes": MODEL,
     "train/data": MODEL | {"train/axes"},
     "train/model": MODEL | {"plan", "train/axes"},
-    "train/evaluate": DATA,
+    "train/preference": DATA,
+    "train/evaluate": DATA | {"train/preference"},
     "train/generate": DATA,
     "train/logs": {"fsdp/base", "io/base", "train/base", "train/config"},
     "train/loop": DATA | {"plan", "plan/forecast", "plan/time", "train/evaluate", "train/generate", "train/logs",
-                          "train/profile"},
+                          "train/preference", "train/profile"},
     "train/parity": DATA | {"train/loop"},
 }
 # Rooms within a room: its own matter, one room to all others.

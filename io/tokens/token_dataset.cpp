@@ -268,6 +268,7 @@ TokenDataset TokenDataset::open(const std::filesystem::path& folder, std::string
   dataset.tokenizer_hash_ = manifest.tokenizer_hash;
   dataset.vocab_size_ = manifest.vocab_size;
   dataset.eos_id_ = manifest.eos_id;
+  dataset.documents_ = manifest.documents;
   for (const TokenShardInfo& info : found->second) {
     Shard shard = Shard::open(folder, info, dataset.num_tokens_);
     dataset.num_tokens_ += info.num_tokens;  // cannot overflow: each was compared with the size of its file

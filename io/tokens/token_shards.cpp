@@ -109,6 +109,16 @@ void narrow(std::span<const int32_t> tokens, int bytes_per_token, char* out) {
   narrow_to<uint32_t>(tokens, out);
 }
 
+constexpr const char* kPairsOfDocuments = "pairs";
+
+// Both documents of a pair are in one shard, with a mask.
+void check_pairs(const std::filesystem::path& path, const std::string& split, const TokenShardInfo& shard) {
+  if (shard.num_documents % 2 == 0 && (!shard.mask_hash.empty() || shard.num_documents == 0)) return;
+  throw dataset_error(path, "split " + in_quotes(split) + ": got pairs of " + std::to_string(shard.num_documents) +
+                                " documents " + (shard.mask_hash.empty() ? "without" : "with") +
+                                " a mask, expected an even number with one.");
+}
+
 }  // namespace
 
 void write_dataset_manifest(const std::filesystem::path& folder, const DatasetManifest& manifest) {
@@ -126,6 +136,7 @@ void write_dataset_manifest(const std::filesystem::path& folder, const DatasetMa
         throw dataset_error(path, "got the shard name " + in_quotes(shard.name) + ", expected a plain file name.");
       }
       if (!shard.mask_hash.empty()) version = kMaskedManifestVersion;
+      if (manifest.documents == Documents::kPairs) check_pairs(path, split, shard);
       list.push_back(shard_json(shard));
     }
   }
@@ -135,6 +146,7 @@ void write_dataset_manifest(const std::filesystem::path& folder, const DatasetMa
                                  {"vocab_size", manifest.vocab_size},
                                  {"eos_id", manifest.eos_id}};
   if (!manifest.tokenizer_hash.empty()) json["tokenizer_xxh3"] = manifest.tokenizer_hash;
+  if (manifest.documents == Documents::kPairs) json["documents"] = kPairsOfDocuments;
   json["splits"] = std::move(splits);
   write_file_atomically(path, json.dump(2) + "\n");
 }
@@ -153,12 +165,20 @@ DatasetManifest read_dataset_manifest(const std::filesystem::path& folder) {
   if (manifest.eos_id >= manifest.vocab_size)
     reader.fail("got an eos_id outside of the vocabulary, expected one inside");
   if (json.contains("tokenizer_xxh3")) manifest.tokenizer_hash = reader.text(json, "tokenizer_xxh3");
+  if (json.contains("documents")) {
+    if (reader.text(json, "documents") != kPairsOfDocuments)
+      reader.fail("got unknown \"documents\", expected \"pairs\"");
+    manifest.documents = Documents::kPairs;
+  }
   const nlohmann::json& splits = reader.member(json, "splits");
   if (!splits.is_object()) reader.fail("got no object as \"splits\", expected lists of shards by name");
   for (const auto& [split, shards] : splits.items()) {
     if (!shards.is_array()) reader.fail("got no list as split " + in_quotes(split) + ", expected a list of shards");
     auto& list = manifest.splits[split];
-    for (const auto& shard : shards) list.push_back(reader.shard(shard));
+    for (const auto& shard : shards) {
+      list.push_back(reader.shard(shard));
+      if (manifest.documents == Documents::kPairs) check_pairs(path, split, list.back());
+    }
   }
   return manifest;
 }

@@ -32,6 +32,9 @@ struct TokenShardInfo {
 
 inline constexpr const char* kTokenizerFolder = "tokenizer";  // of a data set: copies of the tokenizer's files
 
+// What the documents of a data set are: one each, or two by two a chosen and a rejected answer to one prompt.
+enum class Documents { kSingle, kPairs };
+
 // The content of `dataset.json`.
 struct DatasetManifest {
   std::string tokenizer;  // name or path of the tokenizer that made the tokens
@@ -39,6 +42,7 @@ struct DatasetManifest {
   int64_t eos_id = -1;  // -1: none
   std::map<std::string, std::vector<TokenShardInfo>> splits;
   std::string tokenizer_hash{};  // of its files, 16 hexadecimal digits; "": unknown
+  Documents documents = Documents::kSingle;
 };
 
 // Throws Error(kUsage) for a manifest that could not be read back, Error(kFileSystem) if it cannot be written.
@@ -102,6 +106,7 @@ class TokenDataset {
   const std::filesystem::path& folder() const { return folder_; }
   // Does any shard tell answers from the rest? Then num_answers() tokens of the split are some.
   bool has_mask() const { return has_mask_; }
+  Documents documents() const { return documents_; }
   int64_t num_answers() const { return num_answers_; }
 
   // Copies tokens [first_token, first_token + n) to `out`. Throws Error(kUsage) if the range leaves the split,
@@ -134,6 +139,7 @@ class TokenDataset {
   int64_t num_documents_ = 0;
   int64_t num_answers_ = 0;
   bool has_mask_ = false;
+  Documents documents_ = Documents::kSingle;
 };
 
 }  // namespace fsdp::io

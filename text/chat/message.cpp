@@ -116,16 +116,18 @@ void append_system(const Json& object, std::vector<Message>& messages) {
   }
 }
 
+// A text of that role, or a list of messages.
+void append_side(const Json& object, const char* key, const char* role, std::vector<Message>& messages) {
+  if (object.at(key).is_array()) {
+    append_list(object.at(key), key, messages);
+  } else {
+    messages.push_back({role, text_of(object, key)});
+  }
+}
+
 void append_completion(const Json& object, std::vector<Message>& messages) {
-  const auto side = [&](const char* key, const char* role) {
-    if (object.at(key).is_array()) {
-      append_list(object.at(key), key, messages);
-    } else {
-      messages.push_back({role, text_of(object, key)});
-    }
-  };
-  side("prompt", "user");
-  side("completion", "assistant");
+  append_side(object, "prompt", "user", messages);
+  append_side(object, "completion", "assistant", messages);
 }
 
 void append_instruction(const Json& object, std::vector<Message>& messages) {
@@ -155,10 +157,30 @@ std::vector<Message> parse_conversation(std::string_view json_line) {
   } else if (has("instruction") && has("output")) {
     append_instruction(object, messages);
   } else {
-    refuse(R"(conversation: got none of the known layouts, expected an object with "messages", "conversations", )"
-           R"("prompt" and "completion", or "instruction" and "output". Convert the data.)");
+    refuse(
+        R"(conversation: got none of the known layouts, expected an object with "messages", "conversations", )"
+        R"("prompt" and "completion", or "instruction" and "output". Convert the data; of "chosen" and "rejected" make pairs by --pairs.)");
   }
   return messages;
+}
+
+Preference parse_preference(std::string_view json_line) {
+  const Json object = io::parse_json(json_line, "preference", kLimits);
+  if (!object.is_object() || !object.contains("chosen") || !object.contains("rejected")) {
+    refuse(R"(preference: got an object without "chosen" and "rejected", expected both, and "prompt" unless they )"
+           R"(hold it. Convert the data, or leave --pairs out.)");
+  }
+  std::vector<Message> prompt;
+  if (object.contains("prompt")) append_side(object, "prompt", "user", prompt);
+  Preference pair{prompt, prompt};
+  for (const auto& [key, messages] : {std::pair("chosen", &pair.chosen), {"rejected", &pair.rejected}}) {
+    if (prompt.empty() && !object.at(key).is_array()) {
+      refuse("preference: got " + io::in_quotes(key) +
+             R"( without "prompt" that is no list, expected one with the prompt in it. Add "prompt".)");
+    }
+    append_side(object, key, "assistant", *messages);
+  }
+  return pair;
 }
 
 }  // namespace fsdp::chat

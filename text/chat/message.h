@@ -26,4 +26,16 @@ struct Message {
 // Throws Error(kData) for other layouts, unknown roles, calls of tools (they have no place in Message) and bad JSON.
 std::vector<Message> parse_conversation(std::string_view json_line);
 
+// Two chats that begin alike and end with an answer each, of which one is better.
+struct Preference {
+  std::vector<Message> chosen;
+  std::vector<Message> rejected;
+};
+
+// Of one JSON object, as TRL has them; other keys are ignored:
+//   {"prompt": ..., "chosen": ..., "rejected": ...}    three texts, or lists as under "messages", which may be mixed
+//   {"chosen": [...], "rejected": [...]}               two lists that hold the prompt
+// Throws Error(kData) as parse_conversation() does.
+Preference parse_preference(std::string_view json_line);
+
 }  // namespace fsdp::chat

@@ -46,4 +46,11 @@ void on_all_ranks(const World& world, const std::function<void()>& action) {
   rethrow(world, *failed, alike ? "" : "rank " + std::to_string(failed - outcomes.begin()) + ": ");
 }
 
+int lowest_ranks_signal(const World& world, int own) {
+  for (const std::string& text : gather_strings(world, std::to_string(own))) {
+    if (text != "0") return std::stoi(text);
+  }
+  return 0;
+}
+
 }  // namespace fsdp::train

@@ -27,4 +27,7 @@ void on_rank0(const World& world, const std::function<void()>& action);
 // lowest rank that failed, which is named where not all failed alike.
 void on_all_ranks(const World& world, const std::function<void()>& action);
 
+// COLLECTIVE over the world. Of the numbers that ranks give, that of the lowest rank whose is not 0; else 0.
+int lowest_ranks_signal(const World& world, int own);
+
 }  // namespace fsdp::train

@@ -36,6 +36,15 @@ nlohmann::ordered_json number(double value) {
 // Part of a step that waited for batches.
 double data_percent(const StepMetrics& m) { return m.step_ms > 0 ? 100 * m.data_ms / m.step_ms : 0; }
 
+std::string preference_text(const std::optional<PreferenceFigures>& preference) {
+  if (!preference) return "";
+  return format_text(" margin %.3f acc %.1f%%", preference->margin, 100 * preference->accuracy);
+}
+
+nlohmann::ordered_json to_json(const PreferenceFigures& preference) {
+  return {{"reward_margin", number(preference.margin)}, {"reward_accuracy", preference.accuracy}};
+}
+
 std::string scaling_text(const StepMetrics& m) {
   if (!m.scaling) return "";
   const auto overflows = static_cast<long long>(m.scaling->overflows);
@@ -58,9 +67,9 @@ std::string progress_line(const StepMetrics& m) {
   return format_text(
       "step %lld/%lld loss %.3f gnorm %.2f lr %s%s | %s tok/s %.1f%% mfu | eta %s | mem %s | data %.1f%%",
       static_cast<long long>(m.step), static_cast<long long>(m.steps), m.loss, m.grad_norm,
-      short_scientific(m.lr).c_str(), scaling_text(m).c_str(), with_thousands(std::llround(m.tokens_per_s)).c_str(),
-      100 * m.mfu, clock_text(m.eta_s).c_str(), format_bytes(m.device ? m.device->reserved : m.memory.resident).c_str(),
-      data_percent(m));
+      short_scientific(m.lr).c_str(), (scaling_text(m) + preference_text(m.preference)).c_str(),
+      with_thousands(std::llround(m.tokens_per_s)).c_str(), 100 * m.mfu, clock_text(m.eta_s).c_str(),
+      format_bytes(m.device ? m.device->reserved : m.memory.resident).c_str(), data_percent(m));
 }
 
 std::string live_line(const StepMetrics& m) {
@@ -79,6 +88,7 @@ std::string live_line(const StepMetrics& m) {
 }
 
 std::string describe(const HeldoutLoss& loss) {
+  if (loss.preference) return format_text("loss %.4f", loss.loss()) + preference_text(loss.preference);
   const std::string text = format_text("loss %.4f, perplexity %.5g", loss.loss(), loss.perplexity());
   if (loss.bytes == 0) return text;
   return text +
@@ -95,6 +105,7 @@ std::string to_json(const StepMetrics& m) {
   json["grad_norm"] = number(m.grad_norm);
   json["lr"] = m.lr;
   if (m.scaling) json["loss_scale"] = {{"scale", m.scaling->scale}, {"overflows", m.scaling->overflows}};
+  if (m.preference) json["preference"] = to_json(*m.preference);
   if (m.fullest_expert) json["fullest_expert"] = *m.fullest_expert;
   json["step_ms"] = m.step_ms;
   json["data_ms"] = m.data_ms;
@@ -127,6 +138,13 @@ std::string to_json(int64_t step, const HeldoutLoss& loss, const std::string& we
   nlohmann::ordered_json json;
   json["schema"] = kLogSchema;
   json["step"] = step;
+  if (loss.preference) {
+    json["heldout"] = to_json(*loss.preference);
+    json["heldout"]["loss"] = number(loss.loss());
+    json["heldout"]["pairs"] = loss.targets;
+    if (weights != "trained") json["heldout"]["weights"] = weights;
+    return json.dump();
+  }
   json["heldout"] = {{"loss", number(loss.loss())},
                      {"perplexity", number(loss.perplexity())},
                      {"nats_per_byte", number(loss.nats_per_byte())},

@@ -31,6 +31,12 @@ struct LossScaling {
   int64_t overflows = 0;  // steps skipped for it since the process began
 };
 
+// Of a step or evaluation with pairs of answers.
+struct PreferenceFigures {
+  double margin = 0;    // mean of the chosen answer's reward less the rejected one's
+  double accuracy = 0;  // part of the pairs in which it is above 0
+};
+
 // The rank that computed longest in the steps that ranks compared last.
 struct SlowestRank {
   int rank = 0;
@@ -57,7 +63,8 @@ struct StepMetrics {
   std::optional<LossScaling> scaling = {};  // nothing where losses are not scaled
   std::optional<double> fullest_expert =
       {};  // its share of a layer's choices, at most, in this step; 1 / experts is even
-  std::optional<SlowestRank> slowest = {};  // nothing before ranks have compared
+  std::optional<PreferenceFigures> preference = {};  // with tune.loss = "dpo": then `loss` is a mean over pairs
+  std::optional<SlowestRank> slowest = {};           // nothing before ranks have compared
 };
 
 // Loss on a held-out split.
@@ -65,6 +72,7 @@ struct HeldoutLoss {
   double nats = 0;  // summed over all targets
   int64_t targets = 0;
   int64_t bytes = 0;  // of text that the targets stand for: what "per byte" divides by; 0: not known
+  std::optional<PreferenceFigures> preference = {};  // then targets are pairs, and nats their losses
 
   double loss() const;  // nats per target
   double perplexity() const;

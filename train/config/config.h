@@ -168,6 +168,9 @@ struct TuneConfig {
   std::string lora_from;
   std::string lora_scale = "rank";
   std::string base = "bf16";
+  std::string loss = "sft";
+  double dpo_beta = 0.1;
+  double dpo_label_smoothing = 0;
 };
 
 struct Config {

@@ -1,4 +1,4 @@
-// 541 lines because it is one table: the options of the trainer.
+// 548 lines because it is one table: the options of the trainer.
 
 #include "train/config/option_table.h"
 
@@ -405,6 +405,13 @@ std::vector<Option> tune_options() {
       {"tune.base", FSDP_SLOT(tune.base), one_of({"bf16", "nf4"}),
        "lora: bf16: the base rests in the type that is computed with, that of shard.precision; nf4: linear maps of the "
        "blocks rest as 4-bit codes, 0.52 bytes a weight, and are decoded for each product (QLoRA)"},
+      {"tune.loss", FSDP_SLOT(tune.loss), one_of({"sft", "dpo"}),
+       "sft: cross entropy of what documents say next; dpo: preference of the chosen answer of each pair to the "
+       "rejected one (`fsdp prepare --pairs`), against the model that the run starts from"},
+      {"tune.dpo_beta", FSDP_SLOT(tune.dpo_beta), between(1e-6, 1000),
+       "dpo: reward of a log-probability that rose by 1: the larger, the nearer the model stays to its start"},
+      {"tune.dpo_label_smoothing", FSDP_SLOT(tune.dpo_label_smoothing), between(0, 0.5),
+       "dpo: with this probability a pair is taken to be the other way round"},
   };
 }
 

@@ -25,6 +25,8 @@ Batch make_batch(const PackedSplit& split, std::span<const int64_t> sequences) {
               batch.input_ids_BT.mutable_data_ptr<int64_t>() + row * length);
     std::copy(example.targets.begin(), example.targets.end(),
               batch.targets_N.mutable_data_ptr<int64_t>() + row * length);
+    if (split.is_of_pairs() && !sequences.empty())
+      batch.pairs.push_back({sequences[static_cast<size_t>(row)], example.chosen_end, example.pair_end});
     for (const int64_t start : example.segment_starts) {
       starts.push_back(static_cast<int32_t>(row * length + start));
     }

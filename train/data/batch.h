@@ -12,6 +12,13 @@
 
 namespace fsdp::train {
 
+// Where a row has the two documents of a pair: [0, chosen_end) and [chosen_end, end).
+struct PairPlace {
+  int64_t sequence = 0;  // of the split
+  int64_t chosen_end = 0;
+  int64_t end = 0;
+};
+
 // What one forward and backward of one rank works on.
 struct Batch {
   at::Tensor input_ids_BT;    // int64
@@ -19,6 +26,7 @@ struct Batch {
   models::Sequence sequence;  // where documents start
   // Of its rows in the endless row of sequences that training consumes; empty: one after the other from the batch's.
   std::vector<int64_t> places = {};
+  std::vector<PairPlace> pairs = {};  // of each row, where the split is of pairs
 };
 
 // The sequences of a split as one batch, in this order. Where `sequences` is empty: sequence 0 without targets, so that

@@ -81,7 +81,12 @@ void PackedBatches::continue_at(int64_t step, int64_t consumed) {
 }
 
 int64_t PackedBatches::num_targets(int64_t step) const {
-  return std::max<int64_t>(1, data_.num_targets(order_.sequences(consumed(step), ramp_.sequences(step))));
+  return num_targets_of(order_.sequences(consumed(step), ramp_.sequences(step)));
+}
+
+int64_t PackedBatches::num_targets_of(const std::vector<int64_t>& sequences) const {
+  if (data_.is_of_pairs()) return static_cast<int64_t>(sequences.size());
+  return std::max<int64_t>(1, data_.num_targets(sequences));
 }
 
 // Of those of a global batch.
@@ -126,7 +131,7 @@ Batch PackedBatches::microbatch(int64_t step, int64_t micro) const {
 StepBatches PackedBatches::read_step(const StepPlace& place) const {
   StepBatches step;
   const GlobalBatch whole = global_batch(place);
-  step.num_targets = std::max<int64_t>(1, data_.num_targets(whole.sequences));
+  step.num_targets = num_targets_of(whole.sequences);
   for (int64_t micro = 0; micro < num_microbatches(place.step); ++micro) {
     step.microbatches.push_back(read_microbatch(whole, place.step, micro));
   }

@@ -24,7 +24,7 @@ class BatchSource {
   virtual ~BatchSource() = default;
 
   virtual int64_t num_microbatches(int64_t step) const = 0;
-  // Predicted tokens of the global batch of `step`: what the loss is divided by. Never 0.
+  // Predicted tokens of the global batch of `step`, or its pairs: what the loss is divided by. Never 0.
   virtual int64_t num_targets(int64_t step) const = 0;
   // Microbatch number `micro` of this rank.
   virtual Batch microbatch(int64_t step, int64_t micro) const = 0;
@@ -95,6 +95,7 @@ class PackedBatches : public StepSource {
     std::vector<int64_t> places;  // where they are in the row of sequences; empty: one after the other
   };
   GlobalBatch global_batch(const StepPlace& place) const;
+  int64_t num_targets_of(const std::vector<int64_t>& sequences) const;
   Batch read_microbatch(const GlobalBatch& global_batch, int64_t step, int64_t micro) const;
   int64_t first_sequence(int64_t step, int64_t micro) const;
   int64_t rank_sequences(int64_t step) const { return ramp_.sequences(step) / num_data_; }

@@ -46,6 +46,12 @@ void check_same_tokenizer(const io::TokenDataset& data, const io::TokenDataset& 
                                 ". Prepare the data sets of a mixture with one tokenizer.");
 }
 
+void check_same_documents(const io::TokenDataset& data, const io::TokenDataset& first) {
+  if (data.documents() == first.documents()) return;
+  refuse(ErrorCode::kUsage, "data.path: one of " + data.folder().string() + " and " + first.folder().string() +
+                                " holds pairs and the other does not. Mix data sets of one kind.");
+}
+
 std::optional<PackedSplit> open_heldout(const std::vector<MixturePart>& parts, const DataConfig& config) {
   std::vector<PackedSplit::Source> sources;
   for (const MixturePart& part : parts) {
@@ -112,6 +118,7 @@ Splits open_splits(const DataConfig& config) {
     check_not_empty(data, config.train_split);
     check_tokenizer_files(data);
     check_same_tokenizer(data, sources.front().dataset);
+    check_same_documents(data, sources.front().dataset);
   }
   return {PackedSplit(std::move(sources), config.sequence_length), open_heldout(parts, config)};
 }

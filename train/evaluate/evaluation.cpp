@@ -59,11 +59,22 @@ class Forwards {
   int64_t rounds_;
 };
 
+HeldoutLoss evaluate_pairs(ShardedModel& model, const World& world, const PackedSplit& split,
+                           const PreferenceObjective& objective, int64_t num_pairs) {
+  const PreferenceSums sums = objective.evaluate(model, world, split, num_pairs);
+  return {.nats = sums.loss,
+          .targets = static_cast<int64_t>(sums.pairs),
+          .preference = PreferenceFigures{sums.margin / sums.pairs, sums.correct / sums.pairs}};
+}
+
 }  // namespace
 
 std::optional<HeldoutLoss> evaluate(ShardedModel& model, const World& world, const PackedSplit& split,
                                     const TrainConfig& config, int64_t num_batches,
-                                    const std::function<bool()>& stop_asked, const tokenizer::Tokenizer* tokenizer) {
+                                    const std::function<bool()>& stop_asked, const tokenizer::Tokenizer* tokenizer,
+                                    const PreferenceObjective* objective) {
+  if (objective != nullptr)
+    return evaluate_pairs(model, world, split, *objective, num_batches * config.batch_sequences);
   const ForwardOnly scope(model.root);
   const c10::Device device = parameters(*model.decoder).front().device();
   const int64_t batch_sequences = config.batch_sequences;

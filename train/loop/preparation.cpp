@@ -11,6 +11,7 @@
 #include "train/data/data_tokenizer.h"
 #include "train/generate/samples.h"
 #include "train/model/graphed_blocks.h"
+#include "train/preference/objective.h"
 
 namespace fsdp::train {
 namespace {
@@ -45,6 +46,7 @@ Preparation prepare(const Config& config, const World& world, ThreadPlan threads
     tuning = choose_tuning(config.tune, *choice);
     check_content(config.checkpoint, tuning);
     fit_model(choice->config, config, splits->train);
+    check_objective(config, choice->config, *splits);
     tokenizer = tokenizer_of(data);
     SampleWriter(config.sample, config.train.seed, tokenizer);  // can it be made?
     verify_splits(*splits, config.check.data);

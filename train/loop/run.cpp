@@ -96,6 +96,10 @@ class Run {
       events_.open(folder_.events());
       checkpoints_.check_room();
     });
+    if (config.tune.loss == "dpo") {  // before weights come from a checkpoint
+      const auto tell = [this](const std::string& line) { console_.line("train: " + line); };
+      trainer_.prefer(make_objective(config_, world_, model_, splits_, prepared.choice, tell));
+    }
   }
 
   // Returns the exit code.
@@ -189,10 +193,8 @@ class Run {
 
   // Who asks for a stop: the lowest rank's signal, else the file. COLLECTIVE.
   std::string agreed_reason() const {
-    for (const std::string& text : gather_strings(world_, std::to_string(stop_signal_.received().value_or(0)))) {
-      if (text != "0") return signal_name(std::stoi(text));
-    }
-    return kStopFile;
+    const int signal = lowest_ranks_signal(world_, stop_signal_.received().value_or(0));
+    return signal != 0 ? signal_name(signal) : kStopFile;
   }
 
   int stop(const std::string& reason) {
@@ -224,7 +226,10 @@ class Run {
     stragglers_.begin_step();
     profile_.begin_step(step + 1);
     StepResult result = trainer_.step(news());
-    if (profile_.end_step(step + 1)) write_profile();
+    if (profile_.end_step(step + 1)) {
+      profile_.write(folder_.trace());
+      console_.line("train: wrote " + folder_.trace().string() + "; `fsdp trace` draws it");
+    }
     stragglers_.end_step();
     pace_.add_step(seconds_since(step_begin), 1e-3 * prefetch_.take_wait_ms());
     fit_steps();
@@ -243,11 +248,6 @@ class Run {
     const int64_t every = config_.check.compare_replicas_every;
     if (every > 0 && trainer_.steps_done() % every == 0) compare_replicas(world_, model_, trainer_.steps_done());
     return result;
-  }
-
-  void write_profile() {
-    profile_.write(folder_.trace());
-    console_.line("train: wrote " + folder_.trace().string() + "; `fsdp trace` draws it");
   }
 
   void tell_irregularities(const StepResult& result) {
@@ -381,6 +381,7 @@ class Run {
     metrics.loss = result.loss;
     metrics.grad_norm = result.grad_norm;
     metrics.lr = result.lr;
+    metrics.preference = result.preference;
     if (result.loss_scale > 0) metrics.scaling = {result.loss_scale, num_overflows_};
     if (result.fullest_expert > 0) metrics.fullest_expert = result.fullest_expert;
     metrics.step_ms = 1e3 * window.seconds / window.steps;
@@ -430,7 +431,7 @@ class Run {
       loss = evaluate(
           model_, world_, *splits_.heldout, config_.train, num_batches,
           [&] { return stop_signal_.received().has_value() || stop_file_is_there(); },
-          tokenizer_ ? &*tokenizer_ : nullptr);
+          tokenizer_ ? &*tokenizer_ : nullptr, trainer_.objective());
     };
     by_average ? trainer_.with_averages(evaluate_now) : evaluate_now();
     if (!loss) return false;

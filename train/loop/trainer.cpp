@@ -233,6 +233,12 @@ at::Tensor Trainer::balanced(const at::Tensor& loss, Computed& computed) const {
   return factor == 0 ? loss : loss + balance * (factor / static_cast<double>(batches_.num_microbatches(step_)));
 }
 
+// The sum over its targets, or pairs.
+at::Tensor Trainer::loss_of(const Batch& batch, Computed& computed) {
+  if (!objective_) return summed_loss(model_.decoder, batch, loss_terms());
+  return objective_->loss_of(model_.decoder, batch, objective_->train, computed.preference);
+}
+
 // One after the other, forward and backward. Returns the sum of the losses, 0-dim fp64 on the model's device.
 at::Tensor Trainer::compute_microbatches(Computed& computed) {
   const auto num_targets = static_cast<double>(batches_.num_targets(step_));
@@ -245,7 +251,7 @@ at::Tensor Trainer::compute_microbatches(Computed& computed) {
     seed_random_numbers(batches_.position(step_, micro));
     fault_point("step.forward");
     // Divided by the targets of all ranks, which add up.
-    at::Tensor loss = summed_loss(model_.decoder, on_device(std::move(batch), device), loss_terms()) / num_targets;
+    at::Tensor loss = loss_of(on_device(std::move(batch), device), computed) / num_targets;
     if (model_.decoder->config().experts.count > 0) loss = balanced(loss, computed);
     fault_point("step.backward");
     (scaler_ ? scaler_->scale(loss) : loss).backward();
@@ -307,7 +313,7 @@ void Trainer::seed_random_numbers(int64_t position) const {
 // The small all-reduce of the step. Halves of the hash: a double adds 32-bit integers exactly.
 StepResult Trainer::agree(const Computed& computed, const RankNews& news) const {
   const TraceScope scope("agreement", kNoUnit);
-  constexpr int kFirstSignal = 8;  // one value for each
+  constexpr int kFirstSignal = 10;  // one value for each
   constexpr int64_t kFirstLoss = kFirstSignal + int64_t{kStopSignals.size()};
   const auto num_micro = static_cast<int64_t>(computed.losses.size());
   at::Tensor values = at::zeros({kFirstLoss + 2 * num_micro * world_.size}, at::kDouble);
@@ -320,6 +326,8 @@ StepResult Trainer::agree(const Computed& computed, const RankNews& news) const 
   mine[4] = static_cast<double>(batch_hash >> 32);
   mine[5] = world_.rank == 0 && news.wants_save ? 1 : 0;
   mine[6] = world_.rank == 0 && news.stop_file ? 1 : 0;
+  mine[8] = computed.preference.margin;
+  mine[9] = computed.preference.correct;
   mine[7] = std::isfinite(computed.grad_norm) ? 0 : 1;
   for (size_t i = 0; i < kStopSignals.size(); ++i) mine[kFirstSignal + i] = news.signal == kStopSignals[i] ? 1 : 0;
   for (int64_t micro = 0; micro < num_micro; ++micro) {
@@ -332,6 +340,10 @@ StepResult Trainer::agree(const Computed& computed, const RankNews& news) const 
   StepResult result;
   result.loss = num_micro == 0 ? sums[0] : sum_by_position(values.narrow(0, kFirstLoss, 2 * num_micro * world_.size));
   result.grad_norm = agreed_norm(computed.grad_norm, sums[7] > 0);
+  if (objective_) {
+    const auto pairs = static_cast<double>(batches_.num_targets(step_));
+    result.preference = {sums[8] / pairs, sums[9] / pairs};
+  }
   if (scaler_) result.loss_scale = scaler_->current_scale();
   if (computed.expert_counts_LE.defined()) result.fullest_expert = fullest_share(computed.expert_counts_LE);
   result.stop = sums[1] > 0;

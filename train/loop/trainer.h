@@ -5,15 +5,18 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fsdp/fsdp.h"
+#include "train/base/metrics.h"
 #include "train/config/config.h"
 #include "train/config/lr_schedule.h"
 #include "train/data/batch_source.h"
 #include "train/loop/optimizer_choice.h"
 #include "train/loop/spike_detector.h"
 #include "train/model/parallelize.h"
+#include "train/preference/objective.h"
 
 namespace fsdp::train {
 
@@ -48,8 +51,9 @@ struct StepResult {
   bool stop_file = false;                   // rank 0 was asked to stop by a file
   double loss_scale = 0;                    // the loss was multiplied with before its backward; 0: none, not fp16
   bool overflowed = false;                  // kSkipped, because gradients did not fit into fp16 at that scale
-  double fullest_expert = 0;                // the largest share of a layer's choices that fell on one; 0: no experts
-  std::optional<Spike> spike;               // the numbers are far above those of the steps before
+  std::optional<PreferenceFigures> preference = {};
+  double fullest_expert = 0;   // the largest share of a layer's choices that fell on one; 0: no experts
+  std::optional<Spike> spike;  // the numbers are far above those of the steps before
 };
 
 // What there is to tell of a step besides its numbers: "skipped: loss nan, ..."; empty: nothing. `scaler`: that of the
@@ -72,6 +76,10 @@ class Trainer {
   StepResult step(const RankNews& news = {});
   // Counts the step that `result` (kRollBack) is of, with the weights as they are.
   void skip(const StepResult& result);
+
+  // Minimises the loss of pairs in place of the cross entropy of tokens.
+  void prefer(PreferenceObjective objective) { objective_ = std::move(objective); }
+  const PreferenceObjective* objective() const { return objective_ ? &*objective_ : nullptr; }
 
   int64_t steps_done() const { return step_; }
   // As if so many steps had been done: for a resumed run.
@@ -100,10 +108,12 @@ class Trainer {
     double grad_norm = 0;             // of all ranks
     at::Tensor clip_factor;           // likewise, on their device
     uint64_t batch_hash = 0;
+    PreferenceSums preference = {};
     at::Tensor expert_counts_LE = {};  // choices that fell on each expert, of all ranks; undefined without experts
   };
   Computed compute();
   at::Tensor balanced(const at::Tensor& loss, Computed& computed) const;
+  at::Tensor loss_of(const Batch& batch, Computed& computed);
   at::Tensor compute_microbatches(Computed& computed);
   at::Tensor compute_in_stages(Computed& computed);
   Batch next_microbatch(int64_t micro, Computed& computed) const;
@@ -129,6 +139,7 @@ class Trainer {
   ShardedModel& model_;
   std::vector<at::Tensor> parameters_;
   ChosenOptimizer optimizer_;
+  std::optional<PreferenceObjective> objective_;
   std::optional<Ema> ema_;
   std::optional<GradScaler> scaler_;
   Fp8DelayedScales fp8_scales_;

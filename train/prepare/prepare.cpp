@@ -93,7 +93,8 @@ uint64_t bound_of_share(double share) {
 }
 
 PreparePlan make_plan(const PrepareOptions& options, int64_t num_bytes) {
-  PreparePlan plan{{options.documents, Bytes::kText}, make_encoder(options.tokenizer, options.chat), 0, 0, 4};
+  PreparePlan plan{
+      {options.documents, Bytes::kText}, make_encoder(options.tokenizer, options.chat, options.lines), 0, 0, 4};
   const tokenizer::Tokenizer& tokenizer = plan.encoder.tokenizer();
   if (plan.encoder.has_answers()) {
     plan.reading.documents.whole_lines = true;
@@ -202,6 +203,7 @@ PrepareResult prepare(const PrepareOptions& options, Console& console) {
   io::DatasetManifest manifest = collect(tasks, result);
   check_result(result, options, folder);
   const tokenizer::Tokenizer& tokenizer = plan.encoder.tokenizer();
+  if (options.lines == ChatLines::kPairs) manifest.documents = io::Documents::kPairs;
   manifest.tokenizer = tokenizer.name();
   manifest.vocab_size = tokenizer.vocab_size();
   manifest.eos_id = tokenizer.eos().value_or(-1);

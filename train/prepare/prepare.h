@@ -7,6 +7,7 @@
 
 #include "text/documents/document_reader.h"
 #include "train/base/console.h"
+#include "train/prepare/document_encoder.h"
 
 namespace fsdp::train {
 
@@ -16,12 +17,13 @@ struct PrepareOptions {
   std::vector<std::string> extensions;  // of files below folders; empty: all
   std::string tokenizer = "bytes";      // or a folder with tokenizer.json
   io::DocumentOptions documents;
-  std::string chat;               // how conversations are written: a chat::Format or "auto"; "": the inputs are text
-  double holdout = 0.05;          // share of the documents, by a hash of their content, that is held out
-  int64_t holdout_documents = 0;  // > 0: this many instead, those with the lowest hashes
-  int threads = 0;                // 0: one per core
-  bool overwrite = false;         // an older data set
-  int64_t shard_bytes = 0;        // of text per shard; 0: by the amount of input, 1 MiB to 1 GiB
+  std::string chat;  // how conversations are written: a chat::Format or "auto"; "": the inputs are text
+  ChatLines lines = ChatLines::kConversations;  // of chats; kPairs: two documents each, chosen and rejected
+  double holdout = 0.05;                        // share of the documents, by a hash of their content, that is held out
+  int64_t holdout_documents = 0;                // > 0: this many instead, those with the lowest hashes
+  int threads = 0;                              // 0: one per core
+  bool overwrite = false;                       // an older data set
+  int64_t shard_bytes = 0;                      // of text per shard; 0: by the amount of input, 1 MiB to 1 GiB
 };
 
 // What came of the documents of one split.

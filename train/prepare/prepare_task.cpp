@@ -50,8 +50,9 @@ EncodedBatch encode_batch(const PreparePlan& plan, const DocumentBatch& batch) {
       ++encoded.num_empty_documents;
       continue;
     }
+    std::optional<size_t> second;  // document of a pair
     try {
-      plan.encoder.encode(text, encoded.ids, encoded.is_answer);
+      second = plan.encoder.encode(text, encoded.ids, encoded.is_answer);
     } catch (const io::Error& error) {
       if (error.kind() != io::ErrorKind::kData) throw;
       const std::string reason = "[prepare] " + io::in_quotes(item.file->path.native()) + ": record " +
@@ -64,7 +65,9 @@ EncodedBatch encode_batch(const PreparePlan& plan, const DocumentBatch& batch) {
       ++encoded.num_empty_documents;  // a tokenizer may make nothing of white space
       continue;
     }
-    encoded.items.push_back({encoded.ids.size(), io::hash_bytes(text) < plan.heldout_below});
+    const bool is_heldout = io::hash_bytes(text) < plan.heldout_below;
+    if (second) encoded.items.push_back({*second, is_heldout});
+    encoded.items.push_back({encoded.ids.size(), is_heldout});
   }
   return encoded;
 }

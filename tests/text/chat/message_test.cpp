@@ -70,5 +70,27 @@ TEST(Conversation, ErrorsNameTheMessageInOneLine) {
   expect("", "'conversation'");
 }
 
+TEST(Preference, LayoutsOfTrl) {
+  const std::vector<Message> chosen{{"user", "q"}, {"assistant", "a"}}, rejected{{"user", "q"}, {"assistant", "b"}};
+  for (const char* line :
+       {R"({"prompt": "q", "chosen": "a", "rejected": "b", "score": 1})",
+        R"({"prompt": [{"role": "user", "content": "q"}], "chosen": [{"role": "assistant", "content": "a"}],)"
+        R"( "rejected": [{"role": "assistant", "content": "b"}]})",
+        R"({"prompt": [{"role": "user", "content": "q"}], "chosen": "a", "rejected": "b"})",
+        R"({"chosen": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],)"
+        R"( "rejected": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "b"}]})"}) {
+    const Preference pair = parse_preference(line);
+    EXPECT_EQ(pair.chosen, chosen) << line;
+    EXPECT_EQ(pair.rejected, rejected) << line;
+  }
+  for (const auto& [line, part] : {std::pair(R"({"prompt": "q", "completion": "a"})", "\"chosen\" and \"rejected\""),
+                                   {R"({"chosen": "a", "rejected": "b"})", "without \"prompt\""},
+                                   {R"([1])", "\"chosen\" and \"rejected\""}}) {
+    const io::Error error = io::catch_error([&, line = line] { parse_preference(line); });
+    EXPECT_EQ(error.kind(), io::ErrorKind::kData);
+    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+  }
+}
+
 }  // namespace
 }  // namespace fsdp::chat

@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "fsdp/base/error.h"
 #include "tests/io/temporary_folder.h"
 
 namespace fsdp::train {
@@ -111,6 +112,51 @@ TEST(PackedSplit, ExactFitHasNoPadding) {
   ASSERT_EQ(split.num_sequences(), 2);
   EXPECT_EQ(split.num_targets(1), 4);
   EXPECT_EQ(split.read(1).segment_starts.size(), 1u);
+}
+
+// Documents two by two, of which the first two tokens are the prompt.
+io::TokenDataset make_pairs(const io::TemporaryFolder& folder, const std::vector<std::pair<int, int>>& lengths) {
+  io::TokenShardWriter writer(folder / "train-00000", 2, io::AnswerMask::kPerToken);
+  int32_t next = 0;
+  for (const auto& [chosen, rejected] : lengths) {
+    for (const int length : {chosen, rejected}) {
+      std::vector<int32_t> tokens(static_cast<size_t>(length));
+      std::iota(tokens.begin(), tokens.end(), next);
+      next += length;
+      std::vector<uint8_t> mask(tokens.size(), 1);
+      mask[0] = mask[1] = 0;
+      writer.add_document(tokens, mask);
+    }
+  }
+  io::DatasetManifest manifest{"test", 1000, -1, {{"train", {writer.commit()}}}};
+  manifest.documents = io::Documents::kPairs;
+  io::write_dataset_manifest(folder.path(), manifest);
+  return io::TokenDataset::open(folder.path(), "train");
+}
+
+TEST(PackedSplit, OfPairsHasOneInEachSequence) {
+  const io::TemporaryFolder folder;
+  const PackedSplit split(make_pairs(folder, {{3, 4}, {5, 3}, {4, 4}}), 8);
+  ASSERT_TRUE(split.is_of_pairs());
+  ASSERT_EQ(split.num_sequences(), 3);
+  const Example first = split.read(0);  // 0 1 2 | 3 4 5 (6)
+  EXPECT_EQ(first.inputs, (std::vector<int32_t>{0, 1, 2, 3, 4, 5, 0, 0}));
+  EXPECT_EQ(first.targets, (std::vector<int64_t>{kNoTarget, 2, kNoTarget, kNoTarget, 5, 6, kNoTarget, kNoTarget}));
+  EXPECT_EQ(first.segment_starts, (std::vector<int64_t>{0, 3, 6}));
+  EXPECT_EQ(first.chosen_end, 3);
+  EXPECT_EQ(first.pair_end, 6);
+  EXPECT_EQ(split.num_targets(0), 3);
+  const Example last = split.read(2);
+  EXPECT_EQ(last.inputs.front(), 15);
+  EXPECT_EQ(last.chosen_end, 4);
+  EXPECT_EQ(last.pair_end, 7);
+  try {
+    PackedSplit(make_pairs(folder, {{3, 4}, {9, 5}}), 8);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("got 1 of 2 pairs that are longer"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("Set it to 13"), std::string::npos) << error.what();
+  }
 }
 
 }  // namespace
