@@ -24,14 +24,19 @@ void write_behind_of(const FlatRun& run) {
 }  // namespace
 
 void pass_over_disk(const FlatRun& run, const std::function<void(const FlatRun&)>& update) {
+  if (run.of != RunOf::kNeighbours) {  // is one piece, whose states may have other lengths
+    read_ahead_of(run);
+    update(run);
+    write_behind_of(run);
+    return;
+  }
   std::optional<FlatRun> last;
   const auto finish_last = [&] {
     if (!last) return;
     update(*last);
     write_behind_of(*last);
   };
-  const int64_t longest = run.of == RunOf::kNeighbours ? kDiskPiece : run.weight.numel();
-  for_each_piece(run, longest, [&](const FlatRun& piece) {
+  for_each_piece(run, kDiskPiece, [&](const FlatRun& piece) {
     read_ahead_of(piece);
     finish_last();
     last = piece;

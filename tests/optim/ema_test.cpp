@@ -159,8 +159,8 @@ TEST(Ema, ComesBackAtAnyNumberOfRanks) {
       run.step(5);
       const NamedTensors averages = run.averages();
       for (const auto& [name, average] : longer) {
-        size == 2 ? EXPECT_TRUE(torch::equal(averages.at(name), average)) << name
-                  : EXPECT_TRUE(torch::allclose(averages.at(name), average, 1e-6, 1e-7)) << name;
+        const torch::Tensor& own = averages.at(name);
+        EXPECT_TRUE(size == 2 ? torch::equal(own, average) : torch::allclose(own, average, 1e-6, 1e-7)) << name;
       }
     });
   }

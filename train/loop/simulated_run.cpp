@@ -40,6 +40,10 @@ void check_world(const Config& config, const SimulatedWorld& simulated) {
     refuse_world("world: got it with mesh.pp=" + std::to_string(config.mesh.pp) +
                  " and mesh.ep=" + std::to_string(config.mesh.ep) +
                  ", expected 1: there is no other rank to compute the rest. `fsdp plan` predicts such a run.");
+  if (config.tune.loss == "dpo")
+    refuse_world(
+        "world: got tune.loss = dpo, whose references all ranks compute together, expected sft. Leave one of them "
+        "out.");
   if (ranks % replicas != 0) {
     const int64_t below = ranks / replicas * replicas;
     refuse_world("world: got " + std::to_string(ranks) + " ranks with shard.replicas " + std::to_string(replicas) +
