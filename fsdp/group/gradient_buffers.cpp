@@ -83,6 +83,10 @@ bool GradientBuffers::used() const {
 
 void GradientBuffers::forget_use() { std::fill(uses_.begin(), uses_.end(), 0); }
 
+std::vector<uint8_t> GradientBuffers::take_uses() {
+  return std::exchange(uses_, std::vector<uint8_t>(uses_.size(), 0));
+}
+
 void GradientBuffers::begin_backward() {
   std::fill(this_pass_.begin(), this_pass_.end(), false);
   const bool any = std::find(placed_.begin(), placed_.end(), true) != placed_.end();

@@ -78,6 +78,9 @@ class GradientBuffers {
   void note_use(size_t i, UseAt at);
   bool used() const;
   void forget_use();
+  // How often each parameter was read. What is taken is forgotten here.
+  std::vector<uint8_t> take_uses();
+  void put_uses(std::vector<uint8_t> uses) { uses_ = std::move(uses); }
 
   // ---- what the backward brings
   void begin_backward();

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fsdp/buffer/dbuffer.h"
@@ -123,6 +124,17 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void note_forward_use(size_t i, bool needs_gradient, GradientBuffers::UseAt at);
   bool read_without_gradient() const { return read_without_gradient_; }
   void forget_use();
+  // What forwards read since, for a backward that is not the next one: put back before that. Taken, it is forgotten
+  // here.
+  struct Use {
+    std::vector<uint8_t> of_parameters;
+    bool without_gradient = false;
+  };
+  Use take_use() { return {gradients_->take_uses(), std::exchange(read_without_gradient_, false)}; }
+  void put_use(Use use) {
+    gradients_->put_uses(std::move(use.of_parameters));
+    read_without_gradient_ = use.without_gradient;
+  }
   // Whether an optimizer wrote since a forward read this group.
   bool changed_since_forward() const { return used_revision_ >= 0 && used_revision_ != main_weight_revision(); }
   // What was written into the unsharded buffer is thrown away at its next use, or becomes the main weight (current()).

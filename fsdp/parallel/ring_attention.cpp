@@ -17,8 +17,6 @@
 namespace fsdp::parallel {
 namespace {
 
-constexpr int64_t kQueriesAtATime = 256;
-
 // Some queries of a rank and half of a rank's block of keys.
 struct Meeting {
   int64_t first, rows;  // of this rank's queries
@@ -191,16 +189,11 @@ struct RingAttention : torch::autograd::Function<RingAttention> {
 
 }  // namespace
 
-int64_t gathered_bytes(const at::Tensor& k_BTKD, bool has_documents, const Ranks& ranks) {
-  const int64_t own = k_BTKD.size(1), rows = has_documents ? k_BTKD.size(0) : 1;
-  return ranks.size() * (2 * k_BTKD.numel() + rows * own * own) * static_cast<int64_t>(k_BTKD.element_size());
-}
-
 ContextExchange choose_exchange(ContextExchange wanted, const at::Tensor& k_BTKD, bool has_documents,
                                 const Ranks& ranks) {
-  if (wanted != ContextExchange::kAuto) return wanted;
-  const bool is_large = ranks.size() > 1 && gathered_bytes(k_BTKD, has_documents, ranks) > kMostGatheredBytes;
-  return is_large ? ContextExchange::kRing : ContextExchange::kGather;
+  const ContextShape shape{k_BTKD.size(0), k_BTKD.size(1), k_BTKD.numel(), static_cast<int64_t>(k_BTKD.element_size()),
+                           ranks.size()};
+  return choose_exchange(wanted, shape, has_documents ? RowsHold::kDocuments : RowsHold::kOneDocument);
 }
 
 at::Tensor ring_attention(const at::Tensor& q_BTHD, const at::Tensor& k_BTKD, const at::Tensor& v_BTKD,

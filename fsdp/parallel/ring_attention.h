@@ -7,22 +7,13 @@
 #include <string>
 
 #include "fsdp/parallel/context_attention.h"
+#include "fsdp/parallel/context_exchange.h"
 #include "fsdp/parallel/ranks.h"
 
 namespace fsdp::parallel {
 
-// How ranks along "cp" get at each other's keys and values.
-enum class ContextExchange {
-  kAuto,    // kRing where a rank would hold more than kMostGatheredBytes for kGather
-  kGather,  // all at once: context_attention()
-  kRing,    // block by block: ring_attention()
-};
-inline constexpr int64_t kMostGatheredBytes = int64_t{256} << 20;
-
-// Bytes of what kGather holds at a time: keys and values of all ranks, k_BTKD and v_BTKD like this one's, and the mask
-// of queries of q_BTHD's dtype. Local.
-int64_t gathered_bytes(const at::Tensor& k_BTKD, bool has_documents, const Ranks& ranks);
-// kGather or kRing. Local; alike on all ranks, as their tensors are.
+// kGather or kRing, for keys of a rank like k_BTKD, values as large, and a mask of their dtype. Local; alike on all
+// ranks, as their tensors are.
 ContextExchange choose_exchange(ContextExchange wanted, const at::Tensor& k_BTKD, bool has_documents,
                                 const Ranks& ranks);
 

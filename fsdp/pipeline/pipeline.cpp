@@ -15,6 +15,7 @@
 #include "fsdp/pipeline/relay.h"
 #include "fsdp/pipeline/split_backward.h"
 #include "fsdp/pipeline/ties.h"
+#include "fsdp/pipeline/uses.h"
 #include "fsdp/unit/scopes.h"
 #include "fsdp/unit/unit_state.h"
 
@@ -122,7 +123,7 @@ class Pipeline::Step {
 
  private:
   const Stage& stage_of(const Turn& turn) const { return stages_[static_cast<size_t>(turn.stage / shape_.ranks)]; }
-  static const UnitState* root_of(const Stage& stage) { return stage.unit ? stage.unit->state().get() : nullptr; }
+  static UnitState* root_of(const Stage& stage) { return stage.unit ? stage.unit->state().get() : nullptr; }
   bool is_at_end(const Turn& turn) const { return turn.stage + 1 == shape_.stages(); }
 
   at::Tensor forward(const Turn& turn, at::Tensor given) {
@@ -131,6 +132,7 @@ class Pipeline::Step {
     const at::Tensor x = is_first ? inputs_[static_cast<size_t>(turn.microbatch)] : Entry::apply(given);
     at::Tensor y = output_of(stage_of(turn), turn, x);
     if (is_at_end(turn)) y = part_of_loss(y, turn.microbatch);
+    uses_.keep(turn, root_of(stage_of(turn)));
     in_flight_[{turn.stage, turn.microbatch}] = {is_first ? at::Tensor() : given, y};
     return y;
   }
@@ -148,10 +150,9 @@ class Pipeline::Step {
   }
 
   at::Tensor backward(const Turn& turn, const at::Tensor& gradient) {
-    const Stage& stage = stage_of(turn);
     const InFlight now = std::move(in_flight_.extract({turn.stage, turn.microbatch}).mapped());
     if (is_split(order_, turn.stage)) return input_part(turn, now, gradient);
-    const std::unique_ptr<Microbatch> scope = next_gradients(stage);
+    const std::unique_ptr<Microbatch> scope = next_gradients(turn);
     if (now.output.requires_grad()) torch::autograd::backward({now.output}, {gradient});
     if (!now.input.defined()) return {};
     return now.input.grad().defined() ? now.input.grad() : at::zeros_like(now.input);
@@ -171,13 +172,15 @@ class Pipeline::Step {
   }
 
   at::Tensor weights(const Turn& turn) {
-    const std::unique_ptr<Microbatch> scope = next_gradients(stage_of(turn));
+    const std::unique_ptr<Microbatch> scope = next_gradients(turn);
     run_weights_part(weights_parts_.extract(turn.microbatch).mapped());
     return {};
   }
 
   // Of a stage's weights, while the scope lives.
-  std::unique_ptr<Microbatch> next_gradients(const Stage& stage) {
+  std::unique_ptr<Microbatch> next_gradients(const Turn& turn) {
+    const Stage& stage = stage_of(turn);
+    uses_.give_back(turn);
     const bool is_last = --backwards_left_[root_of(stage)] == 0;
     if (is_last) held_.let_go(stage);
     return stage.unit ? std::make_unique<Microbatch>(*stage.unit, is_last) : nullptr;
@@ -190,6 +193,7 @@ class Pipeline::Step {
   const Loss& loss_;
   int divisor_;
   HeldWeights held_;
+  Uses uses_;
   std::map<const UnitState*, int> backwards_left_;     // of stages with one root together
   std::map<std::pair<int, int>, InFlight> in_flight_;  // by stage and microbatch
   std::map<int, WeightsPart> weights_parts_;           // by microbatch, of the only stage

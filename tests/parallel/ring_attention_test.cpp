@@ -20,6 +20,7 @@ using parallel::ContextExchange;
 using parallel::ContextView;
 using parallel::Ranks;
 using parallel::ring_attention;
+using parallel::RowsHold;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 using namespace fsdp::testing;  // NOLINT(google-build-using-namespace)
@@ -153,8 +154,10 @@ TEST(RingAttention, IsChosenWhereWhatIsGatheredIsLarge) {
   run_ranks(2, [](const World& world) {
     const auto cp = Ranks::along(Mesh(world, {{"cp", 2}}), "cp");
     const auto keys = [](int64_t rows, int64_t tokens) { return torch::empty({rows, tokens, 2, 4}, torch::kMeta); };
-    EXPECT_EQ(parallel::gathered_bytes(keys(3, 100), false, *cp), 2 * (2 * 3 * 100 * 8 + 100 * 100) * 4);
-    EXPECT_EQ(parallel::gathered_bytes(keys(3, 100), true, *cp), 2 * (2 * 3 * 100 * 8 + 3 * 100 * 100) * 4);
+    EXPECT_EQ(parallel::gathered_bytes({3, 100, 3 * 100 * 8, 4, 2}, RowsHold::kOneDocument),
+              2 * (2 * 3 * 100 * 8 + 100 * 100) * 4);
+    EXPECT_EQ(parallel::gathered_bytes({3, 100, 3 * 100 * 8, 4, 2}, RowsHold::kDocuments),
+              2 * (2 * 3 * 100 * 8 + 3 * 100 * 100) * 4);
     const auto chosen = [&](ContextExchange wanted, int64_t tokens) {
       return parallel::choose_exchange(wanted, keys(1, tokens), true, *cp);
     };
