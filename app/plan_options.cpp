@@ -178,6 +178,8 @@ void apply_o3(const PlanOptions& options, PlanQuestion& question) {
 void apply(const PlanOptions& options, plan::Setup& setup) {
   if (options.strategy) setup.strategy = strategy_named(*options.strategy);
   if (options.pipeline_schedule) setup.order = plan::parse_order(*options.pipeline_schedule);
+  if (options.stages_per_rank) setup.stages_per_rank = *options.stages_per_rank;
+  if (options.cp_exchange) setup.context_exchange = plan::parse_context_exchange(*options.cp_exchange);
   if (options.precision) setup.precision = plan::parse_planned_precision(*options.precision);
   if (options.optimizer) setup.optimizer = plan::parse_optimizer(*options.optimizer);
   if (setup.optimizer == plan::Optimizer::kAdamW8Bit)
@@ -208,7 +210,10 @@ void add_plan_options(CLI::App& parser, PlanOptions& options) {
   parser.add_option(
       "--mesh", options.mesh,
       "shard=16, replicate=8,shard=16 or 8x16; pp=2,shard=16,cp=2,tp=8; shard=4,ep=8; one axis may be left to --world");
-  parser.add_option("--pipeline-schedule", options.pipeline_schedule, "of stages (pp): 1f1b or gpipe");
+  parser.add_option("--pipeline-schedule", options.pipeline_schedule,
+                    "of stages (pp): 1f1b, gpipe, interleaved or zero_bubble");
+  parser.add_option("--stages-per-rank", options.stages_per_rank, "of an interleaved schedule");
+  parser.add_option("--cp-exchange", options.cp_exchange, "of keys and values over cp: auto, gather or ring");
   parser.add_option("--strategy", options.strategy, "optim_grads_params (ZeRO-3), hybrid (HSDP), ...");
   parser.add_option("--precision", options.precision,
                     "fp32, bf16, fp16, o3, or bf16_reduce, fp16_reduce: gradients travel so, too");
@@ -266,7 +271,7 @@ PlanQuestion resolve(const PlanOptions& options) {
     config.mesh.cp = mesh.context;
     config.mesh.tp = mesh.tensor;
     config.mesh.ep = mesh.experts;
-    config.mesh.pp = mesh.stages;
+    config.mesh.pp = mesh.pipeline;
     mesh.apply_to(setup);
     setup = train::planned_setup(config, {setup.world(), options.node});
     question.model = train::planned_model(config, choose_model(config));

@@ -21,9 +21,9 @@ struct PlanOptions {
   std::string model;
   int64_t world = 0;  // 0: what the mesh gives
   std::string mesh;
-  std::optional<std::string> pipeline_schedule, strategy, precision, optimizer, recompute, reshard_after_forward,
-      granularity, transport;
-  std::optional<int64_t> sequence_length, microbatch, microbatches, recompute_every, prefetch_depth;
+  std::optional<std::string> pipeline_schedule, cp_exchange, strategy, precision, optimizer, recompute,
+      reshard_after_forward, granularity, transport;
+  std::optional<int64_t> stages_per_rank, sequence_length, microbatch, microbatches, recompute_every, prefetch_depth;
   int64_t node = 8;
   std::optional<int64_t> rails;
   plan::Network network;  // but for its rails

@@ -1,5 +1,6 @@
 #include "plan/axes.h"
 
+#include <algorithm>
 #include <array>
 #include <numeric>
 #include <string>
@@ -80,10 +81,12 @@ void cut(PlannedUnit& unit, int64_t tensor) {
 template <class Counts>
 int64_t passes_of_blocks(const RankPart& part, const Work& work, const Counts& counts) {
   int64_t passes = 0;
-  for (int64_t layer = part.layers.first; layer < part.layers.last; ++layer) {
-    if (!counts(layer)) continue;
-    const bool again = work.recompute == Recompute::kBlock && layer % work.recompute_every == 0;
-    passes += again ? 3 : 2;
+  for (const PlannedStage& stage : part.stages) {
+    for (int64_t layer = stage.layers.first; layer < stage.layers.last; ++layer) {
+      if (!counts(layer)) continue;
+      const bool again = work.recompute == Recompute::kBlock && layer % work.recompute_every == 0;
+      passes += again ? 3 : 2;
+    }
   }
   return passes;
 }
@@ -96,6 +99,35 @@ void add_calls(CallLedger& ledger, Collective call, CollectiveKind kind, int64_t
   ledger.add(call, bytes / call.group.size, call.group.received(bytes), times);
 }
 
+int64_t layers_of(const RankPart& part) {
+  int64_t layers = 0;
+  for (const PlannedStage& stage : part.stages) layers += stage.layers.last - stage.layers.first;
+  return layers;
+}
+
+// Keys and values go around in each forward, and in a backward with their gradients behind them: that is a forward
+// more.
+void add_ring_calls(CallLedger& ledger, Collective call, const RankPart& part, const Setup& setup,
+                    const DecoderConfig& whole) {
+  const int64_t steps = setup.work.microbatches * (setup.context - 1);
+  const int64_t block = context_call_bytes(whole, setup) / setup.context;
+  const int64_t gradient = context_gradient_bytes(whole, setup) / setup.context;
+  call.kind = CollectiveKind::kMessage;
+  ledger.add(call, block, block, steps * passes_of_blocks(part, setup.work));
+  ledger.add(call, gradient, gradient, steps * layers_of(part));
+}
+
+// All of them at once, and sums of their gradients.
+void add_context_calls(CallLedger& ledger, const Collective& call, const RankPart& part, const Setup& setup,
+                       const DecoderConfig& whole) {
+  const Work& work = setup.work;
+  const int64_t bytes = context_call_bytes(whole, setup);
+  const int64_t scatters = work.microbatches * layers_of(part) * models::kContextCallsOfBlock;
+  const int64_t all = work.microbatches * passes_of_blocks(part, work) * models::kContextCallsOfBlock;
+  add_calls(ledger, call, CollectiveKind::kGather, all - scatters, bytes);
+  add_calls(ledger, call, CollectiveKind::kReduceScatter, scatters, bytes);
+}
+
 void check_experts(const DecoderConfig& config, const Setup& setup) {
   if (config.experts.count == 0) {
     if (setup.experts == 1) return;
@@ -104,8 +136,8 @@ void check_experts(const DecoderConfig& config, const Setup& setup) {
   }
   if (setup.tensor > 1)
     refuse_axis("tp: got " + std::to_string(setup.tensor) + " with experts, expected 1. Spread them with ep.");
-  if (setup.stages > 1)
-    refuse_axis("pp: got " + std::to_string(setup.stages) +
+  if (setup.pipeline > 1)
+    refuse_axis("pp: got " + std::to_string(setup.pipeline) +
                 " with experts, whose stages have no balancing loss, expected 1. Spread them with ep.");
   if (setup.experts == 1) return;
   check_counts("ep", setup.experts, {{"experts of a layer", config.experts.count}});
@@ -115,15 +147,18 @@ void check_experts(const DecoderConfig& config, const Setup& setup) {
 }
 
 void check_stages(const DecoderConfig& config, const Setup& setup) {
-  if (setup.stages > config.num_hidden_layers)
-    refuse_axis("pp: got " + std::to_string(setup.stages) + " with " + std::to_string(config.num_hidden_layers) +
-                " layers, expected a layer for each stage: at most " + std::to_string(config.num_hidden_layers) + ".");
+  if (setup.num_stages() > config.num_hidden_layers)
+    refuse_axis(
+        "pp: got " + std::to_string(setup.pipeline) +
+        (setup.stages_per_rank > 1 ? " x " + std::to_string(setup.stages_per_rank) + " stages" : std::string()) +
+        " with " + std::to_string(config.num_hidden_layers) + " layers, expected a layer for each stage: at most " +
+        std::to_string(config.num_hidden_layers) + ".");
 }
 
 }  // namespace
 
 void check_axes(const PlannedModel& model, const Setup& setup) {
-  const bool is_cut = setup.tensor > 1 || setup.context > 1 || setup.experts > 1 || setup.stages > 1;
+  const bool is_cut = setup.tensor > 1 || setup.context > 1 || setup.experts > 1 || setup.pipeline > 1;
   if (!model.decoder) {
     if (is_cut) refuse_axis("pp, cp, tp and ep: got one of them with '" + model.name + "', expected a decoder.");
     return;
@@ -168,6 +203,18 @@ int64_t context_call_bytes(const DecoderConfig& whole, const Setup& setup) {
   return setup.work.microbatch_tokens() * 2 * keys * setup.activation_bytes();
 }
 
+int64_t context_gradient_bytes(const DecoderConfig& whole, const Setup& setup) {
+  return context_call_bytes(whole, setup) / setup.activation_bytes() * std::max<int64_t>(4, setup.activation_bytes());
+}
+
+bool takes_ring(const DecoderConfig& part, const Setup& setup) {
+  const int64_t keys = part.num_key_value_heads * part.head_dim;
+  const parallel::ContextShape shape{setup.work.microbatch_sequences, setup.work.sequence_length / setup.context,
+                                     setup.rank_tokens() * keys, setup.activation_bytes(), setup.context};
+  return setup.context > 1 && choose_exchange(setup.context_exchange, shape, parallel::RowsHold::kDocuments) ==
+                                  parallel::ContextExchange::kRing;
+}
+
 int64_t expert_call_bytes(const DecoderConfig& whole, const Setup& setup) {
   return setup.rank_tokens() * whole.experts.per_token * whole.hidden_size * setup.activation_bytes();
 }
@@ -185,8 +232,8 @@ void add_axis_calls(const PlannedModel& whole, const RankPart& part, const Setup
   if (setup.tensor > 1) {
     call.axis = CollectiveAxis::kTensor;
     call.group = rank_group(setup.tensor, 1, setup.node_size);
-    const int64_t of_root =
-        2 * ((part.has_start ? models::kTensorCallsOfEmbedding : 0) + (part.has_end ? models::kTensorCallsOfHead : 0));
+    const int64_t of_root = 2 * ((part.has_start() ? models::kTensorCallsOfEmbedding : 0) +
+                                 (part.has_end() ? models::kTensorCallsOfHead : 0));
     const int64_t times = passes_of_blocks(part, work) * models::kTensorCallsOfBlock + of_root;
     const int64_t bytes = tensor_call_bytes(config, setup);
     for (const CollectiveKind kind : {CollectiveKind::kGather, CollectiveKind::kReduceScatter})
@@ -195,12 +242,8 @@ void add_axis_calls(const PlannedModel& whole, const RankPart& part, const Setup
   if (setup.context > 1) {
     call.axis = CollectiveAxis::kContext;
     call.group = rank_group(setup.context, setup.tensor * setup.experts, setup.node_size);
-    const int64_t bytes = context_call_bytes(config, setup);
-    const int64_t layers = part.layers.last - part.layers.first;
-    const int64_t scatters = work.microbatches * layers * models::kContextCallsOfBlock;
-    const int64_t all = work.microbatches * passes_of_blocks(part, work) * models::kContextCallsOfBlock;
-    add_calls(calls, call, CollectiveKind::kGather, all - scatters, bytes);
-    add_calls(calls, call, CollectiveKind::kReduceScatter, scatters, bytes);
+    const bool is_ring = takes_ring(part_of_rank(config, setup.tensor), setup);
+    is_ring ? add_ring_calls(calls, call, part, setup, config) : add_context_calls(calls, call, part, setup, config);
   }
   if (setup.experts > 1) {
     call.axis = CollectiveAxis::kExperts;
@@ -210,11 +253,12 @@ void add_axis_calls(const PlannedModel& whole, const RankPart& part, const Setup
     call.kind = CollectiveKind::kExchange;
     calls.add(call, bytes, call.group.received(bytes), work.microbatches * passes * models::kExpertCallsOfBlock);
   }
-  if (setup.stages > 1) {
+  if (setup.pipeline > 1) {
     call.axis = CollectiveAxis::kStages;
     call.kind = CollectiveKind::kMessage;
     call.group = rank_group(2, setup.stage_ranks(), setup.node_size);
-    const int64_t borders = (part.has_start ? 0 : 1) + (part.has_end ? 0 : 1);
+    int64_t borders = 0;
+    for (const PlannedStage& stage : part.stages) borders += (stage.has_start ? 0 : 1) + (stage.has_end ? 0 : 1);
     const int64_t bytes = stage_message_bytes(config, setup);
     calls.add(call, bytes, bytes, work.microbatches * borders);
   }

@@ -23,9 +23,15 @@ models::DecoderConfig part_of_rank(const models::DecoderConfig& config, int64_t 
 // Bytes of what travels in one call, of all ranks of the axis together: a hidden state; keys and values.
 int64_t tensor_call_bytes(const models::DecoderConfig& whole, const Setup& setup);
 int64_t context_call_bytes(const models::DecoderConfig& whole, const Setup& setup);
+// The same of their gradients in a ring, which are added up in fp32 at least.
+int64_t context_gradient_bytes(const models::DecoderConfig& whole, const Setup& setup);
 // Of what a rank sends to experts or gets back from them, what stays there included; of what a stage hands to the next.
 int64_t expert_call_bytes(const models::DecoderConfig& whole, const Setup& setup);
 int64_t stage_message_bytes(const models::DecoderConfig& whole, const Setup& setup);
+
+// Whether ranks along `cp` pass keys and values in a ring, as the runtime would choose for sequences with several
+// documents. `part`: what a rank along `tp` has.
+bool takes_ring(const models::DecoderConfig& part, const Setup& setup);
 
 // Adds the calls of a step, those to experts as if every expert got as many tokens. But for calls that send a few
 // numbers: of each token's loss, or of each expert's tokens.

@@ -19,11 +19,16 @@ void GradientWalk::begin_collecting(int unit) {
   for (GroupState& group : units_[static_cast<size_t>(unit)]) begin_collecting(group);
 }
 
-// Context::make_room_to_collect() and GradientBuffers::begin_collecting().
-void GradientWalk::begin_collecting(GroupState& group) {
-  if (group.phase == Phase::kCollecting) return;
+// Context::make_room_to_collect().
+void GradientWalk::make_room(const GroupState& group) {
   const size_t limit = setup_.schedule.reductions_in_flight();
   while (group.phase == Phase::kReducing || reduces_.size() >= limit) finish_oldest_reduce();
+}
+
+// GradientBuffers::begin_collecting().
+void GradientWalk::begin_collecting(GroupState& group) {
+  if (group.phase == Phase::kCollecting) return;
+  make_room(group);
   group.phase = Phase::kCollecting;
   if (!group.has_tree && place_ == MicrobatchPlace::kInner) {
     for (int64_t digit = 0; digit < group.plan->tree_digits; ++digit) resident_.take(group.plan->tree_sum);
@@ -41,6 +46,10 @@ void GradientWalk::finish_collecting(int unit) {
 // GradientBuffers::make_reduction().
 void GradientWalk::start_reduce(GroupState& group) {
   const GroupPlan& plan = *group.plan;
+  if (group.phase == Phase::kEmpty) {
+    make_room(group);
+    resident_.take(plan.reduce_buffer);
+  }
   if (group.collects_wide) {
     resident_.take(plan.reduce_buffer);
     resident_.give_back(plan.wide_buffer);
@@ -75,7 +84,14 @@ void GradientWalk::reduce_over_replicas(GroupState& group) {
              plan.replica_reduce_shard, plan.ranks.replicate.received(plan.reduce_shard) * (scatters ? 1 : 2));
 }
 
-void GradientWalk::finish_reductions() {
+// Context::reduce_leftovers(), of ranks whose graphs are alike.
+void GradientWalk::end_backward() {
+  for (size_t unit = units_.size(); reduces_now() && unit-- > 0;) {
+    for (GroupState& group : units_[unit]) {
+      const bool has_sums = group.has_partial && is_due(setup_.replica_reduce, place_ == MicrobatchPlace::kLast);
+      if (group.phase == Phase::kCollecting || (has_sums && group.phase == Phase::kEmpty)) start_reduce(group);
+    }
+  }
   while (!reduces_.empty()) finish_oldest_reduce();
 }
 

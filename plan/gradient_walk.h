@@ -25,7 +25,9 @@ class GradientWalk {
   void begin_collecting(int unit);
   // The last one has arrived: reduces them, if this microbatch does.
   void finish_collecting(int unit);
-  void finish_reductions();
+  // The end of a backward that brought gradients: reduces what earlier ones left of units that this one did not come
+  // to, and waits for all.
+  void end_backward();
 
   int64_t resident_bytes() const { return resident_.bytes(); }
   int64_t peak_on_their_way() const { return peak_; }  // without staging
@@ -44,6 +46,7 @@ class GradientWalk {
 
   bool reduces_now() const { return is_due(traits_.reduce_timing, place_ == MicrobatchPlace::kLast); }
   void begin_collecting(GroupState& group);
+  void make_room(const GroupState& group);
   void start_reduce(GroupState& group);
   void reduce_over_replicas(GroupState& group);
   void finish_oldest_reduce();

@@ -50,19 +50,21 @@ void spread_experts(PlannedModel& model, int64_t ranks) {
 
 // An embedding that is the head too is a unit of its own in the stages that have it, and a block that is alone is the
 // root.
-void keep_stage(RankPart& part) {
+void keep_stages(RankPart& part) {
   PlannedModel& model = part.model;
   std::vector<PlannedParameter>& root = model.root.parameters;
   const bool is_tied = model.head == TiedHead::kYes;
   std::vector<PlannedParameter> first(root.begin(), root.begin() + static_cast<int64_t>(model.num_first));
   std::vector<PlannedParameter> others(root.begin() + static_cast<int64_t>(model.num_first), root.end());
-  std::vector<PlannedUnit> blocks(model.blocks.begin() + part.layers.first, model.blocks.begin() + part.layers.last);
+  std::vector<PlannedUnit> blocks;
+  for (const PlannedStage& stage : part.stages)
+    blocks.insert(blocks.end(), model.blocks.begin() + stage.layers.first, model.blocks.begin() + stage.layers.last);
   root.clear();
-  if (part.has_start && !is_tied) root = first;
-  if (part.has_end) root.insert(root.end(), others.begin(), others.end());
-  model.num_first = part.has_start && !is_tied ? first.size() : 0;
+  if (part.has_start() && !is_tied) root = first;
+  if (part.has_end()) root.insert(root.end(), others.begin(), others.end());
+  model.num_first = part.has_start() && !is_tied ? first.size() : 0;
   model.head = TiedHead::kNo;
-  const bool has_embedding = is_tied && (part.has_start || part.has_end);
+  const bool has_embedding = is_tied && (part.has_start() || part.has_end());
   if (has_embedding) blocks.insert(blocks.begin(), PlannedUnit{"model.embed_tokens", first});
   if (root.empty() && blocks.size() == 1) {
     model.root = blocks.front();
@@ -71,50 +73,53 @@ void keep_stage(RankPart& part) {
   model.blocks = std::move(blocks);
 }
 
-void add_layers(RankPart& part) {
-  const auto& blocks = part.model.blocks;
-  const auto add = [&](size_t i) { part.visits.push_back({static_cast<int>(i), blocks[i].layer, blocks[i].trains()}); };
+void add_layers(PlannedStage& stage, const PlannedModel& model, int root) {
+  const auto& blocks = model.blocks;
+  const auto add = [&](size_t i) {
+    stage.visits.push_back({static_cast<int>(i), blocks[i].layer, blocks[i].trains()});
+  };
   for (size_t i = 0; i < blocks.size(); ++i) {
-    if (blocks[i].layer < 0) continue;
+    if (!stage.layers.contains(blocks[i].layer)) continue;
     add(i);
     if (blocks[i].of_experts && computes_behind_experts(blocks[static_cast<size_t>(blocks[i].within)]))
       add(static_cast<size_t>(blocks[i].within));
   }
-  if (part.model.root.layer >= 0) part.visits.push_back({part.root(), part.model.root.layer, part.model.root.trains()});
+  if (stage.layers.contains(model.root.layer)) stage.visits.push_back({root, model.root.layer, model.root.trains()});
 }
 
-void add_visits(RankPart& part) {
-  const PlannedModel& model = part.model;
-  const int root = part.root();
+void add_visits(PlannedStage& stage, const PlannedModel& model) {
+  const int root = static_cast<int>(model.blocks.size());
   const std::span all(model.root.parameters);
   const auto first = all.first(std::min(model.num_first, all.size())), others = all.subspan(first.size());
   const bool has_embedding = !model.blocks.empty() && model.blocks.front().layer < 0;
   const bool embedding_trains = has_embedding && model.blocks.front().trains();
-  if (part.has_start && has_embedding) part.visits.push_back({0, -1, embedding_trains, /*backward_reads=*/false});
-  if (part.has_start && !first.empty()) part.visits.push_back({root, -1, any_trains(first), /*backward_reads=*/false});
-  add_layers(part);
+  if (stage.has_start && has_embedding) stage.visits.push_back({0, -1, embedding_trains, /*backward_reads=*/false});
+  if (stage.has_start && !first.empty())
+    stage.visits.push_back({root, -1, any_trains(first), /*backward_reads=*/false});
+  add_layers(stage, model, root);
   const bool reads_root = !others.empty() || model.head == TiedHead::kYes;
-  if (part.has_end && reads_root) part.visits.push_back({root, -1, any_trains(others)});
-  if (part.has_end && has_embedding) part.visits.push_back({0, -1, embedding_trains});
+  if (stage.has_end && reads_root) stage.visits.push_back({root, -1, any_trains(others)});
+  if (stage.has_end && has_embedding) stage.visits.push_back({0, -1, embedding_trains});
 }
 
 }  // namespace
 
 std::vector<models::BlockRange> stages_of(const PlannedModel& model, const Setup& setup) {
-  if (setup.stages == 1 || !model.decoder) return {{0, static_cast<int64_t>(model.blocks.size())}};
-  return models::cut_into_stages(*model.decoder, setup.work.sequence_length, setup.stages);
+  if (setup.pipeline == 1 || !model.decoder) return {{0, static_cast<int64_t>(model.blocks.size())}};
+  return models::cut_into_stages(*model.decoder, setup.work.sequence_length, setup.num_stages());
 }
 
-RankPart rank_part(const PlannedModel& model, const Setup& setup, int64_t stage) {
+RankPart rank_part(const PlannedModel& model, const Setup& setup, int64_t place) {
   RankPart part;
   part.model = part_of_rank(model, setup.tensor);
   for (size_t i = 0; i < part.model.blocks.size(); ++i) part.model.blocks[i].layer = static_cast<int64_t>(i);
-  part.layers = stages_of(model, setup).at(static_cast<size_t>(stage));
-  part.has_start = stage == 0;
-  part.has_end = stage + 1 == setup.stages;
-  if (setup.stages > 1) keep_stage(part);
+  const std::vector<models::BlockRange> all = stages_of(model, setup);
+  const auto own = models::stages_of_rank(all, static_cast<int>(place), static_cast<int>(setup.pipeline));
+  for (const models::BlockRange& layers : own)
+    part.stages.push_back({layers, layers.first == all.front().first, layers.last == all.back().last, {}});
+  if (setup.pipeline > 1) keep_stages(part);
   if (setup.experts > 1) spread_experts(part.model, setup.experts);
-  add_visits(part);
+  for (PlannedStage& stage : part.stages) add_visits(stage, part.model);
   return part;
 }
 

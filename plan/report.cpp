@@ -28,14 +28,25 @@ std::string rest_text(const Setup& setup) {
   return "in groups of " + std::to_string(setup.forward_group());
 }
 
+std::string stages_text(const Setup& setup) {
+  const std::string several = setup.stages_per_rank > 1 ? " x " + std::to_string(setup.stages_per_rank) : "";
+  return std::to_string(setup.pipeline) + several + " stages (" + std::string(name(setup.order)) + ") of ";
+}
+
+std::string context_text(const Setup& setup) {
+  const bool is_auto = setup.context_exchange == parallel::ContextExchange::kAuto;
+  return ", cp " + std::to_string(setup.context) + " of the shards" +
+         (is_auto ? std::string() : " (" + std::string(name(setup.context_exchange)) + ")");
+}
+
 struct StageReport {
   Report report;
   StagePlan summary;
 };
 
-StageReport report_of_stage(const PlannedModel& model, const Setup& setup, const ReportOptions& options, int64_t stage,
-                            const Activations& activations) {
-  const RankPart part = rank_part(model, setup, stage);
+StageReport report_at(const PlannedModel& model, const Setup& setup, const ReportOptions& options, int64_t place,
+                      const Activations& activations) {
+  const RankPart part = rank_part(model, setup, place);
   const std::vector<std::vector<GroupPlan>> units = plan_units(part.model, setup);
   Report report;
   report.model = model.name;
@@ -47,16 +58,17 @@ StageReport report_of_stage(const PlannedModel& model, const Setup& setup, const
     report.flops_per_token = models::flops_per_token(*model.decoder, setup.work.sequence_length);
   }
   report.checkpoint_bytes = checkpoint_bytes_of(model, setup);
-  report.step = walk_step(part, stage, units, activations, setup);
+  report.step = walk_step(part, place, units, activations, setup);
   add_axis_calls(model, part, setup, report.step.calls);
   report.memory = plan_memory(part.model, units, report.step, options.reserve, setup);
   report.traffic = plan_traffic(units, report.step.calls, setup, options.network);
   Setup uncut = setup;
   uncut.tensor = 1;
   const int64_t parameters =
-      setup.stages > 1 ? rank_part(model, uncut, stage).model.num_parameters() : report.parameters;
-  const StagePlan summary{part.layers, parameters, report.memory.at_rest(), report.memory.total()};
-  return {std::move(report), summary};
+      setup.pipeline > 1 ? rank_part(model, uncut, place).model.num_parameters() : report.parameters;
+  StagePlan summary{{}, parameters, report.memory.at_rest(), report.memory.total()};
+  for (const PlannedStage& stage : part.stages) summary.layers.push_back(stage.layers);
+  return {std::move(report), std::move(summary)};
 }
 
 Report put_together(std::vector<StageReport> stages, int64_t shown) {
@@ -71,22 +83,23 @@ Report put_together(std::vector<StageReport> stages, int64_t shown) {
 Report make_report(const PlannedModel& model, const Setup& setup, const ReportOptions& options) {
   check(setup);
   check_axes(model, setup);
+  const Activations activations = plan_activations(model, setup);
   int64_t worst = 0;
   std::vector<StageReport> stages;
-  for (int64_t stage = 0; stage < setup.stages; ++stage) {
-    stages.push_back(report_of_stage(model, setup, options, stage, plan_activations(model, setup, stage)));
-    if (stages.back().summary.peak > stages[static_cast<size_t>(worst)].summary.peak) worst = stage;
+  for (int64_t place = 0; place < setup.pipeline; ++place) {
+    stages.push_back(report_at(model, setup, options, place, activations));
+    if (stages.back().summary.peak > stages[static_cast<size_t>(worst)].summary.peak) worst = place;
   }
   return put_together(std::move(stages), worst);
 }
 
-Report make_stage_report(const PlannedModel& model, const Setup& setup, const ReportOptions& options, int64_t stage) {
+Report make_stage_report(const PlannedModel& model, const Setup& setup, const ReportOptions& options, int64_t place) {
   Report report = make_report(model, setup, options);
-  if (report.stage == stage) return report;
+  if (report.stage == place) return report;
   std::vector<StagePlan> stages = std::move(report.stages);
-  report = report_of_stage(model, setup, options, stage, plan_activations(model, setup, stage)).report;
+  report = report_at(model, setup, options, place, plan_activations(model, setup)).report;
   report.stages = std::move(stages);
-  report.stage = stage;
+  report.stage = place;
   return report;
 }
 
@@ -95,21 +108,19 @@ Report make_report(const PlannedModel& model, const Setup& setup, const ReportOp
   check(setup);
   check_axes(model, setup);
   std::vector<StageReport> stages;
-  stages.push_back(report_of_stage(model, setup, options, 0, activations));
+  stages.push_back(report_at(model, setup, options, 0, activations));
   return put_together(std::move(stages), 0);
 }
 
 std::string describe(const Setup& setup) {
   const Work& work = setup.work;
-  std::string text =
-      (setup.stages > 1 ? std::to_string(setup.stages) + " stages (" + std::string(name(setup.order)) + ") of "
-                        : std::string()) +
-      std::to_string(setup.replicas) + " x " + std::to_string(setup.shards) + " ranks" +
-      (setup.tensor > 1 ? " x tp " + std::to_string(setup.tensor) : std::string()) +
-      (setup.context > 1 ? ", cp " + std::to_string(setup.context) + " of the shards" : std::string()) +
-      (setup.experts > 1 ? ", ep " + std::to_string(setup.experts) + " of the shards" : std::string()) + ", " +
-      std::string(fsdp::name(setup.strategy)) + ", " + name(setup.precision) + ", " +
-      std::string(name(setup.optimizer));
+  std::string text = (setup.pipeline > 1 ? stages_text(setup) : std::string()) + std::to_string(setup.replicas) +
+                     " x " + std::to_string(setup.shards) + " ranks" +
+                     (setup.tensor > 1 ? " x tp " + std::to_string(setup.tensor) : std::string()) +
+                     (setup.context > 1 ? context_text(setup) : std::string()) +
+                     (setup.experts > 1 ? ", ep " + std::to_string(setup.experts) + " of the shards" : std::string()) +
+                     ", " + std::string(fsdp::name(setup.strategy)) + ", " + name(setup.precision) + ", " +
+                     std::string(name(setup.optimizer));
   if (setup.averages == Averages::kEma) text += " with averages of the weights";
   if (setup.reshard_after_forward) text += ", weights rest between forward and backward " + rest_text(setup);
   if (setup.state == StatePlace::kDisk) text += ", state on a disk";

@@ -19,10 +19,10 @@ struct ReportOptions {
   Network network;
 };
 
-// What tells stages of a pipeline apart.
+// What tells the ranks along `pp` apart.
 struct StagePlan {
-  models::BlockRange layers;
-  int64_t parameters = 0;  // tied ones in each stage that has them
+  std::vector<models::BlockRange> layers;  // of each of its stages
+  int64_t parameters = 0;                  // tied ones in each stage that has them
   int64_t at_rest = 0;
   int64_t peak = 0;
 };
@@ -36,18 +36,18 @@ struct Report {
   int64_t units = 0;
   double flops_per_token = 0;     // forward and backward; 0 where unknown
   int64_t checkpoint_bytes = 0;   // main weights and optimizer of all ranks, each distinct element once
-  std::vector<StagePlan> stages;  // one, where there is no pipeline
-  int64_t stage = 0;              // whose ranks the rest is about
+  std::vector<StagePlan> stages;  // by place along `pp`; one, where there is no pipeline
+  int64_t stage = 0;              // place of the ranks that the rest is about
   MemoryPlan memory;
   TrafficPlan traffic;
   StepWalk step;
 };
 
-// A model with 80 blocks takes about a millisecond. Of the stage whose ranks need most. Throws io::Error(kUsage): see
+// A model with 80 blocks takes about a millisecond. Of the stages whose ranks need most. Throws io::Error(kUsage): see
 // check(Setup).
 Report make_report(const PlannedModel& model, const Setup& setup, const ReportOptions& options = {});
-// Of that stage.
-Report make_stage_report(const PlannedModel& model, const Setup& setup, const ReportOptions& options, int64_t stage);
+// Of the ranks at that place along `pp`.
+Report make_stage_report(const PlannedModel& model, const Setup& setup, const ReportOptions& options, int64_t place);
 // The same with activations that are known.
 Report make_report(const PlannedModel& model, const Setup& setup, const ReportOptions& options,
                    const Activations& activations);

@@ -19,8 +19,10 @@ json setup_json(const Setup& setup) {
                {"tp", setup.tensor},
                {"cp", setup.context},
                {"ep", setup.experts},
-               {"pp", setup.stages},
+               {"pp", setup.pipeline},
                {"pipeline_schedule", std::string(name(setup.order))},
+               {"stages_per_rank", setup.stages_per_rank},
+               {"cp_exchange", std::string(name(setup.context_exchange))},
                {"strategy", std::string(fsdp::name(setup.strategy))},
                {"precision", name(setup.precision)},
                {"optimizer", std::string(name(setup.optimizer))},
@@ -54,11 +56,17 @@ json memory_json(const Report& report) {
           {"peak_reduce", report.step.peak_reduce_bytes}};
 }
 
+// [first, last] of each stage.
+json layers_json(const StagePlan& stage) {
+  json ranges = json::array();
+  for (const models::BlockRange& layers : stage.layers) ranges.push_back({layers.first, layers.last - 1});
+  return ranges;
+}
+
 json stages_json(const Report& report) {
   json stages = json::array();
   for (const StagePlan& stage : report.stages)
-    stages.push_back({{"first_layer", stage.layers.first},
-                      {"layers", stage.layers.last - stage.layers.first},
+    stages.push_back({{"layers", layers_json(stage)},
                       {"parameters", stage.parameters},
                       {"at_rest", stage.at_rest},
                       {"peak", stage.peak}});

@@ -22,23 +22,35 @@ std::string decimal(double value, int digits) {
   return text.data();
 }
 
+// "2", or "2, 6": those of the ranks at a place along `pp`.
+std::string numbers_of_stages(const Report& report, int64_t place) {
+  std::string text = std::to_string(place);
+  for (int64_t stage = place + report.setup.pipeline; stage < report.setup.num_stages(); stage += report.setup.pipeline)
+    text += ", " + std::to_string(stage);
+  return text;
+}
+
 std::string stages_table(const Report& report) {
   std::string text =
       "stages" + right("layers", 24) + right("parameters", 14) + right("at rest", 14) + right("at most", 14) + "\n";
   for (const StagePlan& stage : report.stages) {
     const auto number = &stage - report.stages.data();
-    const std::string layers = std::to_string(stage.layers.first) + " - " + std::to_string(stage.layers.last - 1);
-    text += "  " + padded(std::to_string(number), 4) + right(layers, 24) + right(format_count(stage.parameters), 14) +
-            right(format_bytes(stage.at_rest), 14) + right(format_bytes(stage.peak), 14) +
-            (number == report.stage ? "  what follows is about this one" : "") + "\n";
+    std::string layers;
+    for (const models::BlockRange& range : stage.layers)
+      layers += (layers.empty() ? "" : ", ") + std::to_string(range.first) + " - " + std::to_string(range.last - 1);
+    text += "  " + padded(numbers_of_stages(report, number), 8) + right(layers, 20) +
+            right(format_count(stage.parameters), 14) + right(format_bytes(stage.at_rest), 14) +
+            right(format_bytes(stage.peak), 14) + (number == report.stage ? "  what follows is about this one" : "") +
+            "\n";
   }
   return text + "\n";
 }
 
 std::string memory_table(const Report& report) {
   const MemoryPlan& memory = report.memory;
-  std::string text = report.stages.size() > 1 ? "memory of a rank of stage " + std::to_string(report.stage) + "\n"
-                                              : "memory of a rank\n";
+  std::string text = report.stages.size() > 1
+                         ? "memory of a rank of stage " + numbers_of_stages(report, report.stage) + "\n"
+                         : "memory of a rank\n";
   for (size_t i = 0; i < kNumParts; ++i) {
     const auto part = static_cast<Part>(i);
     if (memory[part] == 0) continue;

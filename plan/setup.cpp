@@ -83,10 +83,16 @@ constexpr Names<models::Recompute, 4> kRecomputes = {{{"none", models::Recompute
                                                       {"gate_up", models::Recompute::kGateUp},
                                                       {"block", models::Recompute::kBlock}}};
 
-constexpr Names<pipeline::Order, 2> kOrders = {{{"1f1b", pipeline::Order::k1F1B}, {"gpipe", pipeline::Order::kGPipe}}};
+constexpr Names<pipeline::Order, 4> kOrders = {{{"1f1b", pipeline::Order::k1F1B},
+                                                {"gpipe", pipeline::Order::kGPipe},
+                                                {"interleaved", pipeline::Order::kInterleaved},
+                                                {"zero_bubble", pipeline::Order::kZeroBubble}}};
+constexpr Names<parallel::ContextExchange, 3> kExchanges = {{{"auto", parallel::ContextExchange::kAuto},
+                                                             {"gather", parallel::ContextExchange::kGather},
+                                                             {"ring", parallel::ContextExchange::kRing}}};
 
 struct NamedSizes {
-  std::optional<int64_t> replicas, shards, context, tensor, experts, stages;
+  std::optional<int64_t> replicas, shards, context, tensor, experts, pipeline;
 
   std::optional<int64_t>* find(std::string_view axis) {
     return axis == "replicate" ? &replicas
@@ -94,7 +100,7 @@ struct NamedSizes {
            : axis == "cp"      ? &context
            : axis == "tp"      ? &tensor
            : axis == "ep"      ? &experts
-           : axis == "pp"      ? &stages
+           : axis == "pp"      ? &pipeline
                                : nullptr;
   }
 };
@@ -125,6 +131,24 @@ NamedSizes parse_sizes(std::string_view text) {
   return sizes;
 }
 
+// As the trainer does (train/axes/axis_checks.cpp).
+void check_order(const Setup& setup) {
+  const bool is_interleaved = setup.order == pipeline::Order::kInterleaved;
+  const std::string stages = "stages per rank: got " + std::to_string(setup.stages_per_rank);
+  if (setup.stages_per_rank > 1 && (setup.pipeline == 1 || !is_interleaved))
+    refuse(stages + " with pp " + std::to_string(setup.pipeline) + " and pipeline schedule " +
+           std::string(name(setup.order)) + ", expected 1, or a pp of 2 or more and interleaved.");
+  if (setup.pipeline == 1) return;
+  if (is_interleaved && setup.stages_per_rank == 1)
+    refuse(stages + " with pipeline schedule interleaved, expected 2 or more.");
+  if (is_interleaved && setup.work.microbatches % setup.pipeline != 0)
+    refuse("pipeline schedule: got interleaved with " + std::to_string(setup.work.microbatches) +
+           " microbatches, expected a multiple of the " + std::to_string(setup.pipeline) + " ranks along pp.");
+  if (setup.order == pipeline::Order::kZeroBubble && setup.work.recompute != models::Recompute::kNone)
+    refuse("pipeline schedule: got zero_bubble with recompute " + std::string(name(setup.work.recompute)) +
+           ", which computes all gradients of a layer at once, expected none. Take 1f1b, or recompute none.");
+}
+
 }  // namespace
 
 bool Setup::reshards() const {
@@ -142,13 +166,17 @@ int64_t Setup::activation_bytes() const {
   return static_cast<int64_t>(io::item_size(precision.param.value_or(io::DType::F32)));
 }
 
+pipeline::Shape Setup::pipeline_shape() const {
+  return {static_cast<int>(pipeline), static_cast<int>(stages_per_rank), static_cast<int>(work.microbatches)};
+}
+
 void MeshShape::apply_to(Setup& setup) const {
   setup.replicas = replicas;
   setup.shards = shards * context * experts;
   setup.context = context;
   setup.tensor = tensor;
   setup.experts = experts;
-  setup.stages = stages;
+  setup.pipeline = pipeline;
 }
 
 void check(const Setup& setup) {
@@ -157,7 +185,8 @@ void check(const Setup& setup) {
   expect_at_least_one("tp", setup.tensor);
   expect_at_least_one("cp", setup.context);
   expect_at_least_one("ep", setup.experts);
-  expect_at_least_one("pp", setup.stages);
+  expect_at_least_one("pp", setup.pipeline);
+  expect_at_least_one("stages per rank", setup.stages_per_rank);
   expect_at_least_one("ranks per node", setup.node_size);
   expect_at_least_one("microbatches", setup.work.microbatches);
   expect_at_least_one("sequences of a microbatch", setup.work.microbatch_sequences);
@@ -170,11 +199,11 @@ void check(const Setup& setup) {
     refuse("ep: got " + std::to_string(setup.experts) + " in shard groups of " +
            std::to_string(setup.shards / setup.context) +
            " ranks, expected a divisor: " + divisors_text(setup.shards / setup.context) + ".");
-  const bool has_many = std::max({setup.replicas, setup.shards, setup.tensor, setup.stages}) > kMostRanks;
+  const bool has_many = std::max({setup.replicas, setup.shards, setup.tensor, setup.pipeline}) > kMostRanks;
   if (has_many || setup.data_ranks() > kMostRanks || setup.world() > kMostRanks)
     refuse("world: got " + std::to_string(setup.replicas) + " x " + std::to_string(setup.shards) +
            (setup.tensor > 1 ? " x " + std::to_string(setup.tensor) : std::string()) + " ranks" +
-           (setup.stages > 1 ? " in each of " + std::to_string(setup.stages) + " stages" : std::string()) +
+           (setup.pipeline > 1 ? " in each of " + std::to_string(setup.pipeline) + " stages" : std::string()) +
            ", expected at most " + std::to_string(kMostRanks) + ".");
   if (traits(setup.strategy).mesh == MeshNeed::kShardAndReplicateAxis && setup.replicas == 1)
     refuse("strategy " + std::string(fsdp::name(setup.strategy)) + " with one replica of " +
@@ -184,6 +213,7 @@ void check(const Setup& setup) {
   if (setup.transport == Transport::kSharedMemory && setup.world() > setup.node_size)
     refuse("transport shm: got " + std::to_string(setup.world()) + " ranks on nodes of " +
            std::to_string(setup.node_size) + ", expected all on one node. Use two_level, or larger nodes.");
+  check_order(setup);
   const int64_t group = setup.forward_group();
   const int64_t of_experts = setup.shards / setup.experts;
   if (setup.reshards() && setup.experts > 1 && group != setup.shards && of_experts % group != 0)
@@ -203,19 +233,19 @@ MeshShape parse_mesh(std::string_view text, int64_t world) {
   if (world < 0) refuse("world: got " + std::to_string(world) + ", expected at least 1.");
   const NamedSizes sizes = parse_sizes(text);
   const int64_t context = sizes.context.value_or(1), tensor = sizes.tensor.value_or(1);
-  const int64_t experts = sizes.experts.value_or(1), stages = sizes.stages.value_or(1);
-  if (world == 0) return {sizes.replicas.value_or(1), sizes.shards.value_or(1), context, tensor, experts, stages};
-  for (const auto& size : {sizes.replicas, sizes.shards, sizes.context, sizes.tensor, sizes.experts, sizes.stages}) {
+  const int64_t experts = sizes.experts.value_or(1), pipeline = sizes.pipeline.value_or(1);
+  if (world == 0) return {sizes.replicas.value_or(1), sizes.shards.value_or(1), context, tensor, experts, pipeline};
+  for (const auto& size : {sizes.replicas, sizes.shards, sizes.context, sizes.tensor, sizes.experts, sizes.pipeline}) {
     if (size.value_or(1) > kMostRanks)
       refuse("mesh " + std::string(text) + ": got " + std::to_string(*size) + " ranks, expected at most " +
              std::to_string(kMostRanks) + ".");
   }
   if (static_cast<double>(context) * static_cast<double>(tensor) * static_cast<double>(experts) *
-          static_cast<double>(stages) >
+          static_cast<double>(pipeline) >
       static_cast<double>(world))
     refuse("mesh " + std::string(text) + ": got more than " + std::to_string(world) +
            " ranks along its axes, expected sizes that multiply to " + std::to_string(world) + ".");
-  const int64_t given = sizes.replicas.value_or(1) * sizes.shards.value_or(1) * context * tensor * experts * stages;
+  const int64_t given = sizes.replicas.value_or(1) * sizes.shards.value_or(1) * context * tensor * experts * pipeline;
   const bool whole = sizes.replicas && sizes.shards;
   if (given > world || world % given != 0 || (whole && given != world))
     refuse("mesh " + std::string(text) + ": got " + std::to_string(given) + " for " + std::to_string(world) +
@@ -226,7 +256,7 @@ MeshShape parse_mesh(std::string_view text, int64_t world) {
           context,
           tensor,
           experts,
-          stages};
+          pipeline};
 }
 
 PlannedPrecision parse_planned_precision(std::string_view text) { return find_by_name("precision", text, kPrecisions); }
@@ -257,14 +287,15 @@ int64_t state_bytes(Optimizer optimizer, int64_t numel, int64_t element_bytes) {
 
 models::Recompute parse_recompute(std::string_view text) { return find_by_name("recompute", text, kRecomputes); }
 
-std::optional<pipeline::Order> find_order(std::string_view text) {
-  const auto found = std::find_if(kOrders.begin(), kOrders.end(), [&](const auto& each) { return each.first == text; });
-  return found == kOrders.end() ? std::nullopt : std::optional(found->second);
-}
-
 pipeline::Order parse_order(std::string_view text) { return find_by_name("pipeline schedule", text, kOrders); }
 
 std::string_view name(pipeline::Order order) { return name_of(order, kOrders); }
+
+parallel::ContextExchange parse_context_exchange(std::string_view text) {
+  return find_by_name("cp exchange", text, kExchanges);
+}
+
+std::string_view name(parallel::ContextExchange exchange) { return name_of(exchange, kExchanges); }
 
 std::string_view name(models::Recompute recompute) { return name_of(recompute, kRecomputes); }
 

@@ -8,6 +8,7 @@
 
 #include "fsdp/layout/owners.h"
 #include "fsdp/layout/planner.h"
+#include "fsdp/parallel/context_exchange.h"
 #include "fsdp/pipeline/order.h"
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/strategy/strategy.h"
@@ -57,7 +58,7 @@ struct Work {
   int64_t microbatch_tokens() const { return microbatch_sequences * sequence_length; }
 };
 
-// How a model is sharded and trained. The mesh is stages x replicas x shards x tensor; ranks along `tensor`, which
+// How a model is sharded and trained. The mesh is pipeline x replicas x shards x tensor; ranks along `tensor`, which
 // share each layer, are neighbours, of a shard group each `context` neighbours share their sequences, and each
 // `experts` neighbours have all experts among them.
 struct Setup {
@@ -66,8 +67,10 @@ struct Setup {
   int64_t tensor = 1;
   int64_t context = 1;  // context x experts divides shards
   int64_t experts = 1;
-  int64_t stages = 1;
+  int64_t pipeline = 1;                            // ranks along `pp`: each has a stage of the model, or several
+  int64_t stages_per_rank = 1;                     // stage s is on the rank s % pipeline of `pp`
   pipeline::Order order = pipeline::Order::k1F1B;  // of the stages' turns
+  parallel::ContextExchange context_exchange = parallel::ContextExchange::kAuto;
   Strategy strategy = Strategy::kOptimGradsParams;
   SumOrder sum_order = SumOrder::kAsTheyCome;
   // As in fsdp::ShardOptions: true, weights rest sharded between forward and backward; false, they stay; n, they rest
@@ -89,7 +92,8 @@ struct Setup {
   Work work;
 
   int64_t stage_ranks() const { return replicas * shards * tensor; }  // of each stage
-  int64_t world() const { return stages * stage_ranks(); }
+  int64_t world() const { return pipeline * stage_ranks(); }
+  int64_t num_stages() const { return pipeline * stages_per_rank; }
   int64_t data_ranks() const { return replicas * shards; }                   // that hold parts of one whole model
   int64_t sequence_groups() const { return replicas * (shards / context); }  // of ranks with sequences of their own
   // Tokens of a microbatch that a rank along `context` has, between layers in parts over `tensor`.
@@ -97,7 +101,7 @@ struct Setup {
   int64_t activation_bytes() const;  // of an element
   bool reshards() const;             // after a forward
   int64_t forward_group() const;     // ranks between which weights rest then; 1: they stay
-  pipeline::Shape pipeline_shape() const { return {static_cast<int>(stages), 1, static_cast<int>(work.microbatches)}; }
+  pipeline::Shape pipeline_shape() const;
   int64_t tokens_per_step() const { return sequence_groups() * work.microbatches * work.microbatch_tokens(); }
 };
 
@@ -108,9 +112,10 @@ inline constexpr int64_t kMostRanks = 16384;
 // without replicas, a forward group that does not divide the shard group, a schedule that makes no sense.
 void check(const Setup& setup);
 
-std::optional<pipeline::Order> find_order(std::string_view text);  // none: one that is not planned
-pipeline::Order parse_order(std::string_view text);                // "1f1b" or "gpipe", orders of one stage on a rank
+pipeline::Order parse_order(std::string_view text);  // "1f1b", "gpipe", "interleaved", "zero_bubble"
 std::string_view name(pipeline::Order order);
+parallel::ContextExchange parse_context_exchange(std::string_view text);  // "auto", "gather", "ring"
+std::string_view name(parallel::ContextExchange exchange);
 
 // Axes of `world` ranks from "shard=16", "pp=2,replicate=8,shard=16,cp=2,tp=4", "8x16" or "" (all in one shard group).
 // Throws io::Error(kUsage) if they do not multiply to `world`, naming the divisors; world 0: whatever they give.
@@ -120,7 +125,7 @@ struct MeshShape {
   int64_t context;
   int64_t tensor;
   int64_t experts;
-  int64_t stages;
+  int64_t pipeline;
 
   void apply_to(Setup& setup) const;
 };

@@ -9,48 +9,73 @@
 namespace fsdp::plan {
 namespace {
 
+// Of a stage's visits.
+struct StageWalk {
+  const PlannedStage& stage;
+  size_t lowest;                 // at which its backward ends
+  std::vector<bool> completes;   // of each: in a backward it is the last of its unit
+  std::vector<bool> expected;    // of each unit: whether a backward brings its gradients
+  int64_t kept = 0;              // of each microbatch, between its forward and its backward
+  int64_t kept_for_weights = 0;  // likewise, between the two parts of its backward
+
+  bool begins_layer(size_t i) const { return i == 0 || visit(i - 1).layer != visit(i).layer; }
+  bool ends_layer(size_t i) const { return i + 1 == size() || visit(i + 1).layer != visit(i).layer; }
+  bool is_behind_layers(size_t i) const { return visit(i).layer < 0 && visit(i).backward_reads; }
+  const Visit& visit(size_t i) const { return stage.visits[i]; }
+  size_t size() const { return stage.visits.size(); }
+};
+
 // A backward ends where nothing below trains; in a later stage the one before waits for it.
-size_t lowest_of_backward(const RankPart& part) {
-  if (!part.has_start) return 0;
+size_t lowest_of_backward(const PlannedStage& stage) {
+  if (!stage.has_start) return 0;
   const auto first =
-      std::find_if(part.visits.begin(), part.visits.end(), [](const Visit& each) { return each.trains; });
-  return static_cast<size_t>(first - part.visits.begin());
+      std::find_if(stage.visits.begin(), stage.visits.end(), [](const Visit& each) { return each.trains; });
+  return static_cast<size_t>(first - stage.visits.begin());
+}
+
+StageWalk stage_walk(const PlannedStage& stage, const Activations& activations, size_t num_units) {
+  StageWalk walk{stage, lowest_of_backward(stage), {}, std::vector<bool>(num_units, false)};
+  for (const Visit& visit : stage.visits) {
+    const auto unit = static_cast<size_t>(visit.unit);
+    walk.completes.push_back(visit.trains && !walk.expected[unit]);
+    walk.expected[unit] = walk.expected[unit] || visit.trains;
+  }
+  for (int64_t layer = stage.layers.first; layer < stage.layers.last; ++layer) {
+    walk.kept += activations.kept[static_cast<size_t>(layer)];
+    if (!activations.kept_for_weights.empty())  // it was not measured
+      walk.kept_for_weights += activations.kept_for_weights[static_cast<size_t>(layer)];
+  }
+  walk.kept += stage.has_end ? activations.outer_kept : activations.border_kept;
+  if (stage.has_end) walk.kept_for_weights += activations.outer_kept;
+  return walk;
 }
 
 class Walk {
  public:
   Walk(const RankPart& part, const std::vector<std::vector<GroupPlan>>& units, const Activations& activations,
        const Setup& setup)
-      : part_(part),
-        activations_(activations),
+      : activations_(activations),
+        shape_(setup.pipeline_shape()),
+        order_(setup.order),
         recomputes_blocks_(setup.work.recompute == models::Recompute::kBlock ? setup.work.recompute_every : 0),
-        holds_weights_(setup.stages > 1 && traits(setup.strategy).gather != GatherTiming::kPerForwardAndBackward),
+        holds_weights_(setup.pipeline > 1 && traits(setup.strategy).gather != GatherTiming::kPerForwardAndBackward),
         weights_(part.model, units, setup, slabs_, result_.calls),
         gradients_(units, setup, slabs_, result_.calls),
         root_(part.root()),
-        lowest_(lowest_of_backward(part)) {
-    for (int64_t layer = part.layers.first; layer < part.layers.last; ++layer)
-      kept_of_each_ += activations.kept[static_cast<size_t>(layer)];
-    kept_of_each_ += activations.outer_kept;
-    std::vector<bool> seen(units.size(), false);
-    for (const Visit& visit : part.visits) {
-      const auto unit = static_cast<size_t>(visit.unit);
-      completes_.push_back(visit.trains && !seen[unit]);
-      seen[unit] = seen[unit] || visit.trains;
-    }
+        nothing_(units.size(), false) {
+    for (const PlannedStage& stage : part.stages) stages_.push_back(stage_walk(stage, activations, units.size()));
   }
 
   // The third: the first steps learn the order of units.
-  StepWalk steady_step(const std::vector<pipeline::Turn>& turns, int64_t microbatches) {
+  StepWalk steady_step(const std::vector<pipeline::Turn>& turns) {
     for (int step = 0; step < 3; ++step) {
       result_ = {};
       weights_.reset_peak();
       gradients_.reset_peak();
       weights_.begin_step();
-      for (const pipeline::Turn& turn : turns) {
-        const bool is_last = turn.microbatch + 1 == microbatches;
-        turn.pass == pipeline::Pass::kForward ? walk_forward() : walk_backward(is_last);
-      }
+      gradients_left_ = 0;
+      for (const pipeline::Turn& turn : turns) gradients_left_ += brings_gradients(turn) ? 1 : 0;
+      for (const pipeline::Turn& turn : turns) take(turn);
     }
     result_.peak_unsharded_bytes = weights_.peak_bytes();
     result_.peak_reduce_bytes = gradients_.peak_on_their_way();
@@ -59,87 +84,130 @@ class Walk {
   }
 
  private:
-  bool begins_layer(size_t i) const { return i == 0 || part_.visits[i - 1].layer != part_.visits[i].layer; }
-  bool ends_layer(size_t i) const {
-    return i + 1 == part_.visits.size() || part_.visits[i + 1].layer != part_.visits[i].layer;
-  }
-  bool completes(size_t i) const { return completes_[i]; }
-  bool is_behind_layers(size_t i) const { return part_.visits[i].layer < 0 && part_.visits[i].backward_reads; }
-
-  void walk_forward() {
-    if (!weights_.turns().is_forward_open()) weights_.turns().begin_forward();
-    for (size_t i = 0; i < part_.visits.size(); ++i) {
-      const Visit& visit = part_.visits[i];
-      weights_.touch(visit.unit);
-      if (visit.layer < 0 || !ends_layer(i)) continue;
-      kept_ += activations_.kept[static_cast<size_t>(visit.layer)];
-      note(Moment::Phase::kForward, visit.unit);
-    }
-    kept_ += activations_.outer_kept;
-    ++in_flight_;
-    if (!part_.has_end) return;
-    loss_ = ++losses_ * activations_.loss_kept + activations_.loss_working;
-    note(Moment::Phase::kLoss, root_);
-    loss_ = losses_ * activations_.loss_kept;
+  bool brings_gradients(const pipeline::Turn& turn) const {
+    if (turn.pass == pipeline::Pass::kBackward) return !is_split(order_, turn.stage);
+    return turn.pass == pipeline::Pass::kWeights;
   }
 
-  // The root's first gradients are the head's, its last one the embedding's.
-  void walk_backward(bool is_last) {
-    gradients_.begin_microbatch(is_last ? MicrobatchPlace::kLast : MicrobatchPlace::kInner);
-    weights_.hold(holds_weights_ && !is_last);
-    weights_.begin_backward();
-    size_t i = part_.visits.size();
-    if (part_.has_end) i = walk_end_backward();
-    for (; i-- > lowest_;) {
-      const Visit& visit = part_.visits[i];
-      visit.layer >= 0 ? walk_layer_backward(i) : walk_embedding_backward(i);
-      if (completes(i)) complete(visit.unit);
+  void take(const pipeline::Turn& turn) {
+    const StageWalk& walk = stages_[static_cast<size_t>(turn.stage / shape_.ranks)];
+    const bool brings = brings_gradients(turn);
+    if (brings) --gradients_left_;
+    if (turn.pass == pipeline::Pass::kForward) return walk_forward(walk);
+    if (brings) gradients_.begin_microbatch(gradients_left_ == 0 ? MicrobatchPlace::kLast : MicrobatchPlace::kInner);
+    weights_.hold(holds_weights_ && (gradients_left_ > 0 || !brings));
+    weights_.begin_backward(brings ? walk.expected : nothing_);
+    if (turn.pass == pipeline::Pass::kWeights) {
+      walk_weights(walk);
+    } else {
+      brings ? walk_backward(walk) : walk_inputs(walk);
     }
-    kept_ = --in_flight_ * kept_of_each_;
-    gradients_.finish_reductions();
+    if (brings) gradients_.end_backward();
     weights_.end_backward();
   }
 
+  void walk_forward(const StageWalk& walk) {
+    if (!weights_.turns().is_forward_open()) weights_.turns().begin_forward();
+    for (size_t i = 0; i < walk.size(); ++i) {
+      const Visit& visit = walk.visit(i);
+      weights_.touch(visit.unit);
+      if (visit.layer < 0 || !walk.ends_layer(i)) continue;
+      kept_ += activations_.kept[static_cast<size_t>(visit.layer)];
+      note(Moment::Phase::kForward, visit.unit);
+    }
+    kept_ += walk.stage.has_end ? activations_.outer_kept : activations_.border_kept;
+    if (!walk.stage.has_end) return;
+    ++losses_;
+    note_loss(Moment::Phase::kLoss);
+  }
+
+  // The root's first gradients are the head's, its last one the embedding's.
+  void walk_backward(const StageWalk& walk) {
+    const int64_t after = kept_ - walk.kept;
+    size_t i = walk.size();
+    if (walk.stage.has_end) i = walk_end_backward(walk);
+    for (; i-- > walk.lowest;) {
+      const Visit& visit = walk.visit(i);
+      visit.layer >= 0 ? walk_layer_backward(walk, i) : walk_embedding_backward(visit);
+      if (walk.completes[i]) complete(visit.unit);
+    }
+    kept_ = after;
+  }
+
   // Returns the number of visits that are left.
-  size_t walk_end_backward() {
-    loss_ += activations_.loss_working;
+  size_t walk_end_backward(const StageWalk& walk) {
     kept_ += activations_.tied_gradient;
-    size_t i = part_.visits.size();
-    for (; i > 0 && is_behind_layers(i - 1); --i) {
-      const Visit& visit = part_.visits[i - 1];
+    size_t i = walk.size();
+    for (; i > 0 && walk.is_behind_layers(i - 1); --i) {
+      const Visit& visit = walk.visit(i - 1);
       weights_.touch(visit.unit);
       if (visit.trains) gradients_.begin_collecting(visit.unit);
     }
-    note(Moment::Phase::kBackward, root_);
-    loss_ = --losses_ * activations_.loss_kept;
+    note_loss(Moment::Phase::kBackward);
+    --losses_;
     kept_ -= activations_.outer_kept;
-    for (size_t each = part_.visits.size(); each-- > i;) {
-      if (completes(each)) complete(part_.visits[each].unit);
+    for (size_t each = walk.size(); each-- > i;) {
+      if (walk.completes[each]) complete(walk.visit(each).unit);
     }
     return i;
   }
 
-  void walk_layer_backward(size_t i) {
-    const Visit& visit = part_.visits[i];
+  void walk_layer_backward(const StageWalk& walk, size_t i) {
+    const Visit& visit = walk.visit(i);
     const auto layer = static_cast<size_t>(visit.layer);
-    if (ends_layer(i) && recomputes_blocks_ > 0 && visit.layer % recomputes_blocks_ == 0) {
+    if (walk.ends_layer(i) && recomputes_blocks_ > 0 && visit.layer % recomputes_blocks_ == 0) {
       size_t first = i;
-      while (!begins_layer(first)) --first;
-      for (; first < i; ++first) weights_.touch(part_.visits[first].unit);
+      while (!walk.begins_layer(first)) --first;
+      for (; first < i; ++first) weights_.touch(walk.visit(first).unit);
     }
     weights_.touch(visit.unit);
     gradients_.begin_collecting(visit.unit);
-    working_ = activations_.working[layer];
-    note(Moment::Phase::kBackward, visit.unit);
-    working_ = 0;
-    if (begins_layer(i)) kept_ -= activations_.kept[layer];
+    note_working(visit);
+    if (walk.begins_layer(i)) kept_ -= activations_.kept[layer];
   }
 
-  void walk_embedding_backward(size_t i) {
-    const Visit& visit = part_.visits[i];
+  void walk_embedding_backward(const Visit& visit) {
     kept_ += activations_.tied_gradient;
     note(Moment::Phase::kBackward, visit.unit);
     gradients_.begin_collecting(visit.unit);
+  }
+
+  // That part of a split backward which gives the stage before its gradient.
+  void walk_inputs(const StageWalk& walk) {
+    const int64_t after = kept_ - walk.kept + walk.kept_for_weights;
+    size_t i = walk.size();
+    for (; i > 0 && walk.is_behind_layers(i - 1); --i) weights_.touch(walk.visit(i - 1).unit);
+    if (walk.stage.has_end) {
+      note_loss(Moment::Phase::kBackward);
+      --losses_;
+      ++losses_for_weights_;
+    }
+    while (i-- > 0) {
+      const Visit& visit = walk.visit(i);
+      const auto layer = static_cast<size_t>(visit.layer);
+      weights_.touch(visit.unit);
+      note_working(visit);
+      if (walk.begins_layer(i)) kept_ += activations_.kept_for_weights[layer] - activations_.kept[layer];
+    }
+    kept_ = after;
+  }
+
+  // The other part. Of a block's weights its norms' are read.
+  void walk_weights(const StageWalk& walk) {
+    const int64_t after = kept_ - walk.kept_for_weights;
+    for (size_t i = walk.size(); i-- > 0;) {
+      const Visit& visit = walk.visit(i);
+      if (visit.trains) {
+        gradients_.begin_collecting(visit.unit);
+        weights_.touch(visit.unit);
+        note(Moment::Phase::kBackward, visit.unit);
+      }
+      if (walk.completes[i]) complete(visit.unit);
+      if (visit.layer >= 0 && walk.begins_layer(i))
+        kept_ -= activations_.kept_for_weights[static_cast<size_t>(visit.layer)];
+    }
+    if (walk.stage.has_end) --losses_for_weights_;
+    kept_ = after;
   }
 
   // Context::gradient_ready(), at the last gradient of a unit.
@@ -152,13 +220,24 @@ class Walk {
     });
   }
 
+  void note_working(const Visit& visit) {
+    const int64_t working = activations_.working[static_cast<size_t>(visit.layer)];
+    kept_ += working;
+    note(Moment::Phase::kBackward, visit.unit);
+    kept_ -= working;
+  }
+  void note_loss(Moment::Phase phase) {
+    note(phase, root_);
+    result_.moments.back().loss += activations_.loss_working;
+  }
   void note(Moment::Phase phase, int unit) {
-    result_.moments.push_back(
-        {phase, unit, weights_.gathered_bytes(), gradients_.resident_bytes(), kept_ + working_, loss_});
+    const int64_t loss = losses_ * activations_.loss_kept + losses_for_weights_ * activations_.loss_kept_for_weights;
+    result_.moments.push_back({phase, unit, weights_.gathered_bytes(), gradients_.resident_bytes(), kept_, loss});
   }
 
-  const RankPart& part_;
   const Activations& activations_;
+  pipeline::Shape shape_;
+  pipeline::Order order_;
   int64_t recomputes_blocks_;  // the first of every so many; 0: none
   bool holds_weights_;         // of pipeline::Pipeline: gathered once in a step
   StepWalk result_;
@@ -166,14 +245,11 @@ class Walk {
   WeightWalk weights_;
   GradientWalk gradients_;
   int root_;
-  size_t lowest_;
-  std::vector<bool> completes_;  // of each visit: in a backward it is the last of its unit
-  int64_t kept_of_each_ = 0;     // microbatch, between its forward and its backward
-  int64_t in_flight_ = 0;
-  int64_t losses_ = 0;
+  std::vector<bool> nothing_;  // by unit
+  std::vector<StageWalk> stages_;
+  int64_t gradients_left_ = 0;  // turns of the step that bring gradients of weights
+  int64_t losses_ = 0, losses_for_weights_ = 0;
   int64_t kept_ = 0;
-  int64_t working_ = 0;
-  int64_t loss_ = 0;
 };
 
 // `times` more microbatches like the one by which `four` exceeds `three`.
@@ -196,19 +272,22 @@ const Moment& StepWalk::peak() const {
                            [](const Moment& a, const Moment& b) { return a.computed() < b.computed(); });
 }
 
-StepWalk walk_step(const RankPart& part, int64_t stage, const std::vector<std::vector<GroupPlan>>& units,
+StepWalk walk_step(const RankPart& part, int64_t place, const std::vector<std::vector<GroupPlan>>& units,
                    const Activations& activations, const Setup& setup) {
+  const auto order = setup.pipeline > 1 ? setup.order : pipeline::Order::k1F1B;
   const auto walk = [&](int64_t microbatches) {
     pipeline::Shape shape = setup.pipeline_shape();
     shape.microbatches = static_cast<int>(microbatches);
-    const auto order = setup.stages > 1 ? setup.order : pipeline::Order::k1F1B;
-    return Walk(part, units, activations, setup)
-        .steady_step(turns_of(order, shape, static_cast<int>(stage)), microbatches);
+    return Walk(part, units, activations, setup).steady_step(turns_of(order, shape, static_cast<int>(place)));
   };
-  const bool keeps_all = setup.stages > 1 && setup.order != pipeline::Order::k1F1B;
-  const int64_t most = keeps_all ? setup.work.microbatches : 4 + 2 * (setup.stages - 1);
+  // Interleaved stages take turns of as many microbatches as there are ranks.
+  const int64_t period = order == pipeline::Order::kInterleaved ? setup.pipeline : 1;
+  const int64_t most = order == pipeline::Order::kGPipe         ? setup.work.microbatches
+                       : order == pipeline::Order::kInterleaved ? 4 * period
+                                                                : 4 + 2 * (setup.pipeline - 1);
   StepWalk result = walk(std::min(setup.work.microbatches, most));
-  if (setup.work.microbatches > most) extend(result.calls, walk(most - 1).calls, setup.work.microbatches - most);
+  if (setup.work.microbatches > most)
+    extend(result.calls, walk(most - period).calls, (setup.work.microbatches - most) / period);
   return result;
 }
 

@@ -38,9 +38,9 @@ struct StepWalk {
   const Moment& peak() const;
 };
 
-// `units` are plan_units(part.model, setup); `stage` is the part's. Of many microbatches some are walked, and one less:
-// these differ by one that is neither the first nor the last.
-StepWalk walk_step(const RankPart& part, int64_t stage, const std::vector<std::vector<GroupPlan>>& units,
+// `units` are plan_units(part.model, setup); `place` is the part's along `pp`. Of many microbatches some are walked,
+// and one less, or one for each rank: these differ by what is neither first nor last.
+StepWalk walk_step(const RankPart& part, int64_t place, const std::vector<std::vector<GroupPlan>>& units,
                    const Activations& activations, const Setup& setup);
 
 }  // namespace fsdp::plan

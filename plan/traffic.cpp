@@ -58,7 +58,23 @@ TrafficLine split_messages(const Collective& call, const Setup& setup, const Net
   return line;
 }
 
+// What a ring brings into an island comes to one of its ranks; shared evenly.
+TrafficLine split_ring(const Collective& call, const Setup& setup, const Network& network) {
+  TrafficLine line{call, 0, 0, 0};
+  const auto entering = [&](const RankGroup& group) {
+    return group.nodes > 1 ? call.received_bytes / group.per_node : 0;
+  };
+  line.between_nodes = entering(call.group);
+  line.inside_node = call.received_bytes - line.between_nodes;
+  if (network.pod_nodes > 0)
+    line.between_pods =
+        entering(rank_group(call.group.size, stride_of(call, setup), setup.node_size * network.pod_nodes));
+  return line;
+}
+
 TrafficLine split(const Collective& call, const Setup& setup, const Network& network) {
+  if (call.kind == CollectiveKind::kMessage && call.axis == CollectiveAxis::kContext)
+    return split_ring(call, setup, network);
   if (call.kind == CollectiveKind::kExchange || call.kind == CollectiveKind::kMessage)
     return split_messages(call, setup, network);
   TrafficLine line{call, 0, 0, 0};

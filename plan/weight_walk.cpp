@@ -15,7 +15,7 @@ WeightWalk::WeightWalk(const PlannedModel& model, const std::vector<std::vector<
       GroupState& group = unit.groups.emplace_back();
       group.plan = &plan;
       group.current = plan.residence == Residence::kAliased;
-      (plan.trains ? unit.trains : unit.has_frozen) = true;
+      unit.has_frozen = unit.has_frozen || !plan.trains;
       unit.released_bytes += plan.released();
     }
   }
@@ -35,9 +35,9 @@ void WeightWalk::begin_step() {
   }
 }
 
-void WeightWalk::begin_backward() {
+void WeightWalk::begin_backward(const std::vector<bool>& expected) {
   turns_.begin_backward();
-  for (UnitState& unit : units_) unit.has_all_gradients = !unit.trains;
+  for (size_t i = 0; i < units_.size(); ++i) units_[i].has_all_gradients = !expected[i];
 }
 
 // Context::follow().

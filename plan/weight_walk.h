@@ -22,7 +22,8 @@ class WeightWalk : private schedule::UnitWeights {
   int root() const { return static_cast<int>(units_.size()) - 1; }
   // An optimizer wrote the weights that train.
   void begin_step();
-  void begin_backward();
+  // `expected`: by unit, whether this backward brings its gradients.
+  void begin_backward(const std::vector<bool>& expected);
   // Something reads it.
   void touch(int id);
   // Weights stay when a backward is done with them.
@@ -47,7 +48,6 @@ class WeightWalk : private schedule::UnitWeights {
   };
   struct UnitState {
     std::vector<GroupState> groups;
-    bool trains = false;
     bool has_frozen = false;
     int64_t released_bytes = 0;
     bool has_all_gradients = false;  // in this backward

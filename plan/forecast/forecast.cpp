@@ -3,13 +3,17 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <compare>
+#include <map>
 #include <utility>
 #include <vector>
 
 #include "plan/axes.h"
 #include "plan/forecast/pipeline_time.h"
 #include "plan/forecast/planned_work.h"
+#include "plan/rank_part.h"
 #include "plan/time/collective_time.h"
+#include "plan/time/compute_time.h"
 #include "plan/time/step_costs.h"
 
 namespace fsdp::plan {
@@ -65,15 +69,16 @@ void extend(PathShares& four, const PathShares& three, double times) {
   extend(four.other, three.other, times);
 }
 
-Forecast forecast_stage(const PlannedModel& model, const Setup& setup, const Network& network,
-                        const time::Hardware& hardware, int64_t stage) {
+// Of the ranks at a place along `pp`, whose stages compute one after the other.
+Forecast forecast_place(const PlannedModel& model, const Setup& setup, const Network& network,
+                        const time::Hardware& hardware, int64_t place) {
   Forecast result;
   result.hardware = with_rails(hardware, setup, network);
   result.microbatches = setup.work.microbatches;
   result.world = setup.world();
-  result.stage = stage;
+  result.stage = place;
   result.tokens_per_step = setup.tokens_per_step();
-  result.work = planned_work(model, setup, network, kMostSimulated, stage);
+  result.work = planned_work(model, setup, network, kMostSimulated, place);
   result.step = time::predict(result.work, result.hardware);
   result.path = shares_of(result.step.critical_path);
   const int64_t more = setup.work.microbatches - kMostSimulated;
@@ -89,15 +94,41 @@ Forecast forecast_stage(const PlannedModel& model, const Setup& setup, const Net
   return result;
 }
 
-// Of a microbatch, as the stage by itself takes it.
-StageTime stage_time(const Forecast& stage) {
-  const time::StepCosts costs = time::price(stage.work, stage.hardware);
-  double forward = 0, backward = 0;
-  for (const double ms : costs.forward_ms) forward += ms;
-  for (const double ms : costs.backward_ms) backward += ms;
-  const double both = (stage.step.step_ms - stage.step.optimizer_ms) / static_cast<double>(stage.microbatches);
-  const double share = forward / std::max(forward + backward, 1e-12);
-  return {share * both, (1 - share) * both};
+// What tells apart how long ranks along `pp` compute: ends of the model, and layers, which of a plain model are alike.
+struct PlaceKind {
+  bool has_start, has_end;
+  std::vector<int64_t> layers;
+  auto operator<=>(const PlaceKind&) const = default;
+};
+
+PlaceKind kind_of_place(const PlannedModel& model, const Setup& setup, int64_t place) {
+  const models::DecoderConfig& config = *model.decoder;
+  const bool are_alike = config.experts.count == 0 && config.sliding_window == 0 && setup.work.recompute_every == 1;
+  const std::vector<models::BlockRange> all = stages_of(model, setup);
+  PlaceKind kind{place == 0, place + 1 == setup.pipeline, {}};
+  for (const models::BlockRange& layers :
+       models::stages_of_rank(all, static_cast<int>(place), static_cast<int>(setup.pipeline)))
+    kind.layers.push_back(are_alike ? layers.last - layers.first : layers.first);
+  return kind;
+}
+
+// Of a microbatch, as each of the place's stages by itself takes it.
+std::vector<StageTime> stage_times(const Forecast& place, int64_t stages_per_rank) {
+  const time::StepCosts costs = time::price(place.work, place.hardware);
+  std::vector<StageTime> times(static_cast<size_t>(stages_per_rank));
+  double all = 0;
+  for (size_t i = 0; i < place.work.passages.size(); ++i) {
+    const time::Passage& passage = place.work.passages[i];
+    StageTime& stage = times[static_cast<size_t>(passage.stage)];
+    stage.forward += costs.forward_ms[i];
+    stage.backward += costs.backward_ms[i];
+    stage.weights += time::weight_gradients_ms(passage.backward, place.work.dtype, place.hardware);
+    all += costs.forward_ms[i] + costs.backward_ms[i];
+  }
+  const double both = (place.step.step_ms - place.step.optimizer_ms) / static_cast<double>(place.microbatches);
+  const double scale = both / std::max(all, 1e-12);
+  for (StageTime& stage : times) stage = {scale * stage.forward, scale * stage.backward, scale * stage.weights};
+  return times;
 }
 
 }  // namespace
@@ -112,20 +143,27 @@ std::string Forecast::limiting() const {
 
 Forecast forecast(const PlannedModel& model, const Setup& setup, const Network& network,
                   const time::Hardware& hardware) {
-  if (setup.stages == 1) return forecast_stage(model, setup, network, hardware, 0);
-  std::vector<Forecast> stages;
-  for (int64_t stage = 0; stage < setup.stages; ++stage)
-    stages.push_back(forecast_stage(model, setup, network, hardware, stage));
-  const auto slowest = std::max_element(stages.begin(), stages.end(), [](const Forecast& a, const Forecast& b) {
-    return a.step.step_ms < b.step.step_ms;
+  if (setup.pipeline == 1) return forecast_place(model, setup, network, hardware, 0);
+  std::map<PlaceKind, Forecast> kinds;  // whose ranks compute alike
+  std::vector<StageTime> times(static_cast<size_t>(setup.num_stages()));
+  for (int64_t place = 0; place < setup.pipeline; ++place) {
+    const PlaceKind kind = kind_of_place(model, setup, place);
+    auto own = kinds.find(kind);
+    if (own == kinds.end()) own = kinds.emplace(kind, forecast_place(model, setup, network, hardware, place)).first;
+    auto stage = static_cast<size_t>(place);
+    for (const StageTime& each : stage_times(own->second, setup.stages_per_rank)) {
+      times[stage] = each;
+      stage += static_cast<size_t>(setup.pipeline);
+    }
+  }
+  const auto slowest = std::max_element(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) {
+    return a.second.step.step_ms < b.second.step.step_ms;
   });
-  std::vector<StageTime> times;
-  for (const Forecast& stage : stages) times.push_back(stage_time(stage));
   const time::LinkKind link = setup.stage_ranks() < setup.node_size ? time::LinkKind::kNode : time::LinkKind::kNetwork;
-  const double message = time::message(stage_message_bytes(*model.decoder, setup), link, slowest->hardware).alone_ms();
-  const StageTime own = times[static_cast<size_t>(slowest - stages.begin())];
-  const double turns = static_cast<double>(setup.work.microbatches) * (own.forward + own.backward);
-  Forecast result = std::move(*slowest);
+  const double message =
+      time::message(stage_message_bytes(*model.decoder, setup), link, slowest->second.hardware).alone_ms();
+  Forecast result = std::move(slowest->second);
+  const double turns = result.step.step_ms - result.step.optimizer_ms;
   result.stage_wait_ms = std::max(0.0, pipeline_ms(setup.order, setup.pipeline_shape(), times, message) - turns);
   result.path.stages = result.stage_wait_ms;
   result.step.mfu *= result.step.step_ms / (result.step.step_ms + result.stage_wait_ms);

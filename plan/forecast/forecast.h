@@ -32,7 +32,7 @@ struct Forecast {
   time::StepTime step;  // of all microbatches, but for its timeline and critical path, which are those of `work`
   PathShares path;      // of all microbatches
   int64_t microbatches = 1;
-  int64_t stage = 0;         // the slowest, which all of this is about
+  int64_t stage = 0;         // place along `pp` of the slowest ranks, which all of this is about
   double stage_wait_ms = 0;  // in which its ranks wait for other stages; part of step.step_ms
   int64_t world = 1;
   int64_t tokens_per_step = 0;

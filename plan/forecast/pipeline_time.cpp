@@ -22,6 +22,7 @@ class Ends {
   }
   // What a turn reads of a neighbour is there; unset: not taken yet.
   std::optional<double> ready(const Turn& turn, double message) {
+    if (turn.pass == Pass::kWeights) return 0;  // of the rank's own
     const bool is_forward = turn.pass == Pass::kForward;
     if (is_forward && turn.stage == 0) return 0;
     if (!is_forward && turn.stage + 1 == shape_.stages()) return of(Pass::kForward, turn.stage, turn.microbatch);
@@ -33,6 +34,18 @@ class Ends {
   pipeline::Shape shape_;
   std::vector<std::optional<double>> ends_;
 };
+
+double turn_ms(pipeline::Order order, const Turn& turn, const StageTime& time) {
+  switch (turn.pass) {
+    case Pass::kForward:
+      return time.forward;
+    case Pass::kBackward:
+      return time.backward - (is_split(order, turn.stage) ? time.weights : 0);
+    case Pass::kWeights:
+      return time.weights;
+  }
+  return 0;
+}
 
 }  // namespace
 
@@ -50,9 +63,8 @@ double pipeline_ms(pipeline::Order order, const pipeline::Shape& shape, const st
         const Turn& turn = turns[rank][next[rank]];
         const auto ready = ends.ready(turn, message);
         if (!ready) break;
-        const StageTime& time = stages[static_cast<size_t>(turn.stage)];
-        now[rank] = std::max(now[rank], *ready) + (turn.pass == Pass::kForward ? time.forward : time.backward);
-        ends.of(turn.pass, turn.stage, turn.microbatch) = now[rank];
+        now[rank] = std::max(now[rank], *ready) + turn_ms(order, turn, stages[static_cast<size_t>(turn.stage)]);
+        if (turn.pass != Pass::kWeights) ends.of(turn.pass, turn.stage, turn.microbatch) = now[rank];
         moves = true;
       }
     }

@@ -10,6 +10,7 @@ namespace fsdp::plan {
 struct StageTime {
   double forward = 0;  // of a microbatch, waits for weights and activations of other ranks included
   double backward = 0;
+  double weights = 0;  // part of the backward: gradients of weights, which a split one computes by themselves
 };
 
 // From the first turn to the end of the last, of stages whose ranks take the turns of `order`; a message to a

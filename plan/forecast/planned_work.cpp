@@ -43,6 +43,7 @@ time::DecoderSetup decoder_setup(const models::DecoderConfig& config, const Setu
   decoder.dtype = dtype_of_products(setup);
   decoder.strategy = setup.strategy;
   decoder.sequence_ranks = setup.context;
+  if (takes_ring(config, setup)) decoder.sequence_exchange = time::SequenceExchange::kRing;
   decoder.tensor_ranks = setup.tensor;
   decoder.expert_ranks = setup.experts;
   decoder.shard_ranks = static_cast<int>(setup.shards);
@@ -73,23 +74,27 @@ void keep_part(time::StepWork& work, const RankPart& part) {
     work.units.push_back({block.name, block.within < 0 ? root : static_cast<int>(block.within)});
   work.units.push_back({part.model.root.name});
   std::vector<bool> visited(work.units.size(), false);
-  for (size_t i = 0; i < part.visits.size(); ++i) {
-    const Visit& visit = part.visits[i];
-    time::Passage passage;  // of what another visit counts already: nothing
-    const bool is_last = i + 1 == part.visits.size();
-    if (visit.layer >= 0) {
-      const auto& passages = of_layers.at(visit.layer);
-      const auto place = i > 0 && part.visits[i - 1].layer == visit.layer ? size_t{1} : size_t{0};
-      const bool is_again = visited[static_cast<size_t>(visit.unit)];
-      if (!is_again && place < passages.size()) passage = passages[place];
-    } else if (!visit.backward_reads) {
-      passage = embedding;
-    } else if (is_last) {
-      passage = head;
+  for (size_t stage = 0; stage < part.stages.size(); ++stage) {
+    const std::vector<Visit>& visits = part.stages[stage].visits;
+    for (size_t i = 0; i < visits.size(); ++i) {
+      const Visit& visit = visits[i];
+      time::Passage passage;  // of what another visit counts already: nothing
+      const bool is_last = i + 1 == visits.size();
+      if (visit.layer >= 0) {
+        const auto& passages = of_layers.at(visit.layer);
+        const auto place = i > 0 && visits[i - 1].layer == visit.layer ? size_t{1} : size_t{0};
+        const bool is_again = visited[static_cast<size_t>(visit.unit)];
+        if (!is_again && place < passages.size()) passage = passages[place];
+      } else if (!visit.backward_reads) {
+        passage = embedding;
+      } else if (is_last) {
+        passage = head;
+      }
+      passage.unit = visit.unit;
+      passage.stage = static_cast<int>(stage);
+      visited[static_cast<size_t>(visit.unit)] = true;
+      work.passages.push_back(passage);
     }
-    passage.unit = visit.unit;
-    visited[static_cast<size_t>(visit.unit)] = true;
-    work.passages.push_back(passage);
   }
   if (!visited.back()) work.passages.emplace_back().unit = root;
 }
@@ -103,23 +108,26 @@ time::Dtype dtype_of_products(const Setup& setup) {
 }
 
 time::StepWork planned_work(const PlannedModel& model, const Setup& setup, const Network& network,
-                            int64_t most_microbatches, int64_t stage) {
+                            int64_t most_microbatches, int64_t place) {
   if (!model.decoder) throw std::invalid_argument("'" + model.name + "' is no decoder: what it computes is not known.");
   const int64_t microbatches = std::min(setup.work.microbatches, most_microbatches);
-  const RankPart part = rank_part(model, setup, stage);
+  const RankPart part = rank_part(model, setup, place);
   const models::DecoderConfig& config = *part.model.decoder;
   time::StepWork work = time::decoder_work(time::DecoderShape::of(config), decoder_setup(config, setup, microbatches));
   work.tensor_ranks = static_cast<int>(setup.tensor);
   work.context_ranks = static_cast<int>(setup.context);
   work.expert_ranks = static_cast<int>(setup.experts);
   if (setup.tensor > 1) work.tensor_bytes = tensor_call_bytes(*model.decoder, setup);
-  if (setup.context > 1) work.context_bytes = context_call_bytes(*model.decoder, setup);
+  if (setup.context > 1) {
+    work.context_bytes = context_call_bytes(*model.decoder, setup);
+    work.context_gradient_bytes = context_gradient_bytes(*model.decoder, setup);
+  }
   if (setup.experts > 1) work.expert_bytes = expert_call_bytes(*model.decoder, setup);
-  if (setup.experts > 1 || setup.stages > 1) keep_part(work, part);
-  work.holds_weights = setup.stages > 1;
-  if (config.experts.count > 0 || config.latent.rank > 0 || setup.stages > 1) {
+  if (setup.experts > 1 || setup.pipeline > 1) keep_part(work, part);
+  work.holds_weights = setup.pipeline > 1;
+  if (config.experts.count > 0 || config.latent.rank > 0 || setup.pipeline > 1) {
     const double tokens =
-        static_cast<double>(setup.rank_tokens() * microbatches) / static_cast<double>(setup.stages * setup.tensor);
+        static_cast<double>(setup.rank_tokens() * microbatches) / static_cast<double>(setup.pipeline * setup.tensor);
     work.model_flops = tokens * models::flops_per_token(*model.decoder, setup.work.sequence_length);
   }
   const std::vector<std::vector<GroupPlan>> units = plan_units(part.model, setup);

@@ -11,12 +11,12 @@
 
 namespace fsdp::plan {
 
-// A step of a rank of stage `stage` as the simulation of time wants it: what it computes from the decoder's
+// A step of a rank at `place` along `pp` as the simulation of time wants it: what it computes from the decoder's
 // configuration; what is gathered, reduced and optimised from the very buffers that plan_units() finds, padding
 // included. At most `most_microbatches` of its microbatches. Frozen parameters are counted as if their gradients were
 // computed, and not reduced. Throws std::invalid_argument where the model is no decoder.
 time::StepWork planned_work(const PlannedModel& model, const Setup& setup, const Network& network,
-                            int64_t most_microbatches, int64_t stage = 0);
+                            int64_t most_microbatches, int64_t place = 0);
 
 // Of weights and activations.
 time::Dtype dtype_of_products(const Setup& setup);

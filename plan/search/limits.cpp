@@ -11,11 +11,12 @@ namespace fsdp::plan {
 namespace {
 
 // Changes of one thing.
-std::vector<Knob> all_knobs(const Setup& setup) {
+std::vector<Knob> all_knobs(const PlannedModel& model, const Setup& setup) {
   std::vector<Knob> knobs;
   const auto add = [&](Lever lever, const std::string& text, const std::function<void(Setup&)>& change) {
     Setup changed = setup;
     change(changed);
+    if (!goes(changed)) return;
     knobs.push_back({lever, text, changed, {}});
   };
   for (const models::Recompute recompute : kAllRecomputes) {
@@ -46,6 +47,13 @@ std::vector<Knob> all_knobs(const Setup& setup) {
         [](Setup& s) { s.precision = parse_planned_precision("fp16_reduce"); });
   if (setup.precision == parse_planned_precision("fp32"))
     add(Lever::kPrecision, "precision bf16", [](Setup& s) { s.precision = parse_planned_precision("bf16"); });
+  for (const StageOrder& other : stage_orders(model, setup)) {
+    if (other.is_of(setup)) continue;
+    const std::string several =
+        other.stages_per_rank > 1 ? ", " + std::to_string(other.stages_per_rank) + " stages on each rank" : "";
+    add(Lever::kStages, "pipeline schedule " + std::string(name(other.order)) + several,
+        [&](Setup& s) { other.apply_to(s); });
+  }
   const schedule::Schedule& order = setup.schedule;
   if (order.kind == schedule::Kind::kStaticOrder && order.forward_depth == order.backward_depth) {
     const int depth = order.forward_depth + 1;
@@ -116,7 +124,7 @@ Limits find_limits(const PlannedModel& model, const Report& report, const Search
   limits.price = price(model, report, space);
   limits.memory_is_short = space.memory > 0 && limits.price.memory > space.memory;
   limits.limiting = limiting_text(report, limits, space);
-  for (Knob& knob : all_knobs(report.setup)) {
+  for (Knob& knob : all_knobs(model, report.setup)) {
     if (!can_be_priced(model, knob.setup, space)) continue;
     knob.price = price(model, knob.setup, space);
     if (helps(knob.price, limits, space)) limits.knobs.push_back(knob);

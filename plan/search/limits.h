@@ -8,7 +8,7 @@
 namespace fsdp::plan {
 
 // What a change is of.
-enum class Lever { kRecompute, kMicrobatch, kPrecision, kPrefetch, kRanks, kSharding };
+enum class Lever { kRecompute, kMicrobatch, kPrecision, kStages, kPrefetch, kRanks, kSharding };
 
 // A change of one thing, and what the plan costs then.
 struct Knob {

@@ -32,6 +32,7 @@ bool is_faster(const Candidate& a, const Candidate& b) {
 std::vector<Candidate> evaluate_all(const PlannedModel& model, const SearchSpace& space) {
   const Work& work = space.base.work;
   const int64_t rank_sequences = work.microbatches * work.microbatch_sequences;
+  const std::vector<StageOrder> orders = stage_orders(model, space.base);
   std::vector<Candidate> all;
   for (const Sharding& sharding : shardings(space.base)) {
     Setup setup = space.base;
@@ -46,7 +47,10 @@ std::vector<Candidate> evaluate_all(const PlannedModel& model, const SearchSpace
           if (is_of_parts && space.base.tensor > 1) continue;  // check_axes()
           setup.work.recompute = recompute;
           if (recompute == Recompute::kNone) setup.work.recompute_every = 1;
-          all.push_back({setup, price(model, setup, space), {}, {}});
+          for (const StageOrder& order : orders) {
+            order.apply_to(setup);
+            if (goes(setup)) all.push_back({setup, price(model, setup, space), {}, {}});
+          }
         }
       }
     }

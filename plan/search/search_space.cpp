@@ -60,6 +60,31 @@ std::vector<Sharding> shardings(const Setup& setup) {
   return list;
 }
 
+void StageOrder::apply_to(Setup& setup) const {
+  setup.order = order;
+  setup.stages_per_rank = stages_per_rank;
+}
+
+std::vector<StageOrder> stage_orders(const PlannedModel& model, const Setup& setup) {
+  std::vector<StageOrder> list = {{setup.order, setup.stages_per_rank}};
+  if (setup.pipeline == 1) return list;
+  const auto add = [&](const StageOrder& each) {
+    if (!each.is_of(setup)) list.push_back(each);
+  };
+  add({pipeline::Order::k1F1B, 1});
+  add({pipeline::Order::kZeroBubble, 1});
+  const auto layers = static_cast<int64_t>(model.blocks.size());
+  for (int64_t several = 2; several <= 8 && several * setup.pipeline <= layers; several *= 2)
+    add({pipeline::Order::kInterleaved, several});
+  return list;
+}
+
+bool goes(const Setup& setup) {
+  if (setup.pipeline == 1) return true;
+  if (setup.order == pipeline::Order::kInterleaved) return setup.work.microbatches % setup.pipeline == 0;
+  return setup.order != pipeline::Order::kZeroBubble || setup.work.recompute == models::Recompute::kNone;
+}
+
 void predict_for(SearchSpace& space, const time::Hardware& hardware) {
   const time::Hardware with = with_rails(hardware, space.base, space.options.network);
   space.machine = {with.flops(dtype_of_products(space.base)), with.node.bytes_per_second,

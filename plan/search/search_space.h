@@ -64,6 +64,21 @@ std::vector<Sharding> shardings(int64_t world, int64_t node);
 // Of the ranks of each of the setup's stages, `tp`, `cp` and `ep` as they are.
 std::vector<Sharding> shardings(const Setup& setup);
 
+// In which order stages take turns, and how many of them a rank has.
+struct StageOrder {
+  pipeline::Order order;
+  int64_t stages_per_rank;
+
+  bool is_of(const Setup& setup) const { return order == setup.order && stages_per_rank == setup.stages_per_rank; }
+  void apply_to(Setup& setup) const;
+};
+
+// The setup's own, and all others that may wait less; its own alone without stages. Some of them do not go with every
+// recomputation and number of microbatches: goes().
+std::vector<StageOrder> stage_orders(const PlannedModel& model, const Setup& setup);
+// Whether the runtime would take the setup's order of stages with its work.
+bool goes(const Setup& setup);
+
 inline constexpr std::array<models::Recompute, 4> kAllRecomputes = {
     models::Recompute::kNone, models::Recompute::kElementwise, models::Recompute::kGateUp, models::Recompute::kBlock};
 

@@ -7,14 +7,13 @@ namespace {
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Attention multiplies in bf16 at the lowest.
+}  // namespace
+
 double attention_ms(const Work& work, Dtype dtype, const Hardware& hardware) {
   const double peak = hardware.flops(dtype == Dtype::kFp8 ? Dtype::kBf16 : dtype);
   return 1e3 * (work.attention_forward_flops / (peak * hardware.attention_forward_efficiency) +
                 work.attention_backward_flops / (peak * hardware.attention_backward_efficiency));
 }
-
-}  // namespace
 
 double tile_occupancy(const Product& product, const Hardware& hardware) {
   if (hardware.processors == 0 || product.m == 0 || product.n == 0) return 1;
@@ -38,6 +37,14 @@ double work_ms(const Work& work, Dtype dtype, const Hardware& hardware) {
   double ms = attention_ms(work, dtype, hardware) + memory_ms(work.bytes, hardware) +
               hardware.launch_us * 1e-3 * static_cast<double>(work.kernels);
   for (const Product& product : work.products) ms += product_ms(product, dtype, hardware);
+  return ms;
+}
+
+double weight_gradients_ms(const Work& work, Dtype dtype, const Hardware& hardware) {
+  double ms = 0;
+  for (const Product& product : work.products) {
+    if (product.of == ProductOf::kWeightGradient) ms += product_ms(product, dtype, hardware);
+  }
   return ms;
 }
 

@@ -13,6 +13,12 @@ double tile_occupancy(const Product& product, const Hardware& hardware);
 // and its operands at the memory's, and its launch.
 double product_ms(const Product& product, Dtype dtype, const Hardware& hardware);
 
+// Of attention alone, which multiplies in bf16 at the lowest.
+double attention_ms(const Work& work, Dtype dtype, const Hardware& hardware);
+
+// Of the products of `work` that are gradients of weights.
+double weight_gradients_ms(const Work& work, Dtype dtype, const Hardware& hardware);
+
 // Of `work`, one part after the other, as on one stream that nothing disturbs.
 double work_ms(const Work& work, Dtype dtype, const Hardware& hardware);
 

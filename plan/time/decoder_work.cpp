@@ -95,7 +95,7 @@ class DecoderWorkMaker {
   }
   static void add_backward(Work& work, int64_t tokens, const Matrix& matrix, int64_t count = 1) {
     work.products.push_back({tokens, matrix.in, matrix.out, count});  // of the input
-    work.products.push_back({matrix.out, matrix.in, tokens, count});  // of the weight
+    work.products.push_back({matrix.out, matrix.in, tokens, count, ProductOf::kWeightGradient});
   }
 
   bool has_experts(int64_t layer) const {
@@ -190,8 +190,7 @@ class DecoderWorkMaker {
     passage.backward.kernels = 2 * passage.forward.kernels;
     passage.forward.tensor_calls = passage.backward.tensor_calls =
         setup_.tensor_ranks > 1 ? models::kTensorCallsOfBlock : 0;
-    passage.forward.context_calls = passage.backward.context_calls =
-        setup_.sequence_ranks > 1 ? models::kContextCallsOfBlock : 0;
+    add_context_calls(passage);
     if (is_recomputed(layer)) passage.backward += recomputed(passage.forward, layer);
     if (has_experts(layer) && !spreads_experts(layer)) {
       const Passage experts = passage_of_experts(layer);
@@ -200,6 +199,16 @@ class DecoderWorkMaker {
     }
     add_copies(passage, layer_parameters());
     return passage;
+  }
+
+  void add_context_calls(Passage& passage) const {
+    if (setup_.sequence_ranks == 1) return;
+    if (setup_.sequence_exchange == SequenceExchange::kGather) {
+      passage.forward.context_calls = passage.backward.context_calls = models::kContextCallsOfBlock;
+    } else {
+      passage.forward.ring_rounds = passage.backward.ring_rounds = 1;
+      passage.backward.ring_gradient_rounds = 1;
+    }
   }
 
   // So many of the first layers that the share is right.

@@ -43,12 +43,16 @@ enum class Recompute { kNone, kElementwise, kGateUp, kEverySecondProduct, kBlock
 // or torch.compile. kEager: an operator for each step, as in PyTorch without a compiler.
 enum class Fusion { kFused, kEager };
 
+// How ranks that share a sequence get at each other's keys and values: all at once, or block by block.
+enum class SequenceExchange { kGather, kRing };
+
 struct DecoderSetup {
   int64_t sequence_length = 0;
   int64_t sequences = 1;       // of a rank in a microbatch
   int64_t sequence_ranks = 1;  // ranks that share a sequence; each computes an equal part of its tokens
-  int64_t expert_ranks = 1;    // that have all experts among them; every expert gets as many tokens
-  int64_t tensor_ranks = 1;    // that share each layer, and between layers the tokens; the shape is a rank's part
+  SequenceExchange sequence_exchange = SequenceExchange::kGather;
+  int64_t expert_ranks = 1;  // that have all experts among them; every expert gets as many tokens
+  int64_t tensor_ranks = 1;  // that share each layer, and between layers the tokens; the shape is a rank's part
   int microbatches = 1;
   Recompute recompute = Recompute::kNone;
   double recomputed_share = 1;  // of the blocks

@@ -60,7 +60,21 @@ class Prices {
     return static_cast<double>(work.tensor_calls) * slimmed(work_.tensor_bytes, tensor, 1).alone_ms() +
            static_cast<double>(work.context_calls) *
                slimmed(work_.context_bytes, context, work_.tensor_ranks * work_.expert_ranks).alone_ms() +
-           static_cast<double>(work.expert_calls) * exchange(work_.expert_bytes, experts_, hardware_).alone_ms();
+           static_cast<double>(work.expert_calls) * exchange(work_.expert_bytes, experts_, hardware_).alone_ms() +
+           (work.ring_rounds > 0 ? exposed_ring_ms(work) : 0);
+  }
+
+  // What attention to the blocks that came does not hide.
+  double exposed_ring_ms(const Work& work) const {
+    const RankGroup group =
+        RankGroup::strided(work_.context_ranks, work_.tensor_ranks * work_.expert_ranks, work_.ranks_per_node);
+    const LinkKind link = group.in_node == group.size ? LinkKind::kNode : LinkKind::kNetwork;
+    const auto steps = static_cast<double>(group.size - 1);
+    const auto round = [&](int64_t bytes) { return steps * message(bytes / group.size, link, hardware_).alone_ms(); };
+    const double all = static_cast<double>(work.ring_rounds) * round(work_.context_bytes) +
+                       static_cast<double>(work.ring_gradient_rounds) * round(work_.context_gradient_bytes);
+    const double hidden = attention_ms(work, work_.dtype, hardware_) * steps / static_cast<double>(group.size);
+    return std::max(0.0, all - hidden);
   }
 
   // A few bytes that all ranks need to have.

@@ -31,6 +31,7 @@ enum class Arrival { kSomeGradients, kNone };
 // unit's gradients are complete at the end of its first passage's backward.
 struct Passage {
   int unit = 0;
+  int stage = 0;  // of the rank's, in a pipeline
   Work forward;
   Work backward;
   BackwardReads backward_reads = BackwardReads::kWeights;
@@ -44,14 +45,15 @@ struct StepWork {
   Dtype dtype = Dtype::kBf16;     // of the products
   int microbatches = 1;
 
-  int shard_ranks = 1;         // along the mesh's axis `shard`, `tensor_ranks` apart
-  int replica_ranks = 1;       // along `replicate`
-  int tensor_ranks = 1;        // that share each layer: neighbours
-  int context_ranks = 1;       // of a shard group, that share sequences: the nearest of it
-  int expert_ranks = 1;        // likewise, that have all experts among them
-  int64_t tensor_bytes = 0;    // of all ranks together, in a call
-  int64_t context_bytes = 0;   // likewise
-  int64_t expert_bytes = 0;    // that a rank has to give in an exchange, what stays with it included
+  int shard_ranks = 1;                 // along the mesh's axis `shard`, `tensor_ranks` apart
+  int replica_ranks = 1;               // along `replicate`
+  int tensor_ranks = 1;                // that share each layer: neighbours
+  int context_ranks = 1;               // of a shard group, that share sequences: the nearest of it
+  int expert_ranks = 1;                // likewise, that have all experts among them
+  int64_t tensor_bytes = 0;            // of all ranks together, in a call
+  int64_t context_bytes = 0;           // likewise
+  int64_t context_gradient_bytes = 0;  // likewise, in a ring, of gradients
+  int64_t expert_bytes = 0;            // that a rank has to give in an exchange, what stays with it included
   bool holds_weights = false;  // until the last microbatch of a step, where they stay between forward and backward
   int ranks_per_node = 8;
   // Above pods of so many nodes the network is a slimmed fat tree: its links carry 1 / slimming of what the pod's nodes

@@ -44,6 +44,8 @@ Work& Work::operator+=(const Work& other) {
   kernels += other.kernels;
   tensor_calls += other.tensor_calls;
   context_calls += other.context_calls;
+  ring_rounds += other.ring_rounds;
+  ring_gradient_rounds += other.ring_gradient_rounds;
   expert_calls += other.expert_calls;
   return *this;
 }

@@ -11,12 +11,16 @@ enum class Dtype { kFp32, kBf16, kFp8 };
 std::string_view name(Dtype dtype);  // "fp32", "bf16", "fp8"
 int64_t element_bytes(Dtype dtype);
 
+// Gradients of weights can be computed later than the rest of a backward.
+enum class ProductOf { kAnything, kWeightGradient };
+
 // [m, k] times [k, n], `count` of them one after the other.
 struct Product {
   int64_t m = 0;
   int64_t n = 0;
   int64_t k = 0;
   int64_t count = 1;
+  ProductOf of = ProductOf::kAnything;
 
   double flops() const;  // 2 m n k count
 };
@@ -34,6 +38,10 @@ struct Work {
   // ranks that share a layer, StepWork::context_bytes over those that share sequences.
   int64_t tensor_calls = 0;
   int64_t context_calls = 0;
+  // In a ring, which the computation hides as far as attention goes: rounds of all keys and values, and of their
+  // gradients.
+  int64_t ring_rounds = 0;
+  int64_t ring_gradient_rounds = 0;
   int64_t expert_calls = 0;  // exchanges of StepWork::expert_bytes over the ranks that have all experts among them
 
   double product_flops() const;

@@ -246,10 +246,12 @@ TEST_F(MeshAxes, TheRunIsAsPlanned) {
       {4, "--mesh.tp=2 --shard.replicas=2 --shard.strategy=hybrid"},
       {2, "--mesh.cp=2"},
       {4, "--mesh.cp=2 --mesh.tp=2"},
+      {2, "--mesh.cp=2 --mesh.cp_exchange=ring"},
       {4, "--mesh.cp=2 --shard.strategy=optim"}};
   expect_as_planned(meshes);
   expect_dry_run("--mesh.cp=2 --mesh.tp=2", {"1 x 2 ranks x tp 2, cp 2 of the shards", "gather activations over tp",
                                              "reduce-scatter activations over cp"});
+  expect_dry_run("--mesh.cp=4 --mesh.cp_exchange=ring", {"cp 4 of the shards (ring)", "receive activations over cp"});
 }
 
 TEST_F(MeshAxes, StagesAreAsPlanned) {
@@ -258,8 +260,20 @@ TEST_F(MeshAxes, StagesAreAsPlanned) {
       {4, "--mesh.pp=2 --train.microbatch_sequences=2"},
       {4, "--mesh.pp=2 --train.microbatch_sequences=1 --shard.strategy=optim_grads --shard.precision=bf16"},
       {4, "--mesh.pp=2 --mesh.tp=2 --train.microbatch_sequences=3 --model.tie_embeddings=false"},
-      {4, "--mesh.pp=4 --train.microbatch_sequences=1 --mesh.schedule=gpipe --train.recompute=block"}};
+      {4, "--mesh.pp=4 --train.microbatch_sequences=1 --mesh.schedule=gpipe --train.recompute=block"},
+      {2, "--mesh.pp=2 --mesh.schedule=interleaved --mesh.stages_per_rank=2 --train.microbatch_sequences=2"},
+      {4,
+       "--mesh.pp=2 --mesh.schedule=interleaved --mesh.stages_per_rank=2 --train.microbatch_sequences=1 "
+       "--shard.strategy=optim"},
+      {4,
+       "--mesh.pp=2 --mesh.schedule=interleaved --mesh.stages_per_rank=2 --train.microbatch_sequences=3 "
+       "--shard.strategy=optim_grads --model.tie_embeddings=false"},
+      {4, "--mesh.pp=4 --mesh.schedule=zero_bubble --train.microbatch_sequences=2"},
+      {4, "--mesh.pp=2 --mesh.schedule=zero_bubble --train.microbatch_sequences=1 --shard.strategy=optim_grads"},
+      {4, "--mesh.pp=2 --mesh.tp=2 --mesh.schedule=zero_bubble --train.microbatch_sequences=3"}};
   expect_as_planned(meshes);
+  expect_dry_run("--mesh.pp=2 --mesh.schedule=interleaved --mesh.stages_per_rank=2 --train.microbatch_sequences=1",
+                 {"2 x 2 stages (interleaved) of 1 x 2 ranks", "receive activations of other stages"});
   expect_dry_run("--mesh.pp=2 --train.microbatch_sequences=2",
                  {"2 stages (1f1b) of 1 x 2 ranks", "receive activations of other stages"});
 }

@@ -97,6 +97,53 @@ TEST(PlanAxes, ContextRanksReceiveTheKeysOfTheOthers) {
   }
 }
 
+// docs/parallelism.md: (N-1) S in a forward, as much in a backward, and gradients in fp32; no copy of others' keys.
+TEST(PlanAxes, ARingPassesBlocks) {
+  const models::DecoderConfig& config = llama_70b();
+  plan::Setup setup = setup_of(16, 4, 1);
+  setup.work.recompute = models::Recompute::kNone;
+  const Report gathered = make_report(model_70b(), setup);
+  EXPECT_EQ(find_line(gathered, CollectiveKind::kMessage, CollectiveAxis::kContext), nullptr);
+  setup.context_exchange = parallel::ContextExchange::kRing;
+  const Report ring = make_report(model_70b(), setup);
+  const auto* line = find_line(ring, CollectiveKind::kMessage, CollectiveAxis::kContext);
+  ASSERT_NE(line, nullptr);
+  const int64_t own = 8192 / 4 * 2 * config.num_key_value_heads * config.head_dim * 2;
+  EXPECT_EQ(line->call.received_bytes, config.num_hidden_layers * 3 * (own + own + 2 * own));
+  EXPECT_EQ(line->call.calls, config.num_hidden_layers * 3 * 3);
+  EXPECT_EQ(line->between_nodes, 0);
+  EXPECT_LT(ring.memory[Part::kActivations], gathered.memory[Part::kActivations]);
+  setup.node_size = 2;  // half of a node's ranks get what comes from others
+  const Report far = make_report(model_70b(), setup);
+  EXPECT_EQ(find_line(far, CollectiveKind::kMessage, CollectiveAxis::kContext)->between_nodes,
+            line->call.received_bytes / 2);
+}
+
+// Where keys, values and mask of all ranks pass 256 MiB, as the runtime decides.
+TEST(PlanAxes, LongSequencesTakeTheRing) {
+  for (const int64_t tokens : {8192, 131072}) {
+    plan::Setup setup = setup_of(16, 4, 1);
+    setup.work.sequence_length = tokens;
+    const Report report = make_report(model_70b(), setup);
+    const bool is_ring = find_line(report, CollectiveKind::kMessage, CollectiveAxis::kContext) != nullptr;
+    EXPECT_EQ(is_ring, tokens > 8192);
+    EXPECT_THAT(to_text(report), HasSubstr(is_ring ? "receive activations over cp" : "gather activations over cp"));
+  }
+}
+
+// The ring hides what it receives behind attention.
+TEST(PlanAxes, TimeOfARingIsHidden) {
+  const time::Hardware hardware = time::find_hardware("h100-sxm");
+  plan::Setup setup = setup_of(16, 4, 1);
+  setup.work.sequence_length = 65536;
+  setup.context_exchange = parallel::ContextExchange::kGather;
+  const Forecast gathered = forecast(model_70b(), setup, Network{}, hardware);
+  setup.context_exchange = parallel::ContextExchange::kRing;
+  const Forecast ring = forecast(model_70b(), setup, Network{}, hardware);
+  EXPECT_GT(gathered.step.activation_ms, 0);
+  EXPECT_LT(ring.step.activation_ms, 0.1 * gathered.step.activation_ms);
+}
+
 TEST(PlanAxes, RanksThatShareSequencesAreNoMoreTokens) {
   EXPECT_EQ(setup_of(16, 1, 8).tokens_per_step(), 16 * 8192);
   EXPECT_EQ(setup_of(16, 4, 8).tokens_per_step(), 4 * 8192);

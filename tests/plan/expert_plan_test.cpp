@@ -165,7 +165,7 @@ TEST(PlanExperts, WhatDoesNotFitIsRefused) {
   setup.tensor = 2;
   EXPECT_THAT(refused(setup, mixtral()), HasSubstr("tp: got 2 with experts, expected 1"));
   setup = setup_of(4, 1);
-  setup.stages = 2;
+  setup.pipeline = 2;
   EXPECT_THAT(refused(setup, mixtral()), HasSubstr("pp: got 2 with experts"));
   setup = setup_of(4, 2);
   setup.optimizer = Optimizer::kMuon;

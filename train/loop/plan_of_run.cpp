@@ -60,13 +60,8 @@ plan::Setup setup_of_run(const Config& config, const World& world) {
 
 plan::Report plan_run(const Config& config, const ModelChoice& choice, const World& world) {
   const plan::Setup setup = setup_of_run(config, world);
-  const int64_t stage = world.rank / setup.stage_ranks();
-  return plan::make_stage_report(planned_model(config, choice), setup, {}, stage);
-}
-
-std::optional<plan::Report> plan_if_known(const Config& config, const ModelChoice& choice, const World& world) {
-  if (config.mesh.pp > 1 && !plan::find_order(config.mesh.schedule)) return std::nullopt;
-  return plan_run(config, choice, world);
+  const int64_t place = world.rank / setup.stage_ranks();
+  return plan::make_stage_report(planned_model(config, choice), setup, {}, place);
 }
 
 std::string planned_optimizer(const plan::Report& plan) {

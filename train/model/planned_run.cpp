@@ -105,8 +105,12 @@ plan::Setup planned_setup(const Config& config, const RankCounts& ranks) {
   setup.context = mesh.cp;
   setup.tensor = mesh.tp;
   setup.experts = mesh.ep;
-  setup.stages = mesh.pp;
-  if (mesh.pp > 1) setup.order = plan::parse_order(mesh.schedule);
+  setup.pipeline = mesh.pp;
+  if (mesh.pp > 1) {
+    setup.order = plan::parse_order(mesh.schedule);
+    setup.stages_per_rank = mesh.stages_per_rank;
+  }
+  setup.context_exchange = plan::parse_context_exchange(mesh.cp_exchange);
   setup.strategy = options.strategy;
   if (options.reshard_after_forward) {
     const auto* whole = std::get_if<bool>(&*options.reshard_after_forward);
