@@ -177,9 +177,11 @@ at::Tensor DecoderImpl::compute_logits(const at::Tensor& hidden_BTE) { return ke
 void DecoderImpl::set_expert_ranks(std::shared_ptr<ExpertRanks> ranks) {
   int64_t number = 0;
   for (const auto& layer : *layers()) {
-    Mixture mixture = layer->as<DecoderLayer>()->mixture();
     const std::string name = "model.layers." + std::to_string(number++) + ".mlp";
-    if (!mixture.is_empty()) mixture->set_ranks(ranks, name);
+    const auto* block = layer->as<DecoderLayer>();
+    if (block == nullptr || block->mixture().is_empty()) continue;
+    Mixture mixture = block->mixture();
+    mixture->set_ranks(ranks, name);
   }
   expert_ranks_ = std::move(ranks);
 }
@@ -227,6 +229,7 @@ void DecoderImpl::keep_blocks(const std::vector<BlockRange>& stages) {
 
 at::Tensor DecoderImpl::run_stage(const BlockRange& stage, const at::Tensor& given_BTE, const at::Tensor& input_ids_BT,
                                   const Sequence& sequence) {
+  if (config_.experts.count > 0) body_->balance().begin();
   return body_->run_stage(stage, given_BTE, input_ids_BT, make_inputs(input_ids_BT, sequence), run_block_);
 }
 

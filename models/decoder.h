@@ -159,6 +159,12 @@ class DecoderImpl : public torch::nn::Module {
   // tokens, are looked up there, and tell their number elsewhere. Returns hidden states [B, T, E].
   at::Tensor run_stage(const BlockRange& stage, const at::Tensor& given_BTE, const at::Tensor& input_ids_BT,
                        const Sequence& sequence = {});
+  // Of the run_stage() before, with experts: what the stage's layers chose. Local.
+  ExpertChoices take_choices() { return body_->balance().take(); }
+  // Before the backward of that run_stage(): as ExpertBalance::resume(). Local.
+  void resume_choices(const ExpertChoices& choices, const at::Tensor& gradient_E) {
+    body_->balance().resume(choices.round, gradient_E);
+  }
   // Of the last stage's hidden states: what loss() and forward() make of them.
   at::Tensor loss_of(const at::Tensor& hidden_BTE, const at::Tensor& targets_N,
                      kernels::Reduction reduction = kernels::Reduction::kMean, const kernels::LossTerms& terms = {});

@@ -47,7 +47,10 @@ void DecoderLayerImpl::set_projections(Projections projections) {
 void DecoderLayerImpl::set_across(const std::shared_ptr<AcrossRanks>& across, const std::string& name) {
   if (!self_attn_.is_empty()) self_attn_->set_across(across, name + ".self_attn");
   if (!latent_attn_.is_empty()) latent_attn_->set_across(across, name + ".self_attn");
-  if (!mlp_.is_empty()) mlp_->set_across(across, name + ".mlp");  // experts see a token by itself
+  if (!mlp_.is_empty()) mlp_->set_across(across, name + ".mlp");
+  if (mixture_.is_empty() || mixture_->shared_experts().is_empty()) return;  // experts see a token by itself
+  GatedMlp shared = mixture_->shared_experts();
+  shared->set_across(across, name + ".mlp.shared_experts");
 }
 
 void DecoderLayerImpl::set_input_runner(NotKept not_kept, InputRunner run_input) {

@@ -12,16 +12,16 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct RoundHolder : torch::CustomClassHolder {
-  explicit RoundHolder(std::shared_ptr<ExpertBalance::Round> round) : round(std::move(round)) {}
-  std::shared_ptr<ExpertBalance::Round> round;
+  explicit RoundHolder(std::shared_ptr<BalanceRound> round) : round(std::move(round)) {}
+  std::shared_ptr<BalanceRound> round;
 };
 
-void keep_round(AutogradContext* context, const std::shared_ptr<ExpertBalance::Round>& round) {
+void keep_round(AutogradContext* context, const std::shared_ptr<BalanceRound>& round) {
   context->set_materialize_grads(false);
   context->saved_data["round"] = c10::IValue::make_capsule(c10::make_intrusive<RoundHolder>(round));
 }
 
-ExpertBalance::Round& round_of(AutogradContext* context) {
+BalanceRound& round_of(AutogradContext* context) {
   const auto capsule = context->saved_data["round"].toCapsule();
   return *static_cast<const RoundHolder*>(capsule.get())->round;
 }
@@ -29,13 +29,13 @@ ExpertBalance::Round& round_of(AutogradContext* context) {
 // y, whose backward sends the balancing loss's gradient to the scores.
 struct AtLayer : torch::autograd::Function<AtLayer> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& y, const at::Tensor& scores_NE,
-                            const std::shared_ptr<ExpertBalance::Round>& round) {
+                            const std::shared_ptr<BalanceRound>& round) {
     keep_round(context, round);
     context->saved_data["tokens"] = scores_NE.size(0);
     return y.view_as(y);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const ExpertBalance::Round& round = round_of(context);
+    const BalanceRound& round = round_of(context);
     if (!round.upstream.defined() || !round.slope_E.defined()) return {gradients[0], at::Tensor(), at::Tensor()};
     const at::Tensor slope_E = round.slope_E * round.upstream;
     return {gradients[0], slope_E.expand({context->saved_data["tokens"].toInt(), slope_E.size(0)}), at::Tensor()};
@@ -45,7 +45,7 @@ struct AtLayer : torch::autograd::Function<AtLayer> {
 // x and a 0 that stands for the loss: their backward runs before that of all layers.
 struct AtEnd : torch::autograd::Function<AtEnd> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x,
-                               const std::shared_ptr<ExpertBalance::Round>& round) {
+                               const std::shared_ptr<BalanceRound>& round) {
     keep_round(context, round);
     return {x.view_as(x), at::zeros({}, x.options().dtype(at::kFloat))};
   }
@@ -57,9 +57,13 @@ struct AtEnd : torch::autograd::Function<AtEnd> {
 
 }  // namespace
 
+at::Tensor balance_slope(const at::Tensor& counts_E, double rows) {
+  return counts_E * (static_cast<double>(counts_E.size(0)) / (rows * rows));
+}
+
 void ExpertBalance::begin() {
   *this = ExpertBalance();
-  round_ = std::make_shared<Round>();
+  round_ = std::make_shared<BalanceRound>();
   is_watching_ = true;
 }
 
@@ -82,6 +86,23 @@ at::Tensor ExpertBalance::finish(const at::Tensor& x) {
   return result[0];
 }
 
+ExpertChoices ExpertBalance::take() {
+  is_watching_ = false;
+  ExpertChoices choices;
+  choices.round = round_;
+  if (counts_.empty()) return choices;
+  choices.counts_LE = at::stack(std::exchange(counts_, {})).to(at::kCPU, at::kDouble);
+  choices.score_sums_E = at::stack(std::exchange(score_sums_, {})).sum(0).to(at::kCPU);
+  choices.tokens = num_tokens_;
+  return choices;
+}
+
+void ExpertBalance::resume(const std::shared_ptr<BalanceRound>& round, const at::Tensor& gradient_E) {
+  round->slope_E = gradient_E;
+  round->upstream = at::ones({}, gradient_E.options());
+  round_ = round;
+}
+
 at::Tensor ExpertBalance::loss(ExpertRanks* ranks) {
   if (counts_.empty()) return {};
   const at::NoGradGuard no_grad;
@@ -90,9 +111,9 @@ at::Tensor ExpertBalance::loss(ExpertRanks* ranks) {
   if (ranks != nullptr) numbers = ranks->add_up(numbers);
   counts_LE_ = numbers.narrow(0, 0, counts_LE_.numel()).view_as(counts_LE_);
   const double rows = numbers[-1].item<double>() * static_cast<double>(counts_LE_.size(0));
-  const at::Tensor sums_E = at::stack(std::exchange(score_sums_, {})).sum(0);
-  const auto experts = static_cast<double>(sums_E.size(0));
-  const at::Tensor slope_E = (counts_LE_.sum(0) * (experts / (rows * rows))).to(sums_E.device());
+  at::Tensor sums_E = at::stack(std::exchange(score_sums_, {})).sum(0);
+  if (ranks != nullptr) sums_E = ranks->add_up_alike(sums_E.cpu()).to(sums_E.device());
+  const at::Tensor slope_E = balance_slope(counts_LE_.sum(0), rows).to(sums_E.device());
   round_->slope_E = slope_E.to(at::kFloat);
   const at::Tensor value = (slope_E * sums_E).sum().to(at::kFloat);
   const at::Tensor handle = std::exchange(handle_, {});

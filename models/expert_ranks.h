@@ -17,7 +17,7 @@ namespace fsdp::models {
 using ComputeExperts = std::function<at::Tensor(const at::Tensor& x_RE, const std::vector<int64_t>& rows)>;
 
 // Where experts are spread over ranks (expert parallelism), tokens travel to them; and wherever ranks have tokens of
-// their own, how busy experts are is known to all of them together only. Both are COLLECTIVE.
+// their own, how busy experts are is known to all of them together only. All are COLLECTIVE.
 class ExpertRanks {
  public:
   ExpertRanks() = default;
@@ -31,6 +31,8 @@ class ExpertRanks {
                          const std::string& layer) = 0;
   // Over all ranks that have tokens of their own; `numbers` are few, on the host.
   virtual at::Tensor add_up(const at::Tensor& numbers) = 0;
+  // Likewise, over those of them that tell of one loss: they have parts of the tokens between layers (AcrossRanks).
+  virtual at::Tensor add_up_alike(const at::Tensor& numbers) = 0;
 };
 
 // The same on one rank, which has all experts.

@@ -38,8 +38,9 @@ LatentAttentionImpl::LatentAttentionImpl(const DecoderConfig& config, int64_t la
 }
 
 std::vector<at::Tensor> LatentAttentionImpl::project(const at::Tensor& x_BTE) {
-  const at::Tensor q = q_proj_.is_empty() ? q_b_proj_(q_a_layernorm_(q_a_proj_(x_BTE))) : q_proj_(x_BTE);
-  return {q, kv_a_proj_with_mqa_(x_BTE)};
+  const at::Tensor& all_BTE = across_ ? across_->enter_layer(x_BTE, name_) : x_BTE;
+  const at::Tensor q = q_proj_.is_empty() ? q_b_proj_(q_a_layernorm_(q_a_proj_(all_BTE))) : q_proj_(all_BTE);
+  return {q, kv_a_proj_with_mqa_(all_BTE)};
 }
 
 at::Tensor LatentAttentionImpl::attend(const std::vector<at::Tensor>& projections, const AttentionInputs& inputs) {
@@ -60,7 +61,8 @@ at::Tensor LatentAttentionImpl::attend(const std::vector<at::Tensor>& projection
   const at::Tensor y_BTHD = inputs.cache != nullptr ? inputs.cache->attend(layer_, q, k, v)
                             : across_ ? across_->attend(q, k, v, inputs.document_lengths, /*window=*/0, name_)
                                       : kernels::causal_attention(q, k, v, inputs.document_lengths);
-  return o_proj_(y_BTHD.narrow(-1, 0, shape_.value_dim).flatten(2));
+  const at::Tensor y = y_BTHD.narrow(-1, 0, shape_.value_dim).flatten(2);
+  return across_ ? across_->leave_layer(o_proj_->without_bias(y), o_proj_->bias, name_) : o_proj_(y);
 }
 
 void LatentAttentionImpl::set_across(std::shared_ptr<AcrossRanks> across, const std::string& name) {

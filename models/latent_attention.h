@@ -30,7 +30,8 @@ class LatentAttentionImpl : public torch::nn::Module {
   // [B, T, E].
   at::Tensor attend(const std::vector<at::Tensor>& projections, const AttentionInputs& inputs);
 
-  // Sequences may be cut over ranks; `name` is told in errors.
+  // The maps to and from heads are cut over ranks, so that this rank has some of the heads, and sequences may be;
+  // `name` is told in errors.
   void set_across(std::shared_ptr<AcrossRanks> across, const std::string& name);
 
  private:

@@ -38,7 +38,7 @@ class LinearImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x);
   // y, made of W x in place: with the bias and what the adapter adds.
   at::Tensor complete(at::Tensor product, const at::Tensor& x);
-  // y without the bias, which is added where parts of y are put together.
+  // What forward() gives without the bias: of a part of the inputs a term of a sum, to which the bias is added once.
   at::Tensor without_bias(const at::Tensor& x);
 
   // Adds the parameters `lora_A.weight` and `lora_B.weight`, uninitialised. Once.

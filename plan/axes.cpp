@@ -135,10 +135,11 @@ void check_experts(const DecoderConfig& config, const Setup& setup) {
                 ", which has no experts, expected 1.");
   }
   if (setup.tensor > 1)
-    refuse_axis("tp: got " + std::to_string(setup.tensor) + " with experts, expected 1. Spread them with ep.");
+    refuse_axis("tp: got " + std::to_string(setup.tensor) +
+                " with experts, which is not planned in this version, expected 1.");
   if (setup.pipeline > 1)
     refuse_axis("pp: got " + std::to_string(setup.pipeline) +
-                " with experts, whose stages have no balancing loss, expected 1. Spread them with ep.");
+                " with experts, which is not planned in this version, expected 1.");
   if (setup.experts == 1) return;
   check_counts("ep", setup.experts, {{"experts of a layer", config.experts.count}});
   if (setup.optimizer == Optimizer::kMuon || setup.optimizer == Optimizer::kAdamW8Bit)
@@ -155,6 +156,14 @@ void check_stages(const DecoderConfig& config, const Setup& setup) {
         std::to_string(config.num_hidden_layers) + ".");
 }
 
+bool has_adapters(const PlannedModel& model) {
+  return std::any_of(model.blocks.begin(), model.blocks.end(), [](const PlannedUnit& block) {
+    return std::any_of(block.parameters.begin(), block.parameters.end(), [](const PlannedParameter& parameter) {
+      return parameter.name.find(".lora_A.") != std::string::npos;
+    });
+  });
+}
+
 }  // namespace
 
 void check_axes(const PlannedModel& model, const Setup& setup) {
@@ -169,6 +178,9 @@ void check_axes(const PlannedModel& model, const Setup& setup) {
   if (setup.context > 1) check_counts("cp", setup.context, {{"tokens of a sequence", setup.work.sequence_length / 2}});
   if (setup.tensor == 1) return;
   check_counts("tp", setup.tensor, counts_of(*model.decoder, setup));
+  if (has_adapters(model))
+    refuse_axis("tp: got " + std::to_string(setup.tensor) +
+                " with adapters, which is not planned in this version, expected 1.");
   if (setup.optimizer == Optimizer::kMuon || setup.optimizer == Optimizer::kAdamW8Bit)
     refuse_axis("tp: got it with optimizer " + std::string(name(setup.optimizer)) +
                 ", which wants whole matrices or blocks, expected adamw, lion or sgd.");

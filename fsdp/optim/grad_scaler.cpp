@@ -196,6 +196,13 @@ struct GradScaler::Step : NormListener {
     return ScaledStep::kTaken;
   }
 
+  void check_norm(double max_norm) const {
+    FSDP_CHECK(was_scaled,
+               "[GradScaler] grad_norm: got no loss to scale since the last update(), expected "
+               "scaler.scale(loss).backward() first.");
+    FSDP_CHECK(max_norm > 0, "[GradScaler] grad_norm: max_norm: got ", max_norm, ", expected a number above 0.");
+  }
+
   void begin_anew() {
     was_scaled = found = false;
     looks.clear();
@@ -234,6 +241,8 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) {
   return (is_narrow ? loss.to(at::kFloat) : loss) * step_->state.scale;
 }
 
+void GradScaler::expect_scaled() { step_->was_scaled = true; }
+
 void GradScaler::unscale_(const torch::nn::Module& module) { unscale_(leaves_of(module)); }
 
 void GradScaler::unscale_(const Tensors& leaves) {
@@ -252,14 +261,15 @@ void GradScaler::unscale_(const Tensors& leaves) {
 }
 
 GradNorm GradScaler::grad_norm(const Tensors& leaves, double max_norm, double norm_type) {
-  FSDP_CHECK(step_->was_scaled,
-             "[GradScaler] grad_norm: got no loss to scale since the last update(), expected "
-             "scaler.scale(loss).backward() first.");
-  FSDP_CHECK(max_norm > 0, "[GradScaler] grad_norm: max_norm: got ", max_norm, ", expected a number above 0.");
-  const GradNorm scaled = fsdp::grad_norm(leaves, max_norm, norm_type);
+  step_->check_norm(max_norm);
+  return grad_norm_from(fsdp::grad_norm(leaves, max_norm, norm_type).norm, leaves, max_norm);
+}
+
+GradNorm GradScaler::grad_norm_from(const at::Tensor& scaled_norm, const Tensors& leaves, double max_norm) {
+  step_->check_norm(max_norm);
   const Backstage backstage;
   const double inverse = 1 / step_->state.scale;
-  const at::Tensor norm = scaled.norm * inverse;
+  const at::Tensor norm = scaled_norm * inverse;
   constexpr double kTiny = 1e-6;  // as without a scale
   const at::Tensor factor = (max_norm / (norm + kTiny)).clamp_max(1).nan_to_num(/*nan=*/1) * inverse;
   // A look at the same leaves is replaced: nothing was written.
@@ -276,8 +286,8 @@ GradNorm GradScaler::grad_norm(const Tensors& leaves, double max_norm, double no
     if (!again) step_->add(std::move(look));
   }
   const bool known = all_over_the_world(leaves);
-  const bool found_here = !known && !std::isfinite(scaled.norm.item<double>());
-  step_->add({leaves, found_here, known ? scaled.norm : at::Tensor(), factor});
+  const bool found_here = !known && !std::isfinite(scaled_norm.item<double>());
+  step_->add({leaves, found_here, known ? scaled_norm : at::Tensor(), factor});
   return {norm, factor};
 }
 

@@ -59,12 +59,17 @@ class GradScaler {
 
   // loss * scale, fp32 at least. Local.
   at::Tensor scale(const at::Tensor& loss);
+  // In place of scale() on a rank whose loss is another's, the last stage's of a pipeline: gradients come scaled. Local.
+  void expect_scaled();
   // Gradients of the leaves of `module`, or of these, times 1 / scale; once between two update()s. Local.
   void unscale_(const torch::nn::Module& module);
   void unscale_(const std::vector<at::Tensor>& leaves);
   // Of the gradients without the scale, which keep it: step() multiplies with the factor as it goes. As often as is
   // wanted; the last one counts. COLLECTIVE as fsdp::grad_norm().
   GradNorm grad_norm(const std::vector<at::Tensor>& leaves, double max_norm, double norm_type = 2);
+  // The same from a norm of the gradients as they are, with the scale, that was taken elsewhere of these and others:
+  // Pipeline::grad_norm(). Local.
+  GradNorm grad_norm_from(const at::Tensor& scaled_norm, const std::vector<at::Tensor>& leaves, double max_norm);
   // optimizer.step() with gradients that are no longer scaled, unless one of its gradients is not finite on some rank.
   // Once for each optimizer between two update()s. COLLECTIVE over the world.
   ScaledStep step(FlatOptimizer& optimizer);

@@ -104,20 +104,21 @@ at::Tensor output_of(const Stage& stage, const Turn& turn, const at::Tensor& x) 
 class Pipeline::Step {
  public:
   Step(const std::vector<Stage>& stages, Order order, const Shape& shape, const std::vector<at::Tensor>& inputs,
-       const Loss& loss, LossesAre losses)
+       const Loss& loss, LossesAre losses, const Notes& notes)
       : stages_(stages),
         order_(order),
         shape_(shape),
         inputs_(inputs),
         loss_(loss),
         divisor_(losses == LossesAre::kAveraged ? shape.microbatches : 1),
+        notes_(notes),
         held_(stages) {
     for (const Stage& stage : stages) backwards_left_[root_of(stage)] += shape.microbatches;
   }
 
-  at::Tensor compute(const Turn& turn, at::Tensor given) {
+  Parcel compute(const Turn& turn, Parcel given) {
     if (turn.pass == Pass::kForward) return forward(turn, std::move(given));
-    return turn.pass == Pass::kBackward ? backward(turn, given) : weights(turn);
+    return turn.pass == Pass::kBackward ? backward(turn, given) : Parcel{weights(turn), {}};
   }
   double loss() const { return total_.defined() ? total_.item<double>() : 0; }
 
@@ -126,15 +127,19 @@ class Pipeline::Step {
   static UnitState* root_of(const Stage& stage) { return stage.unit ? stage.unit->state().get() : nullptr; }
   bool is_at_end(const Turn& turn) const { return turn.stage + 1 == shape_.stages(); }
 
-  at::Tensor forward(const Turn& turn, at::Tensor given) {
+  Parcel forward(const Turn& turn, Parcel given) {
     const bool is_first = turn.stage == 0;
-    if (!is_first) given.requires_grad_();
-    const at::Tensor x = is_first ? inputs_[static_cast<size_t>(turn.microbatch)] : Entry::apply(given);
-    at::Tensor y = output_of(stage_of(turn), turn, x);
-    if (is_at_end(turn)) y = part_of_loss(y, turn.microbatch);
+    if (!is_first) given.tensor.requires_grad_();
+    const at::Tensor x = is_first ? inputs_[static_cast<size_t>(turn.microbatch)] : Entry::apply(given.tensor);
+    Parcel result{output_of(stage_of(turn), turn, x), {}};
+    if (notes_.after_forward) result.note = notes_.after_forward(given.note, turn.stage, turn.microbatch);
+    if (is_at_end(turn)) {
+      result.tensor = part_of_loss(result.tensor, turn.microbatch);
+      notes_at_end_[turn.microbatch] = result.note;
+    }
     uses_.keep(turn, root_of(stage_of(turn)));
-    in_flight_[{turn.stage, turn.microbatch}] = {is_first ? at::Tensor() : given, y};
-    return y;
+    in_flight_[{turn.stage, turn.microbatch}] = {is_first ? at::Tensor() : given.tensor, result.tensor};
+    return result;
   }
 
   at::Tensor part_of_loss(const at::Tensor& y, int microbatch) {
@@ -149,9 +154,14 @@ class Pipeline::Step {
     return part;
   }
 
-  at::Tensor backward(const Turn& turn, const at::Tensor& gradient) {
+  Parcel backward(const Turn& turn, const Parcel& given) {
+    at::Tensor note = is_at_end(turn) ? notes_at_end_.extract(turn.microbatch).mapped() : given.note;
+    if (notes_.before_backward) note = notes_.before_backward(note, turn.stage, turn.microbatch);
     const InFlight now = std::move(in_flight_.extract({turn.stage, turn.microbatch}).mapped());
-    if (is_split(order_, turn.stage)) return input_part(turn, now, gradient);
+    return {is_split(order_, turn.stage) ? input_part(turn, now, given.tensor) : whole(turn, now, given.tensor), note};
+  }
+
+  at::Tensor whole(const Turn& turn, const InFlight& now, const at::Tensor& gradient) {
     const std::unique_ptr<Microbatch> scope = next_gradients(turn);
     if (now.output.requires_grad()) torch::autograd::backward({now.output}, {gradient});
     if (!now.input.defined()) return {};
@@ -192,11 +202,13 @@ class Pipeline::Step {
   const std::vector<at::Tensor>& inputs_;
   const Loss& loss_;
   int divisor_;
+  const Notes& notes_;
   HeldWeights held_;
   Uses uses_;
   std::map<const UnitState*, int> backwards_left_;     // of stages with one root together
   std::map<std::pair<int, int>, InFlight> in_flight_;  // by stage and microbatch
   std::map<int, WeightsPart> weights_parts_;           // by microbatch, of the only stage
+  std::map<int, at::Tensor> notes_at_end_;             // by microbatch, of the last stage: they go back
   at::Tensor total_;                                   // [1], fp64
 };
 
@@ -227,9 +239,9 @@ void Pipeline::agree(const std::string& text) const {
   }
 }
 
-Shape Pipeline::shape_for(const std::vector<at::Tensor>& inputs) const {
+Shape Pipeline::shape_for(const std::vector<at::Tensor>& inputs, WithNotes notes) const {
   const Shape shape{comm_->size(), static_cast<int>(stages_.size()), static_cast<int>(inputs.size())};
-  agree(c10::str(inputs.size(), " microbatches"));
+  agree(c10::str(inputs.size(), " microbatches", notes == WithNotes::kYes ? " with notes" : ""));
   check(shape);
   return shape;
 }
@@ -237,16 +249,19 @@ Shape Pipeline::shape_for(const std::vector<at::Tensor>& inputs) const {
 bool Pipeline::has_first_stage() const { return comm_->rank() == 0; }
 bool Pipeline::has_last_stage() const { return comm_->rank() == comm_->size() - 1; }
 
-double Pipeline::step(const std::vector<at::Tensor>& inputs, const Loss& loss, LossesAre losses) {
-  const Shape shape = shape_for(inputs);
+double Pipeline::step(const std::vector<at::Tensor>& inputs, const Loss& loss, LossesAre losses, const Notes& notes) {
+  FSDP_CHECK(bool{notes.after_forward} == bool{notes.before_backward},
+             "[pipeline] got one of the two functions of Notes, expected both or none.");
+  const auto with_notes = notes.after_forward ? WithNotes::kYes : WithNotes::kNo;
+  const Shape shape = shape_for(inputs, with_notes);
   check(order_, shape);
   FSDP_CHECK(loss || !has_last_stage(), "[pipeline] got no loss on the rank of the last stage, expected a function.");
   const at::AutoGradMode with_gradients(true);
   ties_->begin_step();
-  Step step(stages_, order_, shape, inputs, loss, losses);
+  Step step(stages_, order_, shape, inputs, loss, losses, notes);
   Relay relay(comm_, shape, turns_of_all([&](int rank) { return turns_of(order_, shape, rank); }, shape.ranks),
-              device_of(stages_));
-  relay.run([&step](const Turn& turn, at::Tensor given) { return step.compute(turn, std::move(given)); });
+              device_of(stages_), with_notes);
+  relay.run([&step](const Turn& turn, Parcel given) { return step.compute(turn, std::move(given)); });
   ties_->add_up();
   const Backstage backstage;
   const at::Tensor total = at::full({1}, step.loss(), at::kDouble);
@@ -255,7 +270,7 @@ double Pipeline::step(const std::vector<at::Tensor>& inputs, const Loss& loss, L
 }
 
 std::vector<at::Tensor> Pipeline::forward(const std::vector<at::Tensor>& inputs) {
-  const Shape shape = shape_for(inputs);
+  const Shape shape = shape_for(inputs, WithNotes::kNo);
   const at::NoGradGuard no_grad;
   std::vector<std::unique_ptr<ForwardOnly>> scopes;
   for (const Stage& stage : stages_) {
@@ -264,11 +279,11 @@ std::vector<at::Tensor> Pipeline::forward(const std::vector<at::Tensor>& inputs)
   std::vector<at::Tensor> outputs;
   Relay relay(comm_, shape, turns_of_all([&](int rank) { return forward_turns_of(shape, rank); }, shape.ranks),
               device_of(stages_));
-  relay.run([&](const Turn& turn, const at::Tensor& given) {
-    const at::Tensor x = turn.stage == 0 ? inputs[static_cast<size_t>(turn.microbatch)] : given;
+  relay.run([&](const Turn& turn, const Parcel& given) {
+    const at::Tensor x = turn.stage == 0 ? inputs[static_cast<size_t>(turn.microbatch)] : given.tensor;
     at::Tensor y = output_of(stages_[static_cast<size_t>(turn.stage / shape.ranks)], turn, x);
     if (turn.stage + 1 == shape.stages()) outputs.push_back(y);
-    return y;
+    return Parcel{y, {}};
   });
   return outputs;
 }

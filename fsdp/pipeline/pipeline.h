@@ -19,6 +19,7 @@
 namespace fsdp::pipeline {
 
 class Ties;
+enum class WithNotes;
 
 // A part of the model: consecutive layers.
 struct Stage {
@@ -41,6 +42,17 @@ Stage stage_of(const std::shared_ptr<Module>& module, std::optional<Unit> root =
   return {[module](const at::Tensor& x, int) { return module->forward(x); }, parameters(*module), std::move(root),
           name_tensors(*module, names)};
 }
+
+// What stages tell each other beside the one tensor, of each microbatch: numbers on the host, equally many each time on
+// the way forward, and on the way back. Both are called once for each microbatch and stage.
+struct Notes {
+  // After the stage's forward, in the last stage before the loss. `given`: what the stage before returned here,
+  // undefined for the first. That of the last stage goes back.
+  std::function<at::Tensor(const at::Tensor& given, int stage, int microbatch)> after_forward;
+  // Before the stage's backward, which may find that there is nothing to compute. `given`: what the stage after
+  // returned here.
+  std::function<at::Tensor(const at::Tensor& given, int stage, int microbatch)> before_backward;
+};
 
 // What the loss of a batch is, of those of its microbatches.
 enum class LossesAre { kAveraged, kAdded };
@@ -65,7 +77,9 @@ class Pipeline {
   // may be undefined). `loss` is called where the last stage is. Returns the batch's loss on every rank. COLLECTIVE
   // over "pp"; errors name the stage's tensor and the rank that did not come. Throws Error(kUsage): ranks differ in the
   // number of microbatches, or a stage's output in size between them.
-  double step(const std::vector<at::Tensor>& inputs, const Loss& loss, LossesAre losses = LossesAre::kAveraged);
+  // `notes`: all ranks pass both functions, or none does.
+  double step(const std::vector<at::Tensor>& inputs, const Loss& loss, LossesAre losses = LossesAre::kAveraged,
+              const Notes& notes = {});
   // Forwards alone, without gradients, of any number of microbatches. Returns the last stage's outputs where that is,
   // nothing elsewhere. COLLECTIVE likewise.
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs);
@@ -81,7 +95,7 @@ class Pipeline {
  private:
   class Step;
   void agree(const std::string& text) const;
-  Shape shape_for(const std::vector<at::Tensor>& inputs) const;
+  Shape shape_for(const std::vector<at::Tensor>& inputs, WithNotes notes) const;
 
   std::shared_ptr<comm::Comm> comm_;
   std::vector<Stage> stages_;

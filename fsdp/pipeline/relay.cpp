@@ -6,15 +6,15 @@
 namespace fsdp::pipeline {
 
 Relay::Relay(std::shared_ptr<comm::Comm> comm, const Shape& shape, std::vector<std::vector<Turn>> turns,
-             c10::Device device)
-    : comm_(std::move(comm)), shape_(shape), device_(device), turns_(std::move(turns)) {}
+             c10::Device device, WithNotes notes)
+    : comm_(std::move(comm)), shape_(shape), device_(device), notes_(notes), turns_(std::move(turns)) {}
 
 void Relay::run(const Compute& compute) {
   const std::vector<Turn>& turns = turns_[static_cast<size_t>(comm_->rank())];
   for (size_t i = 0; i < turns.size(); ++i) {
-    at::Tensor given = take(turns[i]);
+    Parcel given = take(turns[i]);
     if (i + 1 < turns.size() && shape_.ranks > 1) {
-      if (const auto giver = giver_of(turns[i + 1])) border(*giver).expect();
+      if (const auto giver = giver_of(turns[i + 1])) expect(*giver);
     }
     hand_on(turns[i], compute(turns[i], std::move(given)));
   }
@@ -34,8 +34,8 @@ int Relay::index_of(const Turn& turn) const {
   return static_cast<int>(std::find(turns.begin(), turns.end(), turn) - turns.begin());
 }
 
-Border& Relay::border(const Turn& giver) {
-  const auto key = std::pair(giver.pass, giver.stage);
+Border& Relay::border(const Turn& giver, Part part) {
+  const auto key = std::tuple(giver.pass, giver.stage, part);
   const auto found = borders_.find(key);
   if (found != borders_.end()) return found->second;
   const int from = shape_.rank_of(giver.stage), to = shape_.rank_of(reader_of(giver)->stage);
@@ -43,14 +43,24 @@ Border& Relay::border(const Turn& giver) {
   // A gradient is one of what the stage before returned.
   const std::string what = is_forward ? "output of stage " + std::to_string(giver.stage)
                                       : "gradient of stage " + std::to_string(giver.stage - 1);
-  return borders_.try_emplace(key, comm_, from == comm_->rank() ? to : from, what, device_).first->second;
+  const bool is_note = part == Part::kNote;
+  return borders_
+      .try_emplace(key, comm_, from == comm_->rank() ? to : from, is_note ? "note beside the " + what : what,
+                   is_note ? c10::Device(c10::kCPU) : device_)
+      .first->second;
 }
 
-at::Tensor Relay::take(const Turn& turn) {
+void Relay::expect(const Turn& giver) {
+  border(giver).expect();
+  if (notes_ == WithNotes::kYes) border(giver, Part::kNote).expect();
+}
+
+Parcel Relay::take(const Turn& turn) {
   const auto giver = giver_of(turn);
   if (!giver) return {};
   if (shape_.ranks == 1) return std::exchange(at_home_[{giver->pass, giver->stage}], {});
-  at::Tensor given = border(*giver).receive();
+  Parcel given{border(*giver).receive(), {}};
+  if (notes_ == WithNotes::kYes) given.note = border(*giver, Part::kNote).receive();
   const int peer = shape_.rank_of(giver->stage), index = index_of(*giver);
   for (auto& [key, border] : borders_) {
     if (border.peer() == peer) border.release(index);
@@ -58,13 +68,15 @@ at::Tensor Relay::take(const Turn& turn) {
   return given;
 }
 
-void Relay::hand_on(const Turn& turn, const at::Tensor& result) {
+void Relay::hand_on(const Turn& turn, const Parcel& result) {
   const auto reader = reader_of(turn);
   if (!reader) return;
   if (shape_.ranks > 1) {
-    border(turn).send(result, index_of(*reader));
+    const int index = index_of(*reader);
+    border(turn).send(result.tensor, index);
+    if (notes_ == WithNotes::kYes) border(turn, Part::kNote).send(result.note, index);
   } else {
-    at_home_[{turn.pass, turn.stage}] = result.detach();
+    at_home_[{turn.pass, turn.stage}] = {result.tensor.detach(), result.note};
   }
 }
 

@@ -3,6 +3,9 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
+#include <sstream>
 #include <utility>
 
 #include "fsdp/base/check.h"
@@ -32,6 +35,27 @@ Fp8DelayedScales::Fp8DelayedScales(const torch::nn::Module& module, World world)
   for (const at::Tensor& parameter : module.parameters()) {
     if (kernels::fp8_recipe_of(parameter) == kernels::Fp8Recipe::kDelayed)
       histories_.push_back(kernels::fp8_history_of(parameter));
+  }
+}
+
+Fp8DelayedScales::Fp8DelayedScales(const torch::nn::Module& module, World world, const std::vector<std::string>& names)
+    : world_(std::move(world)) {
+  std::map<std::string, std::shared_ptr<Fp8History>> own;
+  std::string text;
+  for (const auto& item : module.named_parameters()) {
+    if (kernels::fp8_recipe_of(item.value()) != kernels::Fp8Recipe::kDelayed) continue;
+    own[item.key()] = kernels::fp8_history_of(item.value());
+    text += item.key() + "\n";
+  }
+  std::set<std::string> of_all;
+  for (const std::string& theirs : gather_strings(world_, text)) {
+    std::istringstream lines(theirs);
+    for (std::string name; std::getline(lines, name);) of_all.insert(name);
+  }
+  for (const std::string& name : names) {
+    if (of_all.count(name) == 0) continue;
+    const auto here = own.find(name);
+    histories_.push_back(here == own.end() ? std::make_shared<Fp8History>() : here->second);
   }
 }
 

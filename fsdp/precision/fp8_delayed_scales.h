@@ -25,6 +25,10 @@ class Fp8DelayedScales {
  public:
   // Of the layers of `module` that fsdp::fp8() gave that recipe; sharded or not.
   Fp8DelayedScales(const torch::nn::Module& module, World world);
+  // Where ranks have different layers, stages of a pipeline: `names` are those of all parameters of the whole model, in
+  // its order, and `module` calls its own as they are called there. The scales of all layers are on every rank.
+  // COLLECTIVE over the world.
+  Fp8DelayedScales(const torch::nn::Module& module, World world, const std::vector<std::string>& names);
 
   bool empty() const { return histories_.empty(); }
   // Local. What was computed since the last update() does not count: evaluations.
@@ -37,7 +41,7 @@ class Fp8DelayedScales {
   void load(const std::string& text);
 
  private:
-  std::vector<std::shared_ptr<kernels::Fp8History>> histories_;  // in the module's order
+  std::vector<std::shared_ptr<kernels::Fp8History>> histories_;  // in the model's order
   World world_;
 };
 

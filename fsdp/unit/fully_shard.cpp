@@ -322,12 +322,17 @@ std::vector<int> stage_ranks(const Mesh& mesh) {
   return ranks_along(mesh, [](const std::string& axis) { return axis != "pp"; });
 }
 
+// Both in order. Fewer parts than ranks: some ranks have the same one.
+bool is_among(const std::vector<int>& some, const std::vector<int>& all) {
+  return std::includes(all.begin(), all.end(), some.begin(), some.end());
+}
+
 void check_cuts(const SubjectParameters& parameters, const Mesh& mesh) {
   for (const SubjectParameter& parameter : parameters) {
     const auto cut = registry::find_cut(parameter.tensor);
     const bool is_expert = cut && mesh.size("ep") > 1 && cut->ranks->ranks() == mesh.ranks("ep");
     FSDP_CHECK(
-        !cut || is_expert || cut->ranks->ranks() == mesh.ranks("tp"), "[fully_shard] '", parameter.name,
+        !cut || is_expert || is_among(cut->ranks->ranks(), mesh.ranks("tp")), "[fully_shard] '", parameter.name,
         "' was cut over other ranks than those along axis 'tp' or 'ep' of mesh ", mesh.describe(),
         ". Shard with the mesh that the module was made parallel with; ShardOptions::mesh_of must keep the axis.");
     FSDP_CHECK(is_expert || mesh.size("ep") == 1, "[fully_shard] '", parameter.name,

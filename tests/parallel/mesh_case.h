@@ -25,6 +25,7 @@ struct MeshCase {
   pipeline::Order order = pipeline::Order::k1F1B;
   bool shards_blocks;
   ShardOptions options;
+  at::ScalarType dtype = at::kDouble;  // of weights and whatever is made of them, where ranks train
 
   int size(const std::string& axis) const {
     for (const MeshAxis& each : axes) {
@@ -59,7 +60,8 @@ struct MeshCase {
                     has_documents ? ", documents" : "", in_ring ? ", in a ring" : "",
                     tokens_between == parallel::Tokens::kOwn ? ", own tokens | " : " | ", name(options.strategy), ", ",
                     schedule::describe(options.schedule), shards_blocks ? ", block by block" : "", ", ", microbatches,
-                    " microbatches, order ", static_cast<int>(order), ", ", stages_per_rank, " stages");
+                    " microbatches, order ", static_cast<int>(order), ", ", stages_per_rank, " stages, ",
+                    c10::toString(dtype));
   }
 };
 

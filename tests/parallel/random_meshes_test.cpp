@@ -1,6 +1,6 @@
-// Meshes, models, strategies and microbatches by chance, in fp64: ranks train as the definition of the model does on
-// whole tensors. To repeat a failure: FSDP_TEST_FIRST_MESH=<number of the message> FSDP_TEST_MESHES=1; all that are
-// promised: FSDP_TEST_MESHES=200.
+// Meshes, models, strategies and microbatches by chance, in fp64 and fp32: ranks train as the definition of the model
+// does on whole tensors in fp64. To repeat a failure: FSDP_TEST_FIRST_MESH=<number of the message> FSDP_TEST_MESHES=1;
+// all that are promised: FSDP_TEST_MESHES=200. FSDP_TEST_DTYPE=fp32 or fp64 leaves out the other.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -29,6 +29,7 @@ struct Expected {
 Expected train_whole(const MeshCase& mesh_case) {
   Expected expected;
   expected.start = draw_weights(mesh_case);
+  for (auto& [name, start] : expected.start) start = start.to(mesh_case.dtype).to(torch::kDouble);
   Weights weights;
   std::vector<torch::Tensor> all;
   for (const auto& [name, start] : expected.start) {
@@ -61,7 +62,7 @@ class Trainee {
     for (int64_t stage = mesh_.index("pp"); stage < stages; stage += mesh_.size("pp")) {
       const int64_t first = mesh_case.layers * stage / stages, last = mesh_case.layers * (stage + 1) / stages;
       auto part = make_seeded(9, [&] { return std::make_shared<MeshPart>(mesh_case, mesh_, first, last); });
-      part->to(torch::kDouble);
+      part->to(mesh_case.dtype);
       units_.push_back(part->shard(mesh_case, mesh_));
       add_stage(part);
       module_->push_back(part);
@@ -143,10 +144,18 @@ class Trainee {
   std::vector<torch::Tensor> ids_, targets_, documents_;  // of each microbatch
 };
 
-void expect_all_close(const StateDict& actual, const Weights& expected, const std::string& what) {
+// How far numbers may be apart, by their size.
+struct Bounds {
+  double loss, norm, tensor;
+};
+Bounds bounds_of(at::ScalarType dtype) {
+  return dtype == at::kDouble ? Bounds{1e-12, 1e-11, 1e-12} : Bounds{1e-6, 1e-5, 1e-5};
+}
+
+void expect_all_close(const StateDict& actual, const Weights& expected, double bound, const std::string& what) {
   for (const auto& [name, tensor] : expected) {
     ASSERT_EQ(actual.tensors.count(name), 1U) << what << " " << name;
-    expect_close(actual.tensors.at(name), tensor, what + " " + name);
+    expect_close(actual.tensors.at(name).to(torch::kDouble), tensor, bound, what + " " + name);
   }
 }
 
@@ -155,18 +164,20 @@ void expect_equal_training(const MeshCase& mesh_case, const World& world, const 
   StateDict dict = full_state_dict(*trainee.module());
   for (const auto& [name, tensor] : expected.start) {
     ASSERT_EQ(dict.tensors.count(name), 1U) << name;
-    dict.tensors[name] = tensor;
+    dict.tensors[name] = tensor.to(mesh_case.dtype);
   }
   load_full_state_dict(*trainee.module(), dict);
   torch::optim::SGD sgd(trainee.leaves(), kRate);
+  const Bounds bounds = bounds_of(mesh_case.dtype);
   for (size_t step = 0; step < kSteps; ++step) {
     const double loss = trainee.step(MeshBatch(mesh_case, step));
-    EXPECT_NEAR(loss / expected.losses[step], 1, 1e-12) << "loss of step " << step;
-    expect_all_close(full_gradients(*trainee.module()), expected.gradients[step], c10::str("gradient ", step));
-    EXPECT_NEAR(trainee.clip() / expected.norms[step], 1, 1e-11) << "norm of step " << step;
+    EXPECT_NEAR(loss / expected.losses[step], 1, bounds.loss) << "loss of step " << step;
+    expect_all_close(full_gradients(*trainee.module()), expected.gradients[step], bounds.tensor,
+                     c10::str("gradient ", step));
+    EXPECT_NEAR(trainee.clip() / expected.norms[step], 1, bounds.norm) << "norm of step " << step;
     sgd.step();
   }
-  expect_all_close(full_state_dict(*trainee.module()), expected.end, "weight");
+  expect_all_close(full_state_dict(*trainee.module()), expected.end, bounds.tensor, "weight");
 }
 
 unsigned number_from(const char* variable, unsigned otherwise) {
@@ -174,10 +185,13 @@ unsigned number_from(const char* variable, unsigned otherwise) {
   return text != nullptr ? static_cast<unsigned>(std::stoul(text)) : otherwise;
 }
 
-TEST(RandomMeshes, TrainAsOneRankDoes) {
-  const unsigned first = number_from("FSDP_TEST_FIRST_MESH", 1), count = number_from("FSDP_TEST_MESHES", 8);
+void expect_meshes_train(const std::string& dtype, unsigned usual_count) {
+  const char* wanted = std::getenv("FSDP_TEST_DTYPE");
+  if (wanted != nullptr && wanted != dtype) GTEST_SKIP() << "FSDP_TEST_DTYPE=" << wanted;
+  const unsigned first = number_from("FSDP_TEST_FIRST_MESH", 1), count = number_from("FSDP_TEST_MESHES", usual_count);
   for (unsigned seed = first; seed < first + count; ++seed) {
-    const MeshCase mesh_case = random_mesh_case(seed);
+    MeshCase mesh_case = random_mesh_case(seed);
+    if (dtype == "fp32") mesh_case.dtype = at::kFloat;
     SCOPED_TRACE(mesh_case.text());
     const Expected expected = train_whole(mesh_case);
     ASSERT_NO_THROW(run_ranks(mesh_case.world(), [&](const World& world) {
@@ -187,6 +201,10 @@ TEST(RandomMeshes, TrainAsOneRankDoes) {
     if (HasFailure()) return;
   }
 }
+
+TEST(RandomMeshes, TrainAsOneRankDoes) { expect_meshes_train("fp64", 8); }
+
+TEST(RandomMeshes, TrainInFp32AsOneRankDoesInFp64) { expect_meshes_train("fp32", 2); }
 
 // Nothing is left out: no two or three axes are refused together.
 TEST(RandomMeshes, EveryPairAndTripleOfAxesComes) {

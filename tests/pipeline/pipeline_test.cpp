@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include <map>
+#include <tuple>
 
 #include "fsdp/fsdp.h"
 #include "tests/support/close.h"
@@ -286,6 +287,81 @@ TEST(PipelineParity, ForwardsAloneGiveTheLastStagesOutputs) {
 
 // More messages than a transport keeps unread.
 TEST(PipelineParity, ManyMicrobatchesPass) { expect_equal_steps({{{"pp", 2}}, Order::kGPipe, 1, 300}); }
+
+// Beside the tensors: what stages add up on the way forward comes back to each of them, before its backward.
+TEST(PipelineParity, NotesTravelForwardAndBack) {
+  for (const auto& [order, ranks, own, microbatches] :
+       {std::tuple(Order::kGPipe, 2, 1, 5), std::tuple(Order::k1F1B, 3, 1, 4), std::tuple(Order::kInterleaved, 2, 2, 4),
+        std::tuple(Order::kZeroBubble, 3, 1, 4), std::tuple(Order::kInterleaved, 1, 3, 2)}) {
+    run_ranks(ranks, [&, order = order, own = own, microbatches = microbatches](const World& world) {
+      const Layout layout{{{"pp", world.size}}, order, own, microbatches};
+      Models models(Mesh::parallel(world, layout.axes), layout);
+      Pipeline pipeline(Mesh::parallel(world, layout.axes), models.stages, order);
+      const Batch batch(0, 1, microbatches);
+      std::vector<at::Tensor> inputs;
+      for (int m = 0; m < microbatches; ++m) inputs.push_back(batch.inputs[0][m].clone());
+      const int stages = world.size * own;
+      int backwards = 0;
+      const pipeline::Notes notes{[](const at::Tensor& given, int stage, int m) {
+                                    const at::Tensor mine = torch::full({2}, 100 * m + stage, torch::kDouble);
+                                    return given.defined() ? mine + given : mine;
+                                  },
+                                  [&](const at::Tensor& given, int stage, int m) {
+                                    ++backwards;
+                                    const int behind = stages - 1 - stage;  // each of which has added 1
+                                    EXPECT_EQ(given[0].item<double>(),
+                                              stages * 100 * m + stages * (stages - 1) / 2 + behind);
+                                    return given + 1;
+                                  }};
+      const auto loss = [&](const at::Tensor& y, int m) { return loss_of(y, batch.targets[0][m]); };
+      pipeline.step(inputs, loss, pipeline::LossesAre::kAveraged, notes);
+      EXPECT_EQ(backwards, own * microbatches);
+      EXPECT_THAT(
+          [&] {
+            pipeline.step(inputs, loss, pipeline::LossesAre::kAveraged, {notes.after_forward, {}});
+          },
+          ThrowsMessage<Error>(HasSubstr("expected both or none")));
+    });
+  }
+}
+
+// A gradient that overflows in one stage costs the step in all; else both get what one rank would.
+TEST(PipelineParity, OneLossScaleForAllStages) {
+  run_ranks(2, [](const World& world) {
+    const Layout layout{{{"pp", 2}}, Order::k1F1B, 1, 2};
+    Models models(Mesh::parallel(world, layout.axes), layout);
+    Pipeline pipeline(Mesh::parallel(world, layout.axes), models.stages);
+    torch::optim::SGD sgd(models.leaves(), 0.1);
+    GradScaler scaler({.init_scale = 1024});
+    const Batch batch(0, 1, 2);
+    for (const int overflows_in : {1, 0, -1}) {
+      models.parts[0]->zero_grad();
+      if (!pipeline.has_last_stage()) scaler.expect_scaled();
+      const double scale = scaler.current_scale();
+      const double loss =
+          pipeline.step({batch.inputs[0][0].clone(), batch.inputs[0][1].clone()},
+                        [&](const at::Tensor& y, int m) { return scaler.scale(loss_of(y, batch.targets[0][m])); });
+      const double norm = pipeline.grad_norm(1).value() / scale;
+      if (world.rank == overflows_in) models.leaves()[0].mutable_grad().fill_(INFINITY);
+      const GradNorm found = scaler.grad_norm_from(pipeline.grad_norm(1).norm, models.leaves(), 1e9);
+      EXPECT_EQ(std::isfinite(found.value()), overflows_in < 0);
+      EXPECT_EQ(scaler.step(sgd), overflows_in < 0 ? ScaledStep::kTaken : ScaledStep::kSkipped);
+      scaler.update();
+      EXPECT_EQ(scaler.current_scale(), overflows_in < 0 ? scale : scale / 2);
+      if (overflows_in >= 0) continue;
+      const torch::Tensor expected = (loss_of(models.whole->forward(batch.inputs[0][0].clone()), batch.targets[0][0]) +
+                                      loss_of(models.whole->forward(batch.inputs[0][1].clone()), batch.targets[0][1])) /
+                                     2;
+      expected.backward();
+      EXPECT_NEAR(loss / scale / expected.item<double>(), 1, 1e-6);
+      EXPECT_NEAR(norm, found.value(), 1e-6 * norm);
+      models.for_parts([&](Part& part, const auto& weights) {
+        for (const auto& item : part.named_parameters())
+          expect_close(item.value().grad(), weights[item.key()].grad(), 1e-6, item.key());
+      });
+    }
+  });
+}
 
 // ---- what goes wrong
 

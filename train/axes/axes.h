@@ -14,8 +14,9 @@ namespace fsdp::train {
 class Axes {
  public:
   // COLLECTIVE. Nothing where the mesh has no "tp" or "cp" of more than one rank.
-  static std::shared_ptr<Axes> of(const Mesh& mesh, parallel::ContextExchange exchange);
-  Axes(const Mesh& mesh, parallel::ContextExchange exchange);
+  // `heads`: of keys and values, of which each is on several ranks along "tp" where there are fewer of them.
+  static std::shared_ptr<Axes> of(const Mesh& mesh, parallel::ContextExchange exchange, int64_t heads);
+  Axes(const Mesh& mesh, parallel::ContextExchange exchange, int64_t heads);
 
   // Keeps this rank's part of a parameter, where parameters of that name are cut. The parameter may be deferred: then
   // it is whole only while it is made. Local.
@@ -28,7 +29,11 @@ class Axes {
   at::Tensor whole_sequences(const at::Tensor& parts, int64_t dim) const;
 
  private:
+  void sum_gradients(const at::Tensor& parameter, const std::string& name) const;
+
   std::shared_ptr<parallel::Ranks> tensor_, context_;
+  std::shared_ptr<parallel::Ranks> heads_;   // of those along "tp", with one copy of each head of keys and values
+  std::shared_ptr<parallel::Ranks> copies_;  // of those, with the same head
   parallel::ContextExchange exchange_;
 };
 
@@ -36,7 +41,7 @@ class Axes {
 parallel::ContextExchange exchange_of(const std::string& name);
 
 // Along which dimension the parameter of a decoder is cut: maps from the hidden state by outputs, maps to it by inputs,
-// embedding and head by the vocabulary. None: all ranks have it alike.
+// embedding and head by the vocabulary, adapters where their map is. None: all ranks have it alike.
 std::optional<int64_t> cut_dimension(const std::string& name);
 
 }  // namespace fsdp::train

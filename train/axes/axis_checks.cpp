@@ -1,45 +1,64 @@
 #include "train/axes/axis_checks.h"
 
-#include <numeric>
+#include <algorithm>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "fsdp/fsdp.h"
+#include "train/base/format.h"
 #include "train/config/sum_tree.h"
 
 namespace fsdp::train {
 namespace {
 
-using Counts = std::vector<std::pair<std::string, int64_t>>;
+struct Count {
+  std::string what;
+  int64_t number;
+  bool may_repeat = false;  // ranks may have the same one, where there are more of them
+
+  bool fits(int64_t parts) const { return number % parts == 0 || (may_repeat && parts % number == 0); }
+};
+using Counts = std::vector<Count>;
 
 [[noreturn]] void refuse_axis(const std::string& message) { throw Error(ErrorCode::kUsage, "[mesh] " + message); }
 
+bool has_dense_layer(const models::DecoderConfig& model) {
+  for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer) {
+    if (!model.has_experts(layer)) return true;
+  }
+  return false;
+}
+
 // What a layer is cut into.
 Counts counts_of(const Config& config, const models::DecoderConfig& model) {
-  return {{"attention heads (model.heads)", model.num_attention_heads},
-          {"heads of keys and values (model.kv_heads)", model.num_key_value_heads},
-          {"inner features of the MLP (model.ffn_size)", model.intermediate_size},
-          {"entries of the vocabulary (model.vocab_size)", model.vocab_size},
-          {"tokens of a sequence (data.sequence_length)", config.data.sequence_length}};
+  Counts counts = {{"attention heads (model.heads)", model.num_attention_heads},
+                   {"heads of keys and values (model.kv_heads)", model.num_key_value_heads, /*may_repeat=*/true},
+                   {"entries of the vocabulary (model.vocab_size)", model.vocab_size},
+                   {"tokens of a sequence (data.sequence_length)", config.data.sequence_length}};
+  if (has_dense_layer(model)) counts.push_back({"inner features of the MLP (model.ffn_size)", model.intermediate_size});
+  if (model.experts.shared_inner_size > 0)
+    counts.push_back({"inner features of the shared experts", model.experts.shared_inner_size});
+  return counts;
 }
 
 std::string divisors_of_all(const Counts& counts) {
-  int64_t common = 0;
-  for (const auto& [what, count] : counts) common = std::gcd(common, count);
+  int64_t most = 1;
+  for (const Count& count : counts) most = std::max(most, count.number);
   std::string text;
-  for (int64_t divisor = 1; divisor <= common; ++divisor) {
-    if (common % divisor == 0) text += (text.empty() ? "" : ", ") + std::to_string(divisor);
+  for (int64_t parts = 1; parts <= most; ++parts) {
+    const bool fits = std::all_of(counts.begin(), counts.end(), [&](const Count& count) { return count.fits(parts); });
+    if (fits) text += (text.empty() ? "" : ", ") + std::to_string(parts);
   }
   return text;
 }
 
 void check_counts(const std::string& key, int64_t parts, const Counts& counts) {
-  for (const auto& [what, count] : counts) {
-    if (count % parts == 0) continue;
-    const int64_t below = count / parts * parts;
-    refuse_axis(key + ": got " + std::to_string(parts) + " with " + std::to_string(count) + " " + what +
-                ", expected a multiple of it: " + (below > 0 ? std::to_string(below) + " or " : "") +
+  for (const Count& count : counts) {
+    if (count.fits(parts)) continue;
+    const int64_t below = count.number / parts * parts;
+    refuse_axis(key + ": got " + std::to_string(parts) + " with " + std::to_string(count.number) + " " + count.what +
+                ", expected " + (count.may_repeat ? "a divisor or " : "") +
+                "a multiple of it: " + (below > 0 ? std::to_string(below) + " or " : "") +
                 std::to_string(below + parts) + ". With this model " +
                 (key == "mesh.tp" ? "and these sequences " : "") + key + " may be " + divisors_of_all(counts) + ".");
   }
@@ -73,7 +92,9 @@ std::vector<Refused> refused_with_tp(const Config& config) {
        "fp32, bf16 or fp16"},
       {config.train.recompute == "elementwise" || config.train.recompute == "gate_up",
        "train.recompute = \"" + config.train.recompute + "\", which computes a part of a layer again", "none or block"},
-      {config.tune.method == "lora", "tune.method = \"lora\"", "full"}};
+      {config.tune.method == "lora" && config.tune.lora_dropout > 0,
+       "tune.lora_dropout = " + format_text("%g", config.tune.lora_dropout) + ", whose masks are of whole inputs",
+       "0"}};
 }
 
 // That do not go with experts on different ranks.
@@ -91,9 +112,6 @@ void check_experts(const Config& config, const models::DecoderConfig& model) {
   const auto refuse_if = [&](bool is_asked, const std::string& setting, const std::string& instead) {
     if (is_asked) refuse_axis(what + ": got experts with " + setting + ", expected " + instead + ". Set that.");
   };
-  refuse_if(config.mesh.tp > 1, "mesh.tp = " + std::to_string(config.mesh.tp) + ", which cuts MLPs", "1");
-  refuse_if(config.mesh.pp > 1, "mesh.pp = " + std::to_string(config.mesh.pp) + ", whose stages have no balancing loss",
-            "1");
   refuse_if(config.shard.precision == "fp8", "shard.precision = \"fp8\"", "fp32, bf16 or fp16");
   refuse_if(config.train.cuda_graphs, "train.cuda_graphs, whose shapes are fixed", "false");
   refuse_if(config.train.world_invariant, "train.world_invariant, but sums of their tokens depend on the ranks",
@@ -112,10 +130,7 @@ void check_expert_parallel(const Config& config, const models::DecoderConfig& mo
 
 // That do not go with layers in stages.
 std::vector<Refused> refused_with_pp(const Config& config) {
-  return {{config.shard.precision != "fp32" && config.shard.precision != "bf16",
-           "shard.precision = \"" + config.shard.precision + "\"", "fp32 or bf16"},
-          {config.shard.offload != "none", "shard.offload = \"" + config.shard.offload + "\"", "none"},
-          {config.tune.method == "lora", "tune.method = \"lora\"", "full"}};
+  return {{config.shard.offload != "none", "shard.offload = \"" + config.shard.offload + "\"", "none"}};
 }
 
 void check_stages(const Config& config, const models::DecoderConfig& model) {

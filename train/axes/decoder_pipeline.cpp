@@ -47,6 +47,7 @@ DecoderPipeline::DecoderPipeline(const Mesh& mesh, const models::Decoder& decode
   own.front().names = pipeline::name_tensors(*decoder_, pipeline::prefixed(""));
   own.front().leaves = parameters(*decoder_);
   pipeline_.emplace(mesh, std::move(own), order);
+  if (decoder_->config().experts.count > 0) balance_.emplace(mesh, decoder_, stages_);
 }
 
 pipeline::Stage DecoderPipeline::make_stage(const models::BlockRange& blocks, const Unit& root) {
@@ -54,19 +55,22 @@ pipeline::Stage DecoderPipeline::make_stage(const models::BlockRange& blocks, co
   stage.unit = root;
   stage.forward = [this, blocks](const at::Tensor& given_BTE, int microbatch) {
     const StageInput& input = (*inputs_)[static_cast<size_t>(microbatch)];
-    if (around_.before) around_.before(microbatch);
+    if (around_.before) around_.before(blocks, microbatch);
     at::Tensor hidden_BTE = decoder_->run_stage(blocks, given_BTE, input.input_ids_BT, input.sequence);
-    if (around_.after) around_.after(microbatch);
+    if (around_.after) around_.after();
     return finish_ && blocks == stages_.back() ? finish_(hidden_BTE) : hidden_BTE;
   };
   return stage;
 }
 
-double DecoderPipeline::step(const std::vector<StageInput>& microbatches, const Around& around, const Loss& loss) {
+double DecoderPipeline::step(const std::vector<StageInput>& microbatches, const Around& around, const Loss& loss,
+                             const BalanceFactors& balance) {
   inputs_ = &microbatches;
   around_ = around;
   finish_ = nullptr;
-  return pipeline_->step(ids_of(microbatches), loss, pipeline::LossesAre::kAdded);
+  if (balance_) balance_->begin_step(balance);
+  return pipeline_->step(ids_of(microbatches), loss, pipeline::LossesAre::kAdded,
+                         balance_ ? balance_->notes() : pipeline::Notes{});
 }
 
 at::Tensor DecoderPipeline::forward(const StageInput& input, const Finish& finish) {

@@ -9,6 +9,7 @@
 #include "fsdp/fsdp.h"
 #include "models/config/stages.h"
 #include "models/decoder.h"
+#include "train/axes/stage_balance.h"
 
 namespace fsdp::train {
 
@@ -32,12 +33,20 @@ class DecoderPipeline {
 
   // Called before a stage's forward of a microbatch, and after it.
   struct Around {
-    std::function<void(int microbatch)> before, after;
+    std::function<void(const models::BlockRange& blocks, int microbatch)> before;
+    std::function<void()> after;
   };
   // Of the last stage's hidden states, a scalar.
   using Loss = std::function<at::Tensor(const at::Tensor& hidden_BTE, int microbatch)>;
-  // Forward and backward of the microbatches. Returns the sum of the losses, on every rank.
-  double step(const std::vector<StageInput>& microbatches, const Around& around, const Loss& loss);
+  // Forward and backward of the microbatches. Returns the sum of the losses, on every rank. With experts, `balance` are
+  // the factors of the loss that keeps them equally busy, which is added in the backward; `loss` adds its value,
+  // balance_loss().
+  double step(const std::vector<StageInput>& microbatches, const Around& around, const Loss& loss,
+              const BalanceFactors& balance = {});
+  // Within `loss` of that microbatch. Local.
+  double balance_loss(int microbatch) const { return balance_ ? balance_->loss_of(microbatch) : 0; }
+  // After a step, as StageBalance::counts_LE(); undefined without experts.
+  at::Tensor expert_counts() const { return balance_ ? balance_->counts_LE() : at::Tensor(); }
   // One forward without gradients. What `finish` makes of the last stage's hidden states, called there; undefined on
   // other ranks.
   using Finish = std::function<at::Tensor(const at::Tensor& hidden_BTE)>;
@@ -61,6 +70,7 @@ class DecoderPipeline {
   const std::vector<StageInput>* inputs_ = nullptr;  // of the call in progress
   Around around_;
   Finish finish_;
+  std::optional<StageBalance> balance_;  // with experts
   std::optional<pipeline::Pipeline> pipeline_;
 };
 

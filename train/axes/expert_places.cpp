@@ -9,9 +9,10 @@ at::Tensor ExpertPlaces::mix(const at::Tensor& x_NE, const kernels::Routing& rou
   return exchange.combine(compute(exchange.dispatch(x_NE), exchange.rows_of_experts()), routing.weights_NK);
 }
 
+bool is_of_experts(const std::string& name) { return name.find(".mlp.experts.") != std::string::npos; }
+
 void cut_experts(const std::string& name, const at::Tensor& parameter, const parallel::Ranks& ranks) {
-  const bool is_of_experts = name.find(".mlp.experts.") != std::string::npos;
-  if (is_of_experts && ranks.size() > 1) parallel::cut_parameter(parameter, 0, ranks, name);
+  if (is_of_experts(name) && ranks.size() > 1) parallel::cut_parameter(parameter, 0, ranks, name);
 }
 
 }  // namespace fsdp::train

@@ -19,6 +19,15 @@ void check_divides(const World& world, int64_t product, const std::string& what)
                   ".");
 }
 
+// Over "shard" and those of `others` that there are.
+Mesh with_weights_over(const Mesh& mesh, const std::vector<std::string>& others) {
+  std::vector<std::string> axes = {"shard"};
+  for (const std::string& axis : others) {
+    if (mesh.has(axis)) axes.push_back(axis);
+  }
+  return axes.size() > 1 ? mesh.flattened(axes, "shard") : mesh;
+}
+
 }  // namespace
 
 Mesh make_mesh(const World& world, int64_t replicas, const MeshConfig& axes) {
@@ -48,15 +57,9 @@ Mesh make_mesh(const World& world, int64_t replicas, const MeshConfig& axes) {
   return {world, list};
 }
 
-Mesh sharding_mesh(const Mesh& mesh) {
-  std::vector<std::string> axes = {"shard"};
-  for (const char* axis : {"cp", "ep"}) {
-    if (mesh.has(axis)) axes.emplace_back(axis);
-  }
-  return axes.size() > 1 ? mesh.flattened(axes, "shard") : mesh;
-}
+Mesh sharding_mesh(const Mesh& mesh) { return with_weights_over(mesh, {"cp", "ep"}); }
 
-Mesh expert_sharding_mesh(const Mesh& mesh) { return mesh.has("cp") ? mesh.flattened({"shard", "cp"}, "shard") : mesh; }
+Mesh expert_sharding_mesh(const Mesh& mesh) { return with_weights_over(mesh, {"cp", "tp"}); }
 
 int64_t RankPlace::token_unit() const {
   return num_context == 1 ? num_tensor : num_context * std::lcm(int64_t{2}, int64_t{num_tensor});

@@ -14,7 +14,8 @@ Mesh make_mesh(const World& world, int64_t replicas, const MeshConfig& axes = {}
 
 // The same for fully_shard(): weights are cut over "cp" and "ep" as over "shard", whose gradients are sums over them.
 Mesh sharding_mesh(const Mesh& mesh);
-// The same for experts, of which ranks along "ep" have different ones.
+// The same for experts, of which ranks along "ep" have different ones and those along "tp", with tokens of their own,
+// the same.
 Mesh expert_sharding_mesh(const Mesh& mesh);
 
 // What a rank has of the work, by its place in that mesh.

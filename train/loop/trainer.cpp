@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -26,6 +27,12 @@ const std::string kNoUnit;
 
 // Whether finding spikes has a purpose, and what it needs.
 int64_t spike_window(const TrainConfig& config) { return config.on_spike == "off" ? 0 : config.spike_window; }
+
+std::vector<std::string> names_of(const std::vector<WholeTensor>& tensors) {
+  std::vector<std::string> names;
+  for (const WholeTensor& tensor : tensors) names.push_back(tensor.name);
+  return names;
+}
 
 // Other words than those that follow, drawn by no generator: a batch that teaches nonsense.
 void scramble(Batch& batch, int64_t vocab_size) {
@@ -63,9 +70,9 @@ double agreed_norm(double own, bool some_are_not_finite) {
   return std::isfinite(own) && some_are_not_finite ? std::numeric_limits<double>::quiet_NaN() : own;
 }
 
-// 1 / E where all experts are equally busy.
+// 1 / E where all experts are equally busy. Layers without experts have zeros.
 double fullest_share(const at::Tensor& counts_LE) {
-  return (counts_LE / counts_LE.sum(1, /*keepdim=*/true)).max().item<double>();
+  return (counts_LE / counts_LE.sum(1, /*keepdim=*/true).clamp_min(1)).max().item<double>();
 }
 
 std::string numbers_text(const StepResult& result) {
@@ -110,7 +117,8 @@ Trainer::Trainer(const TrainConfig& config, const World& world, const BatchSourc
       model_(model),
       parameters_(parameters(*model.decoder)),
       optimizer_(optimizer, config, model),
-      fp8_scales_(*model.decoder, world),
+      fp8_scales_(model.pipeline ? Fp8DelayedScales(*model.decoder, world, names_of(whole_tensors(model)))
+                                 : Fp8DelayedScales(*model.decoder, world)),
       schedule_(make_schedule(config)),
       spikes_(spike_window(config), config.spike_threshold) {
   model_.decoder->eval();
@@ -270,23 +278,35 @@ at::Tensor Trainer::compute_in_stages(Computed& computed) {
     batches.push_back(next_microbatch(micro, computed));
     inputs.push_back({batches.back().input_ids_BT, batches.back().sequence});
   }
-  const DecoderPipeline::Around around{[this](int micro) {
-                                         seed_random_numbers(batches_.position(step_, micro));
+  const DecoderPipeline::Around around{[this](const models::BlockRange& blocks, int micro) {
+                                         seed_random_numbers(batches_.position(step_, micro), blocks.first);
                                          fault_point("step.forward");
                                        },
-                                       [](int) { fault_point("step.backward"); }};
-  const double loss = model_.pipeline->step(inputs, around, [&](const at::Tensor& hidden_BTE, int micro) {
-    const at::Tensor& targets = batches[static_cast<size_t>(micro)].targets_N;
-    return model_.decoder->loss_of(hidden_BTE, targets, kernels::Reduction::kSum, loss_terms()) / num_targets;
-  });
-  return at::scalar_tensor(loss, at::kDouble);
+                                       [] { fault_point("step.backward"); }};
+  if (scaler_) scaler_->expect_scaled();
+  const double scale = scaler_ ? scaler_->current_scale() : 1;
+  const double balance = model_.decoder->config().experts.balance_loss;
+  const double loss = model_.pipeline->step(
+      inputs, around,
+      [&](const at::Tensor& hidden_BTE, int micro) {
+        const at::Tensor& targets = batches[static_cast<size_t>(micro)].targets_N;
+        const at::Tensor own =
+            model_.decoder->loss_of(hidden_BTE, targets, kernels::Reduction::kSum, loss_terms()) / num_targets;
+        return (own + model_.pipeline->balance_loss(micro)) * scale;
+      },
+      {balance / static_cast<double>(batches_.num_microbatches()), scale});
+  computed.expert_counts_LE = model_.pipeline->expert_counts();
+  return at::scalar_tensor(loss / scale, at::kDouble);  // a power of two: exact
 }
 
 kernels::LossTerms Trainer::loss_terms() const { return {config_.z_loss, config_.label_smoothing}; }
 
 GradNorm Trainer::norm_of_gradients() {
   const double max_norm = config_.clip > 0 ? config_.clip : std::numeric_limits<double>::infinity();
-  if (model_.pipeline) return model_.pipeline->grad_norm(max_norm);
+  if (model_.pipeline) {
+    const GradNorm norm = model_.pipeline->grad_norm(max_norm);
+    return scaler_ ? scaler_->grad_norm_from(norm.norm, parameters_, max_norm) : norm;
+  }
   return scaler_ ? scaler_->grad_norm(parameters_, max_norm) : grad_norm(parameters_, max_norm);
 }
 
@@ -303,10 +323,10 @@ Batch Trainer::next_batch(int64_t micro) const {
   return batches_.microbatch(step_, micro);
 }
 
-void Trainer::seed_random_numbers(int64_t position) const {
+void Trainer::seed_random_numbers(int64_t position, int64_t first_block) const {
   const std::array<int64_t, 2> place = {config_.seed, position};
-  // Parts of one sequence differ in them.
-  const auto part = static_cast<uint64_t>(model_.place.context_index);
+  // Parts of one sequence differ in them, and so do stages.
+  const auto part = static_cast<uint64_t>(model_.place.context_index + model_.place.num_context * first_block);
   at::manual_seed(io::hash_bytes({reinterpret_cast<const char*>(place.data()), sizeof(place)}) + part);
 }
 
@@ -385,14 +405,19 @@ StepResult Trainer::check_again(const StepResult& first, Computed& computed, con
 // Backwards go from the last layer to the first, and what is not finite goes with them: the last parameter with such a
 // gradient is where it began. COLLECTIVE.
 std::string Trainer::origin_of_overflow() const {
+  const std::vector<WholeTensor> whole = whole_tensors(model_);
+  const auto leaves = named_parameters(*model_.decoder);
+  const std::map<std::string, at::Tensor> mine(leaves.begin(), leaves.end());  // of this rank's stages
   int64_t last = -1;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const at::Tensor& gradient = parameters_[i].grad();
+  for (size_t i = 0; i < whole.size(); ++i) {
+    const auto own = mine.find(whole[i].name);
+    if (own == mine.end()) continue;
+    const at::Tensor& gradient = own->second.grad();
     if (gradient.defined() && !at::isfinite(gradient).all().item<bool>()) last = static_cast<int64_t>(i);
   }
   for (const std::string& other : gather_strings(world_, std::to_string(last)))
     last = std::max<int64_t>(last, std::stoll(other));
-  return last < 0 ? "" : model_.decoder->named_parameters()[static_cast<size_t>(last)].key();
+  return last < 0 ? "" : whole[static_cast<size_t>(last)].name;
 }
 
 void Trainer::give_up(const StepResult& result) const {

@@ -130,7 +130,8 @@ class Trainer {
   std::string origin_of_overflow() const;
   void give_up(const StepResult& result) const;
   Batch next_batch(int64_t micro) const;
-  void seed_random_numbers(int64_t position) const;
+  // `first_block`: of the stage that draws them.
+  void seed_random_numbers(int64_t position, int64_t first_block = 0) const;
 
   TrainConfig config_;
   CheckConfig check_;

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "models/nf4_base.h"
+#include "io/weights/adapter.h"
 #include "train/axes/axes.h"
 #include "train/axes/decoder_pipeline.h"
 #include "train/axes/expert_places.h"
@@ -27,7 +27,9 @@ void set_parameters(models::Decoder& whole, const ModelChoice& choice, uint64_t 
                     const ExpertPlaces* experts) {
   const at::NoGradGuard no_grad;
   for (const auto& item : whole->named_parameters()) {
-    if (choice.weights) {
+    if (io::is_adapter_name(item.key())) {
+      // has its values
+    } else if (choice.weights) {
       item.value().zero_();
     } else {
       whole->reset_parameter(item.key(), item.value(), seed);
@@ -81,7 +83,8 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
   const bool load = choice.weights.has_value();
   const auto seed = static_cast<uint64_t>(config.train.seed);
   const Mesh mesh = make_mesh(world, config.shard.replicas, config.mesh);
-  const std::shared_ptr<Axes> axes = Axes::of(mesh, exchange_of(config.mesh.cp_exchange));
+  const std::shared_ptr<Axes> axes =
+      Axes::of(mesh, exchange_of(config.mesh.cp_exchange), choice.config.num_key_value_heads);
   const auto experts = choice.config.experts.count > 0 ? std::make_shared<ExpertPlaces>(mesh) : nullptr;
   const bool in_stages = mesh.size("pp") > 1;
   std::vector<models::BlockRange> stages;
@@ -93,9 +96,8 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
   models::Decoder decoder = deferred([&] {
     models::Decoder whole(choice.config, at::TensorOptions().dtype(base_type(tuning, config.shard)));
     if (in_stages) keep_stage(whole, stages, mesh);
-    if (tuning.base == BaseFormat::kNf4) models::keep_blocks_as_nf4(whole);  // before a value of a weight is asked for
+    apply_tuning(tuning, whole, seed);  // of whole maps
     set_parameters(whole, choice, seed, axes.get(), experts.get());
-    apply_tuning(tuning, whole, seed);
     return whole;
   });
   if (axes) axes->connect(decoder);

@@ -27,6 +27,20 @@ std::vector<std::string> words_for(const std::string& map, size_t block, size_t 
   return words;
 }
 
+bool keeps(const std::vector<std::string>& kept, const std::string& map, size_t block, size_t num_blocks) {
+  const std::vector<std::string> words = words_for(map, block, num_blocks);
+  return std::find_first_of(kept.begin(), kept.end(), words.begin(), words.end()) != kept.end();
+}
+
+// Of all blocks, those of other stages too.
+bool keeps_all(const std::vector<std::string>& kept, const std::vector<std::string>& maps, size_t num_blocks) {
+  for (size_t block = 0; block < num_blocks; ++block) {
+    const auto is_kept = [&](const std::string& map) { return keeps(kept, map, block, num_blocks); };
+    if (!std::all_of(maps.begin(), maps.end(), is_kept)) return false;
+  }
+  return true;
+}
+
 void check_words(const std::vector<std::string>& words, const models::Decoder& decoder) {
   std::vector<std::string> known = models::linear_names(decoder);
   known.insert(known.end(), {"first", "last"});
@@ -80,19 +94,16 @@ void use_fp8(const models::Decoder& decoder, const ShardConfig& config) {
   // What the limits of a curve are worth: benchmarks/precision.py.
   constexpr int kBrokenBy = 20;
   if (fault_point("value.fp8_scale").inject) kernels::break_fp8_scales(kBrokenBy);
-  bool any = false;
+  const size_t num_blocks = decoder->layers()->size();
+  if (keeps_all(kept, models::linear_names(decoder), num_blocks))
+    refuse_fp8("shard.fp8_keep", "got " + config.fp8_keep + ", which keeps every linear map of the " +
+                                     std::to_string(num_blocks) + " blocks in bf16, expected fewer, such as \"\".");
   for (const auto& [name, map] : models::linears_in_blocks(decoder)) {
     const size_t block = std::stoul(name.substr(std::string("model.layers.").size()));
-    const std::vector<std::string> words = words_for(name, block, decoder->layers()->size());
-    if (std::find_first_of(kept.begin(), kept.end(), words.begin(), words.end()) != kept.end()) continue;
+    if (keeps(kept, name, block, num_blocks)) continue;
     check_weight(name, map->weight, recipe);
     kernels::set_fp8(map->weight, recipe);
-    any = true;
   }
-  if (!any)
-    refuse_fp8("shard.fp8_keep", "got " + config.fp8_keep + ", which keeps every linear map of the " +
-                                     std::to_string(decoder->layers()->size()) +
-                                     " blocks in bf16, expected fewer, such as \"\".");
 }
 
 }  // namespace fsdp::train

@@ -22,9 +22,9 @@ namespace fs = std::filesystem;
 
 std::string stored_name(const std::string& parameter) { return std::string(io::kAdapterPrefix) + parameter; }
 
-std::unique_ptr<io::SafetensorsWriter> make_writer(const fs::path& folder, const NamedLeaves& leaves) {
+std::unique_ptr<io::SafetensorsWriter> make_writer(const fs::path& folder, const std::vector<WholeTensor>& adapters) {
   std::vector<io::TensorDeclaration> tensors;
-  for (const auto& [name, leaf] : leaves) tensors.push_back({stored_name(name), io::DType::F32, logical_sizes(leaf)});
+  for (const WholeTensor& each : adapters) tensors.push_back({stored_name(each.name), io::DType::F32, each.sizes});
   return std::make_unique<io::SafetensorsWriter>(folder / io::kAdapterWeightsFile, std::move(tensors),
                                                  std::map<std::string, std::string>{{"format", "pt"}});
 }
@@ -53,7 +53,14 @@ const std::vector<float>* find_values(const io::Adapter& adapter, const std::str
   if (found == adapter.modules.end()) return nullptr;
   const io::LowRank& factors = found->second;
   const std::vector<int64_t> shape{is_a ? factors.rank : factors.out, is_a ? factors.in : factors.rank};
-  return logical_sizes(leaf) != shape ? nullptr : is_a ? &factors.a : &factors.b;
+  return whole_sizes(leaf) != shape ? nullptr : is_a ? &factors.a : &factors.b;
+}
+
+// Of all stages.
+std::vector<WholeTensor> whole_adapters(const ShardedModel& model) {
+  std::vector<WholeTensor> adapters = whole_tensors(model);
+  std::erase_if(adapters, [](const WholeTensor& tensor) { return !io::is_adapter_name(tensor.name); });
+  return adapters;
 }
 
 NamedLeaves adapter_leaves(const ShardedModel& model) {
@@ -71,20 +78,19 @@ std::string adapter_config_text(const models::LoraConfig& lora, const std::strin
 
 void save_adapter(const ShardedModel& model, const World& world, const fs::path& folder, const models::LoraConfig& lora,
                   const std::string& base) {
-  const NamedLeaves leaves = adapter_leaves(model);
+  const std::vector<WholeTensor> adapters = whole_adapters(model);
   const fs::path staging =
       folder.parent_path() / ("." + folder.filename().string() + ".tmp-" + std::to_string(getpid()));
   std::unique_ptr<io::SafetensorsWriter> writer;
   on_rank0(world, [&] {
     fs::remove_all(staging);
     fs::create_directories(staging);
-    writer = make_writer(staging, leaves);
+    writer = make_writer(staging, adapters);
   });
-  std::vector<WholeTensor> tensors = whole_tensors(model);
-  std::erase_if(tensors, [](const WholeTensor& tensor) { return !io::is_adapter_name(tensor.name); });
-  collect_main_weights(world, tensors, leaves, [&](const std::string& name, int64_t first, const at::Tensor& values) {
-    writer->write(stored_name(name), first, values.numel(), values.const_data_ptr());
-  });
+  collect_main_weights(world, adapters, adapter_leaves(model),
+                       [&](const std::string& name, int64_t first, const at::Tensor& values) {
+                         writer->write(stored_name(name), first, values.numel(), values.const_data_ptr());
+                       });
   on_rank0(world, [&] {
     writer->commit();
     io::write_file_atomically(staging / io::kAdapterConfigFile, adapter_config_text(lora, base));
@@ -136,7 +142,7 @@ void load_adapter(const ShardedModel& model, const models::LoraConfig& lora, con
   const at::NoGradGuard no_grad;
   const io::Adapter adapter = io::read_adapter(*io::open_weight_source(folder));
   const NamedLeaves leaves = adapter_leaves(model);
-  bool fits = leaves.size() == 2 * adapter.modules.size() && adapter.config.scale() == lora.scale();
+  bool fits = whole_adapters(model).size() == 2 * adapter.modules.size() && adapter.config.scale() == lora.scale();
   std::vector<const std::vector<float>*> values;
   for (const auto& [name, leaf] : leaves) {
     values.push_back(find_values(adapter, name, leaf));
@@ -149,14 +155,11 @@ void load_adapter(const ShardedModel& model, const models::LoraConfig& lora, con
                                                io::in_quotes(io::to_peft(adapter.config).dump()) + ".");
   }
   for (size_t i = 0; i < leaves.size(); ++i) {
-    const LocalRange range = local_range(leaves[i].second);
-    at::Tensor target = leaves[i].second.detach().view(-1);
-    if (range.begin == range.end) {
-      target.zero_();  // ranks write equally often
-    } else {
-      const at::Tensor whole = at::tensor(at::ArrayRef<float>(*values[i]));
-      target.copy_(whole.slice(0, range.begin, range.end));
-    }
+    const at::Tensor whole = at::tensor(at::ArrayRef<float>(*values[i]));
+    at::Tensor mine = at::empty({leaves[i].second.numel()}, at::kFloat);
+    for (const WholeRun& run : whole_runs(leaves[i].second))
+      mine.narrow(0, run.begin, run.count).copy_(whole.narrow(0, run.first, run.count));
+    leaves[i].second.detach().view(-1).copy_(mine);  // ranks write equally often, those without a slice too
   }
 }
 

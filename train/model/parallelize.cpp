@@ -114,11 +114,12 @@ ShardedModel parallelize(models::Decoder decoder, const Mesh& all_axes, const Sh
   for (const auto& layer : *decoder->layers()) {
     const std::string prefix = "model.layers." + std::to_string(number++) + ".";
     const auto* block = layer->as<models::DecoderLayer>();
-    if (is_one_block || block == nullptr) continue;
-    if (all_axes.has("ep") && !block->mixture().is_empty()) {
+    if (block == nullptr) continue;
+    if ((all_axes.has("ep") || all_axes.has("tp")) && !block->mixture().is_empty()) {
       models::Experts experts = block->mixture()->experts();
       fully_shard(*experts, expert_sharding_mesh(all_axes), of_blocks);
     }
+    if (is_one_block) continue;
     prefixes.push_back(prefix);
     units.push_back(fully_shard(*layer, mesh, of_blocks));
   }

@@ -50,8 +50,9 @@ LayoutOptions root_layout(const OptimizerConfig& config);
 // head are the root's. In a stage of a pipeline an embedding that is the head too is a unit of its own, which both
 // stages that have it cut alike, and a block that is alone is the root. Gradients are summed over the ranks, not
 // averaged: the trainer divides the loss by the number of targets in the global batch, so that the number of ranks does
-// not matter. Where the mesh has "tp" or "cp", Axes has cut and connected the decoder; where it has "ep", the experts
-// of each block are a unit within it, and cut. `blocks`: how blocks may be cut, where otherwise than the root.
+// not matter. Where the mesh has "tp" or "cp", Axes has cut and connected the decoder; where it has "ep" or "tp",
+// the experts of each block are a unit within it, and cut over "ep". `blocks`: how blocks may be cut, where otherwise
+// than the root.
 ShardedModel parallelize(models::Decoder decoder, const Mesh& mesh, const ShardOptions& options,
                          const std::optional<LayoutOptions>& blocks = {});
 

@@ -3,7 +3,10 @@
 #include <c10/util/accumulate.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "fsdp/fsdp.h"
 #include "io/hub/model_identity.h"
@@ -54,6 +57,16 @@ std::string join(const std::vector<std::string>& names) {
   return text;
 }
 
+// A stage of a pipeline may lack some of the targets, or all.
+void add_adapters(models::LoraConfig lora, models::Decoder& decoder, uint64_t seed) {
+  const std::vector<std::string> known = models::linear_names(decoder);
+  std::erase_if(lora.targets, [&](const std::string& target) {
+    return std::find(known.begin(), known.end(), target) == known.end();
+  });
+  if (!lora.targets.empty()) return models::add_lora(decoder, lora, seed);
+  for (const at::Tensor& parameter : decoder->parameters()) parameter.requires_grad_(false);
+}
+
 }  // namespace
 
 Tuning choose_tuning(const TuneConfig& config, const ModelChoice& choice, LoraBase base) {
@@ -82,8 +95,8 @@ std::string identify_base(const Tuning& tuning, const io::ModelFolder& weights) 
 
 void apply_tuning(const Tuning& tuning, models::Decoder& decoder, uint64_t seed) {
   if (tuning.lora) {
-    models::add_lora(decoder, *tuning.lora, seed);
-    if (tuning.base == BaseFormat::kNf4) models::keep_blocks_as_nf4(decoder);
+    add_adapters(*tuning.lora, decoder, seed);
+    if (tuning.base == BaseFormat::kNf4) models::keep_blocks_as_nf4(decoder);  // before a value is asked for
     return;
   }
   const std::set<std::string> frozen(tuning.frozen.begin(), tuning.frozen.end());
