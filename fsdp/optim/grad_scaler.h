@@ -59,7 +59,8 @@ class GradScaler {
 
   // loss * scale, fp32 at least. Local.
   at::Tensor scale(const at::Tensor& loss);
-  // In place of scale() on a rank whose loss is another's, the last stage's of a pipeline: gradients come scaled. Local.
+  // In place of scale() on a rank whose loss is another's, the last stage's of a pipeline: gradients come scaled.
+  // Local.
   void expect_scaled();
   // Gradients of the leaves of `module`, or of these, times 1 / scale; once between two update()s. Local.
   void unscale_(const torch::nn::Module& module);
