@@ -1,13 +1,14 @@
 // The planner's memory against what the kernel counts: random decoders and setups, each in a process of its own as rank
 // 0 of ranks that do not exist (comm::connect_fabric). Peak resident memory of steady steps, without what the process
-// held before there was a model: with freed memory given back at once, and as glibc's malloc is by itself, which keeps
-// some of it for later. Prints the table of docs/plan.md.
+// held before there was a model: with freed memory given back at once, with the cache of fsdp::init(), which keeps all
+// of it for the next step, and as glibc's malloc is by itself, which keeps some. Prints the table of docs/plan.md.
 #include <fsdp/fsdp.h>
 #include <malloc.h>
 #include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -17,6 +18,7 @@
 #include "fsdp/base/check.h"
 #include "fsdp/base/units.h"
 #include "fsdp/comm/connection.h"
+#include "fsdp/memory/host_cache.h"
 #include "models/decoder.h"
 #include "plan/report.h"
 #include "train/base/process_memory.h"
@@ -26,7 +28,7 @@
 namespace fsdp::benchmarks {
 namespace {
 
-enum class FreedMemory { kReturned, kKept };
+enum class FreedMemory { kReturned, kCached, kKept };
 
 constexpr int kSteps = 3;  // before those that count: the order is learnt, and moments are there
 
@@ -131,7 +133,11 @@ void warm_up(const World& world, Case tiny) {
 }
 
 int64_t measure_peak(const Case& chosen, FreedMemory freed) {
-  if (freed == FreedMemory::kReturned) mallopt(M_TRIM_THRESHOLD, 128 << 10);
+  if (freed == FreedMemory::kReturned) {
+    mallopt(M_TRIM_THRESHOLD, 128 << 10);
+    mallopt(M_MMAP_THRESHOLD, 128 << 10);  // loading LibTorch has raised it
+  }
+  if (freed == FreedMemory::kCached) FSDP_CHECK(enable_host_cache(), "the host cache is not there");
   at::set_num_threads(1);
   const World world = comm::connect_fabric(static_cast<int>(chosen.setup.shards), {});
   warm_up(world, chosen);
@@ -175,6 +181,7 @@ class Errors {
     return error;
   }
   void print(const char* what) const {
+    if (count_ == 0) return;
     std::printf("%s: mean absolute error %.2f%%, worst %+.2f%%\n", what, sum_ / count_, worst_);
   }
 
@@ -183,26 +190,35 @@ class Errors {
   int count_ = 0;
 };
 
-int run(int count, uint64_t seed) {
-  std::printf(
-      "| seed | parameters | planned | resident | error | as malloc is | error | setup |\n"
-      "|---|---|---|---|---|---|---|---|\n");
-  Errors returned, kept;
+constexpr std::pair<const char*, FreedMemory> kModes[] = {
+    {"returned", FreedMemory::kReturned}, {"cached", FreedMemory::kCached}, {"kept", FreedMemory::kKept}};
+
+// Of each case and mode a column: what was resident, and how far the plan is from it.
+int run(int count, uint64_t seed, const std::string& only) {
+  std::string header = "| seed | parameters | planned |", line = "|---|---|---|";
+  for (const auto& [name, freed] : kModes) {
+    if (!only.empty() && only != name) continue;
+    header += std::string(" ") + name + " | error |";
+    line += "---|---|";
+  }
+  std::printf("%s setup |\n%s---|\n", header.c_str(), line.c_str());
+  std::array<Errors, std::size(kModes)> errors;
   for (int i = 0; i < count; ++i) {
     const uint64_t number = seed + static_cast<uint64_t>(i);
     const Case chosen = draw_case(number);
     const plan::Report report = plan::make_report(plan::decoder_model("drawn", chosen.config), chosen.setup);
     const int64_t planned = report.memory.total();
-    const int64_t least = peak_in_child(chosen, FreedMemory::kReturned);
-    const int64_t usual = peak_in_child(chosen, FreedMemory::kKept);
-    std::printf("| %lu | %.1fM | %s | %s | %+.2f%% | %s | %+.2f%% | %s |\n", number,
-                static_cast<double>(report.parameters) / 1e6, format_bytes(planned).c_str(),
-                format_bytes(least).c_str(), returned.add(planned, least), format_bytes(usual).c_str(),
-                kept.add(planned, usual), plan::describe(chosen.setup).c_str());
+    std::printf("| %lu | %.1fM | %s |", number, static_cast<double>(report.parameters) / 1e6,
+                format_bytes(planned).c_str());
+    for (size_t mode = 0; mode < errors.size(); ++mode) {
+      if (!only.empty() && only != kModes[mode].first) continue;
+      const int64_t peak = peak_in_child(chosen, kModes[mode].second);
+      std::printf(" %s | %+.2f%% |", format_bytes(peak).c_str(), errors[mode].add(planned, peak));
+    }
+    std::printf(" %s |\n", plan::describe(chosen.setup).c_str());
     std::fflush(stdout);
   }
-  returned.print("freed memory given back");
-  kept.print("as malloc is");
+  for (size_t mode = 0; mode < errors.size(); ++mode) errors[mode].print(kModes[mode].first);
   return 0;
 }
 
@@ -215,6 +231,9 @@ int main(int argc, char** argv) {
   uint64_t seed = 1;
   app.add_option("--setups", count, "how many")->check(CLI::PositiveNumber);
   app.add_option("--seed", seed, "of the first; the others follow");
+  std::string only;
+  app.add_option("--only", only, "returned, cached or kept: what becomes of freed memory; all of them without it")
+      ->check(CLI::IsMember({"returned", "cached", "kept"}));
   fsdp::benchmarks::parse_or_exit(app, argc, argv);
-  return fsdp::benchmarks::run(count, seed);
+  return fsdp::benchmarks::run(count, seed, only);
 }

@@ -4,6 +4,8 @@
 #include <numeric>
 #include <utility>
 
+#include "plan/products/product_kernels.h"
+
 namespace fsdp::plan {
 namespace {
 
@@ -21,6 +23,7 @@ constexpr std::array<PartText, kNumParts> kPartTexts = {{
     {"idle buffers", "held for other moments of the step"},
     {"activations", "kept for the backward, and gradients of them"},
     {"loss", "logits and what is made of them"},
+    {"products", "code that oneDNN makes for each size of product, and keeps"},
     {"reserve", "set aside: context, communicators, fragmentation, pages of a disk"},
 }};
 
@@ -70,6 +73,12 @@ void move_to_disk(MemoryPlan& memory, const std::vector<std::vector<GroupPlan>>&
   memory.bytes[static_cast<size_t>(Part::kReserve)] += disk_window(memory, units);
 }
 
+int64_t bytes_of_products(const RankPart& rank, const Setup& setup) {
+  if (setup.transport == Transport::kNccl || !rank.model.decoder) return 0;
+  return product_kernel_bytes(*rank.model.decoder, setup.rank_tokens(), setup.precision.param.value_or(io::DType::F32),
+                              rank.has_end() ? Head::kHere : Head::kElsewhere);
+}
+
 }  // namespace
 
 std::string_view name(Part part) { return kPartTexts.at(static_cast<size_t>(part)).name; }
@@ -85,8 +94,9 @@ int64_t MemoryPlan::all_on_disk() const { return std::accumulate(on_disk.begin()
 
 int64_t MemoryPlan::total() const { return std::accumulate(bytes.begin(), bytes.end(), int64_t{0}); }
 
-MemoryPlan plan_memory(const PlannedModel& model, const std::vector<std::vector<GroupPlan>>& units,
-                       const StepWalk& walk, int64_t reserve, const Setup& setup) {
+MemoryPlan plan_memory(const RankPart& rank, const std::vector<std::vector<GroupPlan>>& units, const StepWalk& walk,
+                       int64_t reserve, const Setup& setup) {
+  const PlannedModel& model = rank.model;
   MemoryPlan memory;
   const auto part = [&](Part which) -> int64_t& { return memory.bytes[static_cast<size_t>(which)]; };
   for (size_t i = 0; i < units.size(); ++i) {
@@ -111,6 +121,7 @@ MemoryPlan plan_memory(const PlannedModel& model, const std::vector<std::vector<
   part(Part::kIdle) = walk.held_bytes - memory.peak.gathered - memory.peak.gradients;
   part(Part::kActivations) = memory.peak.activations;
   part(Part::kLoss) = memory.peak.loss;
+  part(Part::kProducts) = bytes_of_products(rank, setup);
   part(Part::kReserve) = reserve;
   if (setup.state == StatePlace::kDisk) move_to_disk(memory, units, setup);
   return memory;

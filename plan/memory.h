@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/model.h"
+#include "plan/rank_part.h"
 #include "plan/setup.h"
 #include "plan/step_walk.h"
 
@@ -21,10 +22,11 @@ enum class Part {
   kGradients,    // collected or on their way, with staging and partial sums
   kIdle,         // buffers that the allocator holds for another moment of the step
   kActivations,
-  kLoss,     // logits and their gradients
-  kReserve,  // what the caller sets aside: context and communicators of a GPU; pages on their way to and from a disk
+  kLoss,      // logits and their gradients
+  kProducts,  // what oneDNN keeps of products: product_kernel_bytes()
+  kReserve,   // what the caller sets aside: context and communicators of a GPU; pages on their way to and from a disk
 };
-inline constexpr size_t kNumParts = 10;
+inline constexpr size_t kNumParts = 11;
 std::string_view name(Part part);
 std::string_view meaning(Part part);
 
@@ -47,7 +49,8 @@ struct MemoryPlan {
   int64_t total() const;
 };
 
-MemoryPlan plan_memory(const PlannedModel& model, const std::vector<std::vector<GroupPlan>>& units,
-                       const StepWalk& walk, int64_t reserve, const Setup& setup);
+// `reserve`: bytes of the caller's, for Part::kReserve.
+MemoryPlan plan_memory(const RankPart& part, const std::vector<std::vector<GroupPlan>>& units, const StepWalk& walk,
+                       int64_t reserve, const Setup& setup);
 
 }  // namespace fsdp::plan

@@ -13,8 +13,9 @@ namespace {
 constexpr int kWidth = 920, kLeft = 20, kBarWidth = 880, kBarHeight = 34, kLineHeight = 20;
 
 // In the order of Part. Of medium lightness, so that they stand out from white and from black.
-constexpr std::array<const char*, kNumParts> kColors = {"#4477aa", "#66aadd", "#228866", "#88bb44", "#cc8833",
-                                                        "#bb5544", "#998877", "#aa4499", "#7766bb", "#888888"};
+constexpr std::array<const char*, kNumParts> kColors = {"#4477aa", "#66aadd", "#228866", "#88bb44",
+                                                        "#cc8833", "#bb5544", "#998877", "#aa4499",
+                                                        "#7766bb", "#55aa99", "#888888"};
 
 constexpr const char* kStyle =
     "<style>text{font:13px system-ui,sans-serif;fill:#1a1a1a}.title{font-weight:600}.small{font-size:12px}"

@@ -60,7 +60,7 @@ StageReport report_at(const PlannedModel& model, const Setup& setup, const Repor
   report.checkpoint_bytes = checkpoint_bytes_of(model, setup);
   report.step = walk_step(part, place, units, activations, setup);
   add_axis_calls(model, part, setup, report.step.calls);
-  report.memory = plan_memory(part.model, units, report.step, options.reserve, setup);
+  report.memory = plan_memory(part, units, report.step, options.reserve, setup);
   report.traffic = plan_traffic(units, report.step.calls, setup, options.network);
   Setup uncut = setup;
   uncut.tensor = 1;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <cstdio>
 
@@ -30,17 +31,28 @@ std::string numbers_of_stages(const Report& report, int64_t place) {
   return text;
 }
 
+// "0 - 3, 21 - 25".
+std::string layers_text(const StagePlan& stage) {
+  std::string text;
+  for (const models::BlockRange& range : stage.layers)
+    text += (text.empty() ? "" : ", ") + std::to_string(range.first) + " - " + std::to_string(range.last - 1);
+  return text;
+}
+
 std::string stages_table(const Report& report) {
-  std::string text =
-      "stages" + right("layers", 24) + right("parameters", 14) + right("at rest", 14) + right("at most", 14) + "\n";
-  for (const StagePlan& stage : report.stages) {
-    const auto number = &stage - report.stages.data();
-    std::string layers;
-    for (const models::BlockRange& range : stage.layers)
-      layers += (layers.empty() ? "" : ", ") + std::to_string(range.first) + " - " + std::to_string(range.last - 1);
-    text += "  " + padded(numbers_of_stages(report, number), 8) + right(layers, 20) +
+  const auto count = static_cast<int64_t>(report.stages.size());
+  size_t of_numbers = 4, of_layers = 20;
+  for (int64_t place = 0; place < count; ++place) {
+    of_numbers = std::max(of_numbers, numbers_of_stages(report, place).size());
+    of_layers = std::max(of_layers, layers_text(report.stages[static_cast<size_t>(place)]).size());
+  }
+  std::string text = padded("stages", of_numbers + 2) + right("layers", of_layers + 4) + right("parameters", 14) +
+                     right("at rest", 14) + right("at most", 14) + "\n";
+  for (int64_t place = 0; place < count; ++place) {
+    const StagePlan& stage = report.stages[static_cast<size_t>(place)];
+    text += "  " + padded(numbers_of_stages(report, place), of_numbers) + right(layers_text(stage), of_layers + 4) +
             right(format_count(stage.parameters), 14) + right(format_bytes(stage.at_rest), 14) +
-            right(format_bytes(stage.peak), 14) + (number == report.stage ? "  what follows is about this one" : "") +
+            right(format_bytes(stage.peak), 14) + (place == report.stage ? "  what follows is about this one" : "") +
             "\n";
   }
   return text + "\n";

@@ -58,6 +58,26 @@ TEST(PlanReport, StateOnADiskIsNotInMemory) {
   EXPECT_EQ(to_json(disk)["memory"]["on_disk"], memory.memory.at_rest());
 }
 
+// Each size of product takes oneDNN as much; a model's seven maps have four sizes where keys are as wide as queries.
+TEST(PlanReport, ProductsOnACpuTakeMemoryOfTheirOwn) {
+  models::DecoderConfig config = models::find_preset("smollm2-1.7b")->config;
+  config.vocab_size = 4096;  // so that logits are computed at once
+  plan::Setup setup;
+  setup.precision = parse_planned_precision("fp32");
+  setup.work.sequence_length = 512;
+  EXPECT_EQ(make_report(decoder_model("gpu", config), setup).memory[Part::kProducts], 0);
+  setup.transport = Transport::kSharedMemory;
+  const auto bytes = [&] { return make_report(decoder_model("cpu", config), setup).memory[Part::kProducts]; };
+  const int64_t alike = bytes();  // both ways of four maps: attention's, gate and up, down, and the head's
+  EXPECT_GT(alike, int64_t{4} << 20);
+  EXPECT_LT(alike, int64_t{16} << 20);
+  ASSERT_EQ(config.num_key_value_heads, config.num_attention_heads);
+  config.num_key_value_heads /= 2;
+  EXPECT_EQ(bytes() * 8, alike * 10);
+  setup.precision = parse_planned_precision("bf16");  // gradients of weights are products of oneDNN, too
+  EXPECT_GT(bytes() * 8, alike * 10);
+}
+
 TEST(PlanReport, TheTableNamesEveryPartThatIsThere) {
   const Report report = small_report();
   const std::string text = to_text(report);
