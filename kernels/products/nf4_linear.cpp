@@ -5,6 +5,9 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <map>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "kernels/base/dispatch.h"
@@ -49,18 +52,27 @@ at::Tensor decode_on_cpu(const at::Tensor& record, int64_t out, int64_t in, at::
   return weight;
 }
 
-at::Tensor table_on(const at::Tensor& record, const float* values, int64_t count) {
-  return at::tensor(at::ArrayRef<float>(values, static_cast<size_t>(count))).to(record.device());
-}
+// What bytes stand for, on a device.
+struct Nf4Tables {
+  at::Tensor pairs;   // the two values of each byte of codes: [256, 2]
+  at::Tensor scales;  // [256]
+};
 
-// The two values of each byte of codes: [256, 2].
-at::Tensor pairs_on(const at::Tensor& record) {
+// Once for each device, so that no product waits for a copy from the host. They live as long as the process.
+const Nf4Tables& tables_on(c10::Device device) {
+  static std::mutex mutex;
+  static auto* all = new std::map<std::pair<c10::DeviceType, int>, Nf4Tables>;
+  const std::lock_guard lock(mutex);
+  const auto [place, is_new] = all->try_emplace({device.type(), device.index()});
+  if (!is_new) return place->second;
   std::vector<float> pairs;
   for (int pair = 0; pair < 256; ++pair) {
     pairs.push_back(raw::nf4_values()[pair >> 4]);
     pairs.push_back(raw::nf4_values()[pair & 15]);
   }
-  return table_on(record, pairs.data(), static_cast<int64_t>(pairs.size())).view({256, 2});
+  place->second.pairs = at::tensor(pairs).view({256, 2}).to(device);
+  place->second.scales = at::tensor(at::ArrayRef<float>(raw::nf4_scale_values(), 256)).to(device);
+  return place->second;
 }
 
 // Of all blocks, fp32.
@@ -68,7 +80,7 @@ at::Tensor block_scales(const at::Tensor& record, const raw::Nf4Layout& layout) 
   const at::Tensor bytes = record.narrow(0, layout.block_scales(), layout.num_blocks());
   const at::Tensor heads = record.narrow(0, 0, layout.block_scales()).view(at::kFloat);
   const at::Tensor groups = heads.narrow(0, 0, layout.num_groups()).repeat_interleave(raw::kNf4Group);
-  at::Tensor scales = table_on(record, raw::nf4_scale_values(), 256).index_select(0, bytes.to(at::kInt));
+  at::Tensor scales = tables_on(record.device()).scales.index_select(0, bytes.to(at::kInt));
   return scales.mul_(groups.narrow(0, 0, layout.num_blocks())).add_(heads.narrow(0, layout.num_groups(), 1));
 }
 
@@ -112,7 +124,7 @@ at::Tensor decode_nf4_by_operators(const at::Tensor& record, int64_t out, int64_
   const raw::Nf4Layout layout{out * in};
   at::Tensor weight = at::empty({layout.numel}, record.options().dtype(type));
   if (layout.numel == 0) return weight.view({out, in});
-  const at::Tensor scales = block_scales(record, layout), pairs = pairs_on(record);
+  const at::Tensor scales = block_scales(record, layout), pairs = tables_on(record.device()).pairs;
   for (int64_t first = 0; first < layout.numel; first += kDevicePiece) {
     const int64_t count = std::min(kDevicePiece, layout.numel - first), pairs_here = (count + 1) / 2;
     const at::Tensor bytes = record.narrow(0, layout.codes() + first / 2, pairs_here);

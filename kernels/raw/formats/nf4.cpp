@@ -38,12 +38,14 @@ std::array<float, 15> nf4_borders() {
   return borders;
 }
 
-// How many borders are below x in [-1, 1]: a search without branches.
-uint8_t nf4_code(float x) {
+// Of each x in [-1, 1] how many borders are below it: border by border, so that the compiler makes vectors of it.
+std::array<int32_t, kNf4Block> nf4_codes(const std::array<float, kNf4Block>& x) {
   static const std::array<float, 15> borders = nf4_borders();
-  size_t code = 0;
-  for (const size_t step : {8, 4, 2, 1}) code += borders[code + step - 1] < x ? step : 0;
-  return static_cast<uint8_t>(code);
+  std::array<int32_t, kNf4Block> codes{};
+  for (const float border : borders) {
+    for (size_t i = 0; i < x.size(); ++i) codes[i] += border < x[i] ? 1 : 0;
+  }
+  return codes;
 }
 
 // ---- scales
@@ -164,12 +166,16 @@ void encode_block(const T* x, int64_t count, float& scale, uint8_t* codes) {
   scale = is_whole ? largest : std::max(largest, kSmallestScale);
   if (codes == nullptr) return;
   const float shrink = 1.0F / std::max(largest, kSmallestScale);
-  const auto code_of = [&](int64_t i) -> int {
-    if (i >= count) return nf4_code(0);
+  std::array<float, kNf4Block> parts{};
+  for (int64_t i = 0; i < count; ++i) {
     const float value = to_float(x[i]);
-    return nf4_code(std::clamp(is_whole ? value * shrink : value / scale, -1.0F, 1.0F));
-  };
-  for (int64_t i = 0; i < count; i += 2) codes[i / 2] = static_cast<uint8_t>(code_of(i) << 4 | code_of(i + 1));
+    parts[static_cast<size_t>(i)] = std::clamp(is_whole ? value * shrink : value / scale, -1.0F, 1.0F);
+  }
+  const std::array<int32_t, kNf4Block> all = nf4_codes(parts);
+  for (int64_t pair = 0; pair < (count + 1) / 2; ++pair) {
+    const auto first = static_cast<size_t>(2 * pair);
+    codes[pair] = static_cast<uint8_t>(all[first] << 4 | all[first + 1]);
+  }
 }
 
 template <class T>
