@@ -1,4 +1,4 @@
-// 548 lines because it is one table: the options of the trainer.
+// 550 lines because it is one table: the options of the trainer.
 
 #include "train/config/option_table.h"
 
@@ -505,6 +505,8 @@ std::string nearest_option(const std::string& name) {
     const std::string known = last_part(option.name);
     if (given == known) {
       distance = std::min<size_t>(distance, 1);
+    } else if (given.size() > 2 && known.find(given) == 0) {
+      distance = std::min<size_t>(distance, 2);
     } else if (given.size() > 2 && (known.find(given) != std::string::npos || given.find(known) == 0)) {
       distance = std::min<size_t>(distance, 3);  // "warmup" for warmup_steps
     }
