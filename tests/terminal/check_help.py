@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 
+HEADER = "What every verb says of itself: more than 500 lines because there are as many verbs.\n\n"
 GOLDEN = pathlib.Path(__file__).parent / "help.txt"
 # Verbs that have verbs of their own.
 BELOW = {"tokenizer": ("train", "encode", "decode", "chat"), "bench": ("strategies",), "plan": ("calibrate",),
@@ -31,7 +32,7 @@ def main():
     fsdp = sys.argv[1]
     verbs = re.findall(r"^  ([a-z]+) +\S", read_help(fsdp, []), re.MULTILINE)
     commands = [[], *([verb, *below] for verb in verbs for below in ([], *([name] for name in BELOW.get(verb, ()))))]
-    text = "".join(read_help(fsdp, words) for words in commands)
+    text = HEADER + "".join(read_help(fsdp, words) for words in commands)
     if "--write" in sys.argv:
         GOLDEN.write_text(text, encoding="utf-8")
         return 0
