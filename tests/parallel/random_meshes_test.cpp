@@ -198,7 +198,7 @@ void expect_meshes_train(const std::string& dtype, unsigned usual_count) {
       SCOPED_TRACE(mesh_case.text());
       expect_equal_training(mesh_case, world, expected);
     }));
-    if (HasFailure()) return;
+    if (::testing::Test::HasFailure()) return;
   }
 }
 
