@@ -14,6 +14,7 @@
 #include "models/decoder.h"
 #include "models/lora.h"
 #include "plan/report.h"
+#include "tests/plan/small_decoder.h"
 #include "tests/support/ranks.h"
 #include "train/model/parallelize.h"
 
@@ -21,19 +22,6 @@ namespace fsdp::plan::runtime_test {
 namespace {
 
 using testing::run_ranks;
-
-models::DecoderConfig small_decoder(int64_t layers, bool tied, bool biases) {
-  models::DecoderConfig config = models::family_config(biases ? "qwen2" : "llama");
-  config.vocab_size = 67;
-  config.hidden_size = 20;
-  config.intermediate_size = 36;
-  config.num_hidden_layers = layers;
-  config.num_attention_heads = 2;
-  config.num_key_value_heads = 1;
-  config.head_dim = 10;
-  config.tie_word_embeddings = tied;
-  return config;
-}
 
 at::ScalarType torch_type(io::DType dtype) {
   if (dtype == io::DType::F16) return at::kHalf;

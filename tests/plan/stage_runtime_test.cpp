@@ -9,29 +9,19 @@
 #include "models/decoder.h"
 #include "plan/rank_part.h"
 #include "plan/report.h"
+#include "tests/plan/small_decoder.h"
 #include "tests/support/ranks.h"
+#include "tests/train/model/held_bytes.h"
 #include "train/axes/decoder_pipeline.h"
 #include "train/model/parallelize.h"
 
 namespace fsdp::plan::stage_runtime_test {
 namespace {
 
+using testing::HeldBytes;
 using testing::run_ranks;
 
 constexpr int64_t kRows = 2, kTokens = 6;
-
-models::DecoderConfig decoder_of(int64_t layers, bool tied) {
-  models::DecoderConfig config = models::family_config("llama");
-  config.vocab_size = 67;
-  config.hidden_size = 20;
-  config.intermediate_size = 36;
-  config.num_hidden_layers = layers;
-  config.num_attention_heads = 2;
-  config.num_key_value_heads = 1;
-  config.head_dim = 10;
-  config.tie_word_embeddings = tied;
-  return config;
-}
 
 struct Case {
   pipeline::Order order;
@@ -122,24 +112,13 @@ TEST(PlanOfStages, IsTheRunToTheByte) {
   }
   for (const Case& c : cases) {
     const plan::Setup setup = setup_of(c);
-    const models::DecoderConfig config = decoder_of(12, c.tied);
+    const models::DecoderConfig config = small_decoder(12, c.tied, /*biases=*/false);
     run_ranks(static_cast<int>(setup.world()), [&](const World& world) {
       SCOPED_TRACE(describe(setup) + ", rank " + std::to_string(world.rank));
       train_and_compare(world, config, setup);
     });
   }
 }
-
-// Bytes of the CPU that this thread's tensors hold.
-class HeldBytes : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override { held_ += bytes; }
-  bool memoryProfilingEnabled() const override { return true; }
-  int64_t held() const { return held_; }
-
- private:
-  int64_t held_ = 0;
-};
 
 // What blocks keep between the parts of a split backward, by LibTorch's account.
 TEST(PlanOfStages, ASplitBackwardKeepsWhatWeightsNeed) {

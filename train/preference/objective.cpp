@@ -8,6 +8,7 @@
 
 #include "io/base/hash.h"
 #include "io/base/input_file.h"
+#include "io/checkpoint/checkpoint_manifest.h"
 #include "io/hub/model_identity.h"
 #include "train/data/batch.h"
 
@@ -27,14 +28,17 @@ void check_data(const Config& config, const Splits& splits) {
                                   "\"dpo\", or prepare the data without --pairs.");
 }
 
-// Of the weights that training begins with: the model's files, or the seed, and an adapter's.
+// Of the weights that training begins with: the model's files, or the seed, how they rest, and an adapter's.
 std::string identify_start(const Config& config, const ModelChoice& choice) {
-  std::string text = choice.weights ? "model " + io::identify_model(*choice.weights)
+  std::string text = choice.weights ? "model " + io::identify_model(*choice.weights) + " as " + config.tune.base
                                     : "random " + std::to_string(config.train.seed) + " " +
                                           models::to_hugging_face(choice.config).dump();
   if (config.tune.lora_from.empty()) return text;
-  const auto adapter = std::filesystem::path(config.tune.lora_from) / "adapter_model.safetensors";
-  return text + " with " + (io::can_be_found(adapter) ? io::hash_text(io::hash_file(adapter)) : config.tune.lora_from);
+  const std::filesystem::path from = config.tune.lora_from;
+  for (const char* file : {"adapter_model.safetensors", io::kManifestName}) {  // of a folder, or of a checkpoint
+    if (io::can_be_found(from / file)) return text + " with " + io::hash_text(io::hash_file(from / file));
+  }
+  return text + " with " + config.tune.lora_from;
 }
 
 std::filesystem::path references_file(const PackedSplit& split, const std::string& name, const std::string& identity) {
