@@ -294,7 +294,7 @@ at::Tensor Trainer::compute_in_stages(Computed& computed) {
             model_.decoder->loss_of(hidden_BTE, targets, kernels::Reduction::kSum, loss_terms()) / num_targets;
         return (own + model_.pipeline->balance_loss(micro)) * scale;
       },
-      {balance / static_cast<double>(batches_.num_microbatches()), scale});
+      {balance / static_cast<double>(batches_.num_microbatches(step_)), scale});
   computed.expert_counts_LE = model_.pipeline->expert_counts();
   return at::scalar_tensor(loss / scale, at::kDouble);  // a power of two: exact
 }

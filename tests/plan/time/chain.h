@@ -37,7 +37,7 @@ struct Chain {
       // Half of a buffer is received, at 1 MB a millisecond.
       const auto bytes = [](double ms) { return static_cast<int64_t>(2e6 * ms); };
       work.units.push_back({"unit" + std::to_string(i), -1, bytes(gather[i]), bytes(reduce[i])});
-      work.passages.push_back({static_cast<int>(i), {}, {}, BackwardReads::kWeights, Arrival::kSomeGradients});
+      work.passages.push_back({static_cast<int>(i), 0, {}, {}, BackwardReads::kWeights, Arrival::kSomeGradients});
     }
     return work;
   }

@@ -61,7 +61,7 @@ TEST(Simulation, TransfersSlowComputationDown) {
 TEST(Simulation, StagesOfAReductionFollowEachOther) {
   StepWork work;
   work.units = {{"unit", -1, 0, 8'000'000}};
-  work.passages = {{0, {}, {}, BackwardReads::kWeights, Arrival::kSomeGradients}};
+  work.passages = {{0, 0, {}, {}, BackwardReads::kWeights, Arrival::kSomeGradients}};
   work.shard_ranks = 2;
   work.replica_ranks = 2;
   work.ranks_per_node = 2;

@@ -14,11 +14,11 @@ namespace {
 StepWork blocks(int shard_ranks = 4, int replica_ranks = 1) {
   StepWork work;
   work.units = {{"root", -1, 100, 200}, {"layers.0", 0, 10, 20}, {"layers.1", 0, 10, 20}, {"layers.2", 0, 10, 20}};
-  work.passages = {{0, {}, {}, BackwardReads::kNothing, Arrival::kSomeGradients},
-                   {1, {}, {}, BackwardReads::kWeights, Arrival::kSomeGradients},
-                   {2, {}, {}, BackwardReads::kWeights, Arrival::kSomeGradients},
-                   {3, {}, {}, BackwardReads::kWeights, Arrival::kSomeGradients},
-                   {0, {}, {}, BackwardReads::kWeights, Arrival::kSomeGradients}};
+  work.passages = {{0, 0, {}, {}, BackwardReads::kNothing, Arrival::kSomeGradients},
+                   {1, 0, {}, {}, BackwardReads::kWeights, Arrival::kSomeGradients},
+                   {2, 0, {}, {}, BackwardReads::kWeights, Arrival::kSomeGradients},
+                   {3, 0, {}, {}, BackwardReads::kWeights, Arrival::kSomeGradients},
+                   {0, 0, {}, {}, BackwardReads::kWeights, Arrival::kSomeGradients}};
   work.shard_ranks = shard_ranks;
   work.replica_ranks = replica_ranks;
   return work;
