@@ -58,14 +58,14 @@ StepWork planned(const Case& test) {
   for (int i = 0; i < test.num_blocks; ++i)
     work.units.push_back({"blocks." + std::to_string(i), root, kUnitElements * 4, kUnitElements * 4});
   work.units.push_back({"root", -1, 2 * kUnitElements * 4, 2 * kUnitElements * 4});
-  work.passages.push_back({root, {}, {}, BackwardReads::kWeights, Arrival::kSomeGradients});
+  work.passages.push_back({root, 0, {}, {}, BackwardReads::kWeights, Arrival::kSomeGradients});
   for (size_t i = 0; i < test.order.size(); ++i) {
     const auto before = test.order.begin() + static_cast<std::ptrdiff_t>(i);
     const bool comes_back = std::find(test.order.begin(), before, test.order[i]) != before;
     work.passages.push_back(
-        {test.order[i], {}, {}, BackwardReads::kWeights, comes_back ? Arrival::kNone : Arrival::kSomeGradients});
+        {test.order[i], 0, {}, {}, BackwardReads::kWeights, comes_back ? Arrival::kNone : Arrival::kSomeGradients});
   }
-  work.passages.push_back({root, {}, {}, BackwardReads::kWeights, Arrival::kSomeGradients});
+  work.passages.push_back({root, 0, {}, {}, BackwardReads::kWeights, Arrival::kSomeGradients});
   work.strategy = test.strategy;
   work.schedule = test.schedule;
   work.microbatches = test.microbatches;
