@@ -86,9 +86,9 @@ TEST(Preference, LayoutsOfTrl) {
   for (const auto& [line, part] : {std::pair(R"({"prompt": "q", "completion": "a"})", "\"chosen\" and \"rejected\""),
                                    {R"({"chosen": "a", "rejected": "b"})", "without \"prompt\""},
                                    {R"([1])", "\"chosen\" and \"rejected\""}}) {
-    const io::Error error = io::catch_error([&, line = line] { parse_preference(line); });
-    EXPECT_EQ(error.kind(), io::ErrorKind::kData);
-    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    const io::Caught error = io::catch_error([&, line = line] { parse_preference(line); });
+    EXPECT_EQ(error.kind, io::ErrorKind::kData);
+    EXPECT_TRUE(error.says(part)) << error.text;
   }
 }
 
