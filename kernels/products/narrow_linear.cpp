@@ -20,10 +20,10 @@ TensorTable<NarrowMark>& narrow_weights() {
   return *weights;
 }
 
-at::Tensor narrowed(const at::Tensor& wide) { return wide.detach().to(at::kBFloat16); }
+at::Tensor as_bf16(const at::Tensor& wide) { return wide.detach().to(at::kBFloat16); }
 
 at::Tensor narrow_product(const at::Tensor& x, const at::Tensor& weight) {
-  return product(narrowed(x), narrowed(weight)).to(at::kFloat);
+  return product(as_bf16(x), as_bf16(weight)).to(at::kFloat);
 }
 
 struct NarrowLinear : torch::autograd::Function<NarrowLinear> {
@@ -39,11 +39,11 @@ struct NarrowLinear : torch::autograd::Function<NarrowLinear> {
     const auto saved = context->get_saved_variables();
     const at::Tensor& x = saved[0];
     const at::Tensor& weight = saved[1];
-    const at::Tensor grad = narrowed(grads[0]).contiguous();
+    const at::Tensor grad = as_bf16(grads[0]).contiguous();
     torch::autograd::variable_list result(2);
-    if (context->needs_input_grad(0)) result[0] = product(grad, narrowed(weight).t()).to(at::kFloat);
+    if (context->needs_input_grad(0)) result[0] = product(grad, as_bf16(weight).t()).to(at::kFloat);
     if (context->needs_input_grad(1))
-      result[1] = weight_gradient(weight, grad.flatten(0, -2), narrowed(x).flatten(0, -2)).to(at::kFloat);
+      result[1] = weight_gradient(weight, grad.flatten(0, -2), as_bf16(x).flatten(0, -2)).to(at::kFloat);
     return result;
   }
 };
