@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Checks every #include of the project against the table of rooms below (the design's "house").
 
-Also that the table itself only points down, and that no room has grown too large to be one idea. Prints one line per
-violation, `file:line: rule`, and exits with 1 if there is any.
+Also that the table itself only points down, that no room has grown too large to be one idea, and that no function of an
+unnamed namespace hides one of a header: sources are compiled many at a time, and a call in the next one would reach the
+wrong one in silence. Prints one line per violation, `file:line: rule`, and exits with 1 if there is any.
 """
 
 import argparse
@@ -140,6 +141,9 @@ PROCESSOR_FILES = {"kernels/raw/simd-inl.h", "kernels/raw/transpose-inl.h", "ker
                    "kernels/raw/bf16_pairs.h", "kernels/raw/products/few_rows_amx.cpp"}
 PROCESSOR = re.compile(r"immintrin|arm_neon|arm_sve|target_clones|__builtin_cpu_|__attribute__\(\(target\b")
 
+FUNCTION = re.compile(r"^(?:inline |constexpr )*[A-Za-z_][\w:<>,&* ]*?[ &*]([a-z_]\w*)\(([^()]*)\)", re.MULTILINE)
+NAMESPACE = re.compile(r"^namespace ([\w:]+) \{", re.MULTILINE)
+UNNAMED = re.compile(r"^namespace \{\n(.*?)^\}  // namespace\n", re.MULTILINE | re.DOTALL)
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 
 
@@ -203,13 +207,40 @@ def check_sizes(root, files):
             yield f"{folder.relative_to(root)}: {count} files, at most {MAX_FILES}: it is more than one idea"
 
 
+def functions_of(text):
+    """Name and types of the parameters of each function that begins a line."""
+    for name, parameters in FUNCTION.findall(text):
+        types = [re.sub(r"\s+", " ", re.sub(r"=.*", "", each)).strip() for each in parameters.split(",")]
+        yield name, tuple(re.sub(r"(?<=[\w>&*]) ?\b[a-z_]\w*$", "", each).strip() if " " in each else each for each in types)
+
+
+def check_hidden_names(root, files):
+    declared = {}
+    texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in files}
+    for path, text in texts.items():
+        scope = NAMESPACE.search(text)
+        if scope and path.suffix == ".h":
+            for function in functions_of(text):
+                declared[path.relative_to(root).parts[0], scope.group(1), function] = path.relative_to(root)
+    for path, text in texts.items():
+        scope = NAMESPACE.search(text)
+        if not scope or path.suffix != ".cpp":
+            continue
+        for body in UNNAMED.findall(text):
+            for function in functions_of(body):
+                header = declared.get((path.relative_to(root).parts[0], scope.group(1), function))
+                if header:
+                    yield (f"{path.relative_to(root)}: {function[0]}({', '.join(function[1])}) hides that of {header} from "
+                           "sources that are compiled with this one: give it another name")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent)
     root = parser.parse_args().root
     files = sorted(p for folder in ROOTS for p in (root / folder).rglob("*") if p.suffix in SUFFIXES)
     problems = [problem for path in files for problem in check_file(root, path)]
-    problems += [*check_table(), *check_sizes(root, files)]
+    problems += [*check_table(), *check_sizes(root, files), *check_hidden_names(root, files)]
     print("\n".join(problems) if problems else f"check_layers: {len(files)} files, no violation")
     return 1 if problems else 0
 

@@ -32,7 +32,7 @@ constexpr size_t kLongestKey = 64;  // compared with the keys there are; longer 
 constexpr size_t kLongestMessage = 2000;
 
 // Keys and values may come from a file of somebody else; control characters in them must not reach the terminal.
-std::string printable(const std::string& text) {
+std::string in_one_line(const std::string& text) {
   static constexpr char kHex[] = "0123456789abcdef";
   std::string out;
   for (const char c : text) {
@@ -47,7 +47,7 @@ std::string printable(const std::string& text) {
   return out;
 }
 
-[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::kUsage, printable(message)); }
+[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::kUsage, in_one_line(message)); }
 
 std::string position(const std::string& path, const toml::source_region& source) {
   return path + ":" + std::to_string(source.begin.line) + ":" + std::to_string(source.begin.column) + ": ";
