@@ -8,6 +8,7 @@ each; when the training has ended, it is there no more, and no piece of it is le
 each with a verdict, in the order that docs/doctor.md has.
 """
 
+import itertools
 import os
 import pathlib
 import re
@@ -46,10 +47,12 @@ def expect(condition, message):
 
 
 class Screen:
-    """A terminal with a command in it."""
+    """A terminal with a command in it, of a server of its own: one that was just told to end would still be found."""
+
+    count = itertools.count()
 
     def __init__(self, columns, folder, command):
-        self.server = ["tmux", "-L", f"fsdp-{os.getpid()}-{columns}", "-f", "/dev/null"]
+        self.server = ["tmux", "-L", f"fsdp-{os.getpid()}-{next(self.count)}", "-f", "/dev/null"]
         subprocess.run([*self.server, "new-session", "-d", "-x", str(columns), "-y", "60", "-c", str(folder),
                         f"{command}; echo; echo ENDED $?; sleep {2 * DEADLINE_S}"], check=True)
 
