@@ -225,7 +225,7 @@ TEST_F(Qlora, RefusesWhatDoesNotGoWithCodes) {
         Refusal{"--shard.precision=fp16", "shard.precision = \"fp16\"", "expected bf16, bf16_reduce or fp32"},
         Refusal{"--shard.precision=fp8", "shard.precision = \"fp8\"", "expected bf16"},
         Refusal{"--train.projections=fused", "train.projections", "expected separate"},
-        Refusal{"--mesh.tp=2", "mesh.tp", "expected full"},
+        Refusal{"--mesh.pp=2", "mesh.pp = 2", "expected 1"},
         Refusal{"--tune.base=int4", "tune.base", "one of: bf16, nf4"}}) {
     const std::string command = tune("refused", "--tune.base=nf4 " + refusal.options);
     const CommandResult result = contains(refusal.options, "mesh") ? launch_fsdp(2, command) : run_fsdp(command);
