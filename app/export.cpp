@@ -47,7 +47,8 @@ std::unique_ptr<io::WeightSource> open_source(const Exported& exported, const st
     return open_decoded_source(models::with_stored_names(std::move(from)), dtype);
   };
   if (!base.empty())
-    return io::open_merged_source(decoded(io::open_weight_source(base)), io::read_adapter(*open_weights(exported)), dtype);
+    return io::open_merged_source(decoded(io::open_weight_source(base)), io::read_adapter(*open_weights(exported)),
+                                  dtype);
   std::unique_ptr<io::WeightSource> source = decoded(open_weights(exported));
   if (!source->adapter_config()) return source;
   if (!source->config()) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <map>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -31,7 +32,6 @@ using kernels::raw::Nf4Layout;
 constexpr int64_t kDecodedPiece = int64_t{1} << 20;
 
 constexpr const char* kAnyState = ".quant_state.bitsandbytes__";
-constexpr int64_t kMostStateBytes = 1 << 16;
 
 using Record = std::vector<uint8_t>;
 
@@ -48,6 +48,12 @@ struct CodedMatrix {
   int64_t begin(const Nf4Layout& layout) const { return beside ? layout.codes() : 0; }  // of the codes' tensor, there
 };
 
+// Where a tensor comes from.
+struct Origin {
+  size_t tensor = 0;                       // of the base
+  std::optional<CodedMatrix> matrix = {};  // where that is codes
+};
+
 class DecodedSource final : public io::WeightSource {
  public:
   DecodedSource(std::unique_ptr<io::WeightSource> base, io::DType dtype)
@@ -58,12 +64,17 @@ class DecodedSource final : public io::WeightSource {
     matrices_of_records();
     matrices_of_bitsandbytes();
     for (size_t i = 0; i < base_->tensors().size(); ++i) {
-      if (!taken_.contains(i)) add(base_->tensors()[i], i, nullptr);
+      if (!taken_.contains(i)) add(base_->tensors()[i], {i});
     }
     std::vector<size_t> order(tensors_.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = i;
     std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return tensors_[a].name < tensors_[b].name; });
-    sort_by(order);
+    const auto sort_by_name = [&order](auto& list) {
+      const auto before = list;
+      for (size_t i = 0; i < order.size(); ++i) list[i] = before[order[i]];
+    };
+    sort_by_name(tensors_);
+    sort_by_name(origins_);
     if (config_) config_->erase("quantization_config");
   }
 
@@ -71,18 +82,19 @@ class DecodedSource final : public io::WeightSource {
     std::map<size_t, size_t> places;  // base tensor -> ours
     std::vector<size_t> first_wanted, base_wanted;
     for (const size_t index : wanted) {
-      places[origin_[index]] = index;
-      base_wanted.push_back(origin_[index]);
-      const auto& beside = matrices_[index].beside;
-      if (is_coded_[index] && beside) first_wanted.insert(first_wanted.end(), beside->begin(), beside->end());
+      const auto& [tensor, matrix] = origins_[index];
+      places[tensor] = index;
+      base_wanted.push_back(tensor);
+      if (matrix && matrix->beside)
+        first_wanted.insert(first_wanted.end(), matrix->beside->begin(), matrix->beside->end());
     }
     const std::map<size_t, Record> scales = read_whole(first_wanted);
     std::map<size_t, Record> records;
     base_->read(base_wanted, [&](size_t origin, int64_t first, int64_t count, const void* elements) {
       const size_t index = places.at(origin);
-      if (!is_coded_[index]) return sink(index, first, count, elements);
+      if (!origins_[index].matrix) return sink(index, first, count, elements);
       const Nf4Layout layout{tensors_[index].numel()};
-      const CodedMatrix& matrix = matrices_[index];
+      const CodedMatrix& matrix = *origins_[index].matrix;
       Record& record = records[origin];
       if (record.empty()) record = head_of(matrix, layout, scales);
       std::memcpy(record.data() + matrix.begin(layout) + first, elements, static_cast<size_t>(count));
@@ -98,30 +110,15 @@ class DecodedSource final : public io::WeightSource {
                      "[nf4] " + io::in_quotes(path_.native()) + ": tensor " + io::in_quotes(tensor) + ": " + detail);
   }
 
-  void add(io::WeightTensor tensor, size_t origin, const CodedMatrix* matrix) {
+  void add(io::WeightTensor tensor, Origin origin) {
     tensors_.push_back(std::move(tensor));
-    origin_.push_back(origin);
-    is_coded_.push_back(matrix != nullptr);
-    matrices_.push_back(matrix != nullptr ? *matrix : CodedMatrix{});
+    origins_.push_back(std::move(origin));
   }
 
   void add_matrix(const std::string& name, const std::vector<int64_t>& shape, const CodedMatrix& matrix) {
-    add({name, shape, dtype_, std::string(io::name(dtype_))}, matrix.codes, &matrix);
-    taken_.emplace(matrix.codes, true);
-    if (!matrix.beside) return;
-    for (const size_t part : *matrix.beside) taken_.emplace(part, true);
-  }
-
-  void sort_by(const std::vector<size_t>& order) {
-    const auto sorted = [&](auto& list) {
-      auto copy = list;
-      for (size_t i = 0; i < order.size(); ++i) copy[i] = list[order[i]];
-      list = std::move(copy);
-    };
-    sorted(tensors_);
-    sorted(origin_);
-    sorted(is_coded_);
-    sorted(matrices_);
+    add({name, shape, dtype_, std::string(io::name(dtype_))}, {matrix.codes, matrix});
+    taken_.insert(matrix.codes);
+    if (matrix.beside) taken_.insert(matrix.beside->begin(), matrix.beside->end());
   }
 
   // Of a checkpoint of ours: shapes are the configuration's.
@@ -186,7 +183,7 @@ class DecodedSource final : public io::WeightSource {
 
   void add_stored(const std::string& weight) {
     const size_t state = by_name_.at(weight + suffix(Beside::kState));
-    if (const int64_t bytes = base_->tensors()[state].numel(); bytes > kMostStateBytes)
+    if (const int64_t bytes = base_->tensors()[state].numel(); bytes > train::kMostStateBytes)
       throw error(base_->tensors()[state].name, "got " + std::to_string(bytes) + " elements, expected a short text.");
     train::WeightState said;
     try {
@@ -266,11 +263,8 @@ class DecodedSource final : public io::WeightSource {
   std::unique_ptr<io::WeightSource> base_;
   io::DType dtype_;
   std::map<std::string, size_t> by_name_;  // of the base
-  std::map<size_t, bool> taken_;           // tensors of the base that are codes or belong to them
-  // Of tensors_:
-  std::vector<size_t> origin_;
-  std::vector<bool> is_coded_;
-  std::vector<CodedMatrix> matrices_;
+  std::set<size_t> taken_;                 // tensors of the base that are codes or belong to them
+  std::vector<Origin> origins_;            // of tensors_
 };
 
 bool has_codes(const io::WeightSource& source) {

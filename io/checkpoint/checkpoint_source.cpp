@@ -62,8 +62,8 @@ class CheckpointSource final : public WeightSource {
                   "[source] " + in_quotes(folder.native()) +
                       ": got a checkpoint without model weights, expected tensors below \"model/\".");
     }
-    description_ = std::string(averaged ? "averages of the " : "") + "checkpoint of step " + std::to_string(manifest_.step) + ", written by " +
-                   std::to_string(manifest_.world_size) + " rank(s)";
+    description_ = std::string(averaged ? "averages of the " : "") + "checkpoint of step " +
+                   std::to_string(manifest_.step) + ", written by " + std::to_string(manifest_.world_size) + " rank(s)";
     if (const auto config = run_value("model_config")) {
       config_ = parse_json(*config, (folder / kManifestName).native(), {.kind = ErrorKind::kModel});
     }

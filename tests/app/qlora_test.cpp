@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/hub/model_folder.h"
-#include "tests/app/training_fixture.h"
+#include "tests/app/tuning_fixture.h"
 
 namespace fsdp::app {
 namespace {
@@ -15,14 +15,8 @@ std::string bytes_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-class Qlora : public TrainingFixture {
+class Qlora : public TuningFixture {
  protected:
-  void SetUp() override {
-    TrainingFixture::SetUp();
-    const CommandResult result = run_fsdp(train("--train.steps=30 --output.folder=" + path("base")));
-    ASSERT_EQ(result.exit_code, 0) << result.err;
-  }
-  std::string base() const { return path("base") + "/model"; }
   std::string tune(const std::string& folder, const std::string& more = "", const std::string& model = "") const {
     return train("--model.path=" + (model.empty() ? base() : model) + " --output.folder=" + path(folder) +
                  " --tune.method=lora --tune.lora_rank=4 --tune.lora_alpha=12 --train.lr=1e-2 " + more);

@@ -7,7 +7,7 @@
 #include "io/base/json.h"
 #include "io/hub/model_folder.h"
 #include "io/safetensors/safetensors.h"
-#include "tests/app/training_fixture.h"
+#include "tests/app/tuning_fixture.h"
 
 namespace fsdp::app {
 namespace {
@@ -34,15 +34,8 @@ std::vector<double> losses(const std::string& folder) {
   return values;
 }
 
-// Trains a base first; the fine-tunings below start from it.
-class Tune : public TrainingFixture {
+class Tune : public TuningFixture {
  protected:
-  void SetUp() override {
-    TrainingFixture::SetUp();
-    const CommandResult result = run_fsdp(train("--train.steps=30 --output.folder=" + path("base")));
-    ASSERT_EQ(result.exit_code, 0) << result.err;
-  }
-  std::string base() const { return path("base") + "/model"; }
   std::string tune(const std::string& folder, const std::string& more) const {
     return train("--model.path=" + base() + " --output.folder=" + path(folder) + " " + more);
   }

@@ -14,6 +14,7 @@
 #include "models/decoder.h"
 #include "models/lora.h"
 #include "plan/report.h"
+#include "tests/plan/runtime_counts.h"
 #include "tests/plan/small_decoder.h"
 #include "tests/support/ranks.h"
 #include "train/model/parallelize.h"
@@ -124,19 +125,11 @@ void train_and_compare(const World& world, const models::DecoderConfig& config, 
     zero_grad(*model.decoder);
   }
   const RestingBytes rest = model.root.resting_bytes();
-  EXPECT_EQ(plan.memory[Part::kMainWeight], rest.main_weight);
-  EXPECT_EQ(plan.memory[Part::kModelWeight], rest.model_weight);
-  EXPECT_EQ(plan.memory[Part::kMainGrad], rest.main_grad);
+  expect_rest(plan, rest);
   EXPECT_EQ(plan.memory.padding, rest.padding);
   EXPECT_EQ(plan.memory[Part::kOptimizer], most(world, optimizer.state_bytes()));
   EXPECT_EQ(plan.parameters, model.root.num_parameters());
-  const Counters counters = model.root.counters();
-  EXPECT_EQ(plan.step.calls.gathers, counters.gathers);
-  EXPECT_EQ(plan.step.calls.reduces, counters.reduces);
-  EXPECT_EQ(plan.step.calls.gather_bytes, counters.gather_bytes);
-  EXPECT_EQ(plan.step.calls.reduce_bytes, counters.reduce_bytes);
-  EXPECT_EQ(plan.step.peak_unsharded_bytes, counters.peak_unsharded_bytes);
-  EXPECT_EQ(plan.step.peak_reduce_bytes, counters.peak_reduce_bytes);
+  expect_counts(plan, model.root.counters());
   const MemoryCategories memory = model.root.memory();
   // A plan is rank 0's. Where groups lie across hosts and others do not, some ranks need other scratch.
   const bool all_alike = setup.node_size % setup.shards == 0 || setup.shards % setup.node_size == 0;

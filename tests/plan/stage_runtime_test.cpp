@@ -9,6 +9,7 @@
 #include "models/decoder.h"
 #include "plan/rank_part.h"
 #include "plan/report.h"
+#include "tests/plan/runtime_counts.h"
 #include "tests/plan/small_decoder.h"
 #include "tests/support/ranks.h"
 #include "tests/train/model/held_bytes.h"
@@ -74,18 +75,9 @@ void train_and_compare(const World& world, const models::DecoderConfig& config, 
     optimizer.step();
     zero_grad(*model.decoder);
   }
-  const RestingBytes rest = model.root.resting_bytes();
-  EXPECT_EQ(plan.memory[Part::kMainWeight], rest.main_weight);
-  EXPECT_EQ(plan.memory[Part::kModelWeight], rest.model_weight);
-  EXPECT_EQ(plan.memory[Part::kMainGrad], rest.main_grad);
+  expect_rest(plan, model.root.resting_bytes());
   EXPECT_EQ(plan.memory[Part::kOptimizer], optimizer.state_bytes());
-  const Counters counters = model.root.counters();
-  EXPECT_EQ(plan.step.calls.gathers, counters.gathers);
-  EXPECT_EQ(plan.step.calls.reduces, counters.reduces);
-  EXPECT_EQ(plan.step.calls.gather_bytes, counters.gather_bytes);
-  EXPECT_EQ(plan.step.calls.reduce_bytes, counters.reduce_bytes);
-  EXPECT_EQ(plan.step.peak_unsharded_bytes, counters.peak_unsharded_bytes);
-  EXPECT_EQ(plan.step.peak_reduce_bytes, counters.peak_reduce_bytes);
+  expect_counts(plan, model.root.counters());
   const MemoryCategories memory = model.root.memory();
   EXPECT_EQ(plan.step.held_bytes, memory.gathered + memory.reduce + memory.idle);
 }

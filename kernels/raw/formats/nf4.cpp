@@ -157,10 +157,9 @@ float sum_of_scales(const float* x, int64_t count) {
 
 // ---- blocks
 
-template <class T>
-void encode_block(const T* x, int64_t count, float& scale, uint8_t* codes) {
+void encode_block(const float* x, int64_t count, float& scale, uint8_t* codes) {
   float largest = 0;
-  for (int64_t i = 0; i < count; ++i) largest = std::max(largest, std::fabs(to_float(x[i])));
+  for (int64_t i = 0; i < count; ++i) largest = std::max(largest, std::fabs(x[i]));
   // A block that the tensor's end cuts short is divided, not multiplied, and its scale is never 0.
   const bool is_whole = count == kNf4Block;
   scale = is_whole ? largest : std::max(largest, kSmallestScale);
@@ -168,21 +167,12 @@ void encode_block(const T* x, int64_t count, float& scale, uint8_t* codes) {
   const float shrink = 1.0F / std::max(largest, kSmallestScale);
   std::array<float, kNf4Block> parts{};
   for (int64_t i = 0; i < count; ++i) {
-    const float value = to_float(x[i]);
-    parts[static_cast<size_t>(i)] = std::clamp(is_whole ? value * shrink : value / scale, -1.0F, 1.0F);
+    parts[static_cast<size_t>(i)] = std::clamp(is_whole ? x[i] * shrink : x[i] / scale, -1.0F, 1.0F);
   }
   const std::array<int32_t, kNf4Block> all = nf4_codes(parts);
   for (int64_t pair = 0; pair < (count + 1) / 2; ++pair) {
     const auto first = static_cast<size_t>(2 * pair);
     codes[pair] = static_cast<uint8_t>(all[first] << 4 | all[first + 1]);
-  }
-}
-
-template <class T>
-void encode(const T* x, int64_t count, float* scales, uint8_t* codes) {
-  for (int64_t first = 0; first < count; first += kNf4Block) {
-    uint8_t* const own = codes == nullptr ? nullptr : codes + first / 2;
-    encode_block(x + first, std::min(kNf4Block, count - first), scales[first / kNf4Block], own);
   }
 }
 
@@ -216,8 +206,12 @@ void decode(const uint8_t* record, const Nf4Layout& layout, int64_t first, int64
 
 }  // namespace
 
-void nf4_encode(const float* x, int64_t count, float* scales, uint8_t* codes) { encode(x, count, scales, codes); }
-void nf4_encode(const Bf16* x, int64_t count, float* scales, uint8_t* codes) { encode(x, count, scales, codes); }
+void nf4_encode(const float* x, int64_t count, float* scales, uint8_t* codes) {
+  for (int64_t first = 0; first < count; first += kNf4Block) {
+    uint8_t* const own = codes == nullptr ? nullptr : codes + first / 2;
+    encode_block(x + first, std::min(kNf4Block, count - first), scales[first / kNf4Block], own);
+  }
+}
 
 void nf4_encode_scales(const float* scales, const Nf4Layout& layout, uint8_t* record) {
   const int64_t blocks = layout.num_blocks();

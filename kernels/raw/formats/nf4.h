@@ -35,7 +35,6 @@ struct Nf4Layout {
 // Scales of the blocks that x [count] begins, one every kNf4Block elements, and its codes [(count + 1) / 2] where
 // `codes` is not null.
 void nf4_encode(const float* x, int64_t count, float* scales, uint8_t* codes);
-void nf4_encode(const Bf16* x, int64_t count, float* scales, uint8_t* codes);
 
 // What a record says of the scales [layout.num_blocks()] of all its blocks: everything before its codes.
 void nf4_encode_scales(const float* scales, const Nf4Layout& layout, uint8_t* record);

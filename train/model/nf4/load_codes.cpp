@@ -94,8 +94,6 @@ void encode_weight(ElementReader& reader, const Nf4Layout& layout, const OwnByte
 
 // ---- codes that files have
 
-constexpr int64_t kMostStateBytes = 1 << 16;
-
 std::vector<char> read_all(const io::ModelFolder& folder, const std::string& name) {
   const io::TensorEntry& entry = *folder.find(name)->entry;
   std::vector<char> bytes(static_cast<size_t>(entry.numel()) * io::item_size(entry.dtype));

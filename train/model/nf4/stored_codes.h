@@ -24,6 +24,8 @@ struct StoredPart {
 };
 StoredPart stored_part(Beside part, const kernels::raw::Nf4Layout& layout);
 
+inline constexpr int64_t kMostStateBytes = 1 << 16;  // of a kState that is read
+
 // The JSON of kState, of the same length for every weight: readers skip the spaces behind it.
 std::string state_text(const std::vector<int64_t>& shape, float mean);
 
