@@ -14,7 +14,7 @@
 #include "benchmarks/support/measure.h"
 #include "models/decoder.h"
 
-namespace fsdp::benchmarks {
+namespace fsdp::benchmarks::build_memory_program {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
@@ -101,17 +101,18 @@ Options parse(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace fsdp::benchmarks
 
 int main(int argc, char** argv) try {
-  const fsdp::benchmarks::Options options = fsdp::benchmarks::parse(argc, argv);
-  const fsdp::World world = fsdp::init();
+  const Options options = parse(argc, argv);
+  const World world = init();
   at::set_num_threads(1);
-  fsdp::benchmarks::BuildMemory build(world, fsdp::benchmarks::llama_1b(options.layers), options.plain);
+  BuildMemory build(world, llama_1b(options.layers), options.plain);
   const bool within = build.report();
-  fsdp::barrier(world, "every rank has reported");
+  barrier(world, "every rank has reported");
   return within ? 0 : 1;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 2;
 }
+
+}  // namespace fsdp::benchmarks::build_memory_program

@@ -32,7 +32,7 @@
 #include "fsdp/optim/flat_parameters.h"
 #include "models/decoder.h"
 
-namespace fsdp::benchmarks {
+namespace fsdp::benchmarks::checkpoint_program {
 namespace {
 
 namespace fs = std::filesystem;
@@ -320,16 +320,17 @@ Options parse(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace fsdp::benchmarks
 
 int main(int argc, char** argv) try {
-  using namespace fsdp::benchmarks;
   const Options options = parse(argc, argv);
-  const fsdp::World world = fsdp::init();
+  const World world = init();
   at::set_num_threads(1);
   const Bench bench(world, options);
   bench.report(kActions.at(options.action)(bench));
+  return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }
+
+}  // namespace fsdp::benchmarks::checkpoint_program

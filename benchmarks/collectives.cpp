@@ -30,7 +30,7 @@
 #include "fsdp/comm/rendezvous/store.h"
 #include "fsdp/comm/transport/gloo_transport.h"
 
-namespace fsdp::benchmarks {
+namespace fsdp::benchmarks::collectives_program {
 namespace {
 
 using comm::Accumulate;
@@ -239,12 +239,10 @@ Options parse(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace fsdp::benchmarks
 
 int main(int argc, char** argv) try {
-  using namespace fsdp::benchmarks;
   const Options options = parse(argc, argv);
-  const auto env = fsdp::comm::read_launch_environment([](const char* name) { return std::getenv(name); });
+  const auto env = comm::read_launch_environment([](const char* name) { return std::getenv(name); });
   if (env.size < 2) throw std::runtime_error("one rank has nobody to talk to: fsdp launch --nproc 2 -- collectives");
   at::set_num_threads(1);
   Bench bench(options, env);
@@ -256,7 +254,10 @@ int main(int argc, char** argv) try {
   result["calls"] = bench.run();
   if (env.rank == 0) std::printf("%s\n", result.dump().c_str());
   bench.leave();
+  return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }
+
+}  // namespace fsdp::benchmarks::collectives_program

@@ -20,7 +20,7 @@
 #include "fsdp/buffer/disk_memory.h"
 #include "fsdp/optim/flat_parameters.h"
 
-namespace fsdp::benchmarks {
+namespace fsdp::benchmarks::disk_offload_program {
 namespace {
 
 namespace fs = std::filesystem;
@@ -200,16 +200,16 @@ Options parse(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace fsdp::benchmarks
 
 int main(int argc, char** argv) try {
-  using namespace fsdp::benchmarks;
   const Options options = parse(argc, argv);
-  const fsdp::World world = fsdp::init();
+  const World world = init();
   at::set_num_threads(1);
   RankClock(world).report(measure(world, options));
   return 0;
-} catch (const fsdp::Error& error) {
+} catch (const Error& error) {
   std::fprintf(stderr, "disk_offload: %s\n", error.what());
   return static_cast<int>(error.code());
 }
+
+}  // namespace fsdp::benchmarks::disk_offload_program

@@ -24,7 +24,7 @@
 #include "kernels/operators/cross_entropy.h"
 #include "models/decoder.h"
 
-namespace fsdp::benchmarks {
+namespace fsdp::benchmarks::functional_program {
 namespace {
 
 constexpr double kLearningRate = 1e-3;
@@ -212,15 +212,17 @@ Options parse(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace fsdp::benchmarks
 
 int main(int argc, char** argv) try {
-  const fsdp::benchmarks::Options options = fsdp::benchmarks::parse(argc, argv);
-  const fsdp::World world = fsdp::init();
+  const Options options = parse(argc, argv);
+  const World world = init();
   at::set_num_threads(1);
-  const nlohmann::json result = fsdp::benchmarks::run(world, options);
+  const nlohmann::json result = run(world, options);
   if (world.rank == 0) std::printf("%s\n", result.dump().c_str());
+  return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }
+
+}  // namespace fsdp::benchmarks::functional_program

@@ -19,7 +19,7 @@
 #include "train/generate/generation.h"
 #include "train/model/inference_model.h"
 
-namespace fsdp::benchmarks {
+namespace fsdp::benchmarks::generation_program {
 namespace {
 
 namespace fs = std::filesystem;
@@ -141,10 +141,9 @@ nlohmann::json measure(const Options& options) {
 }
 
 }  // namespace
-}  // namespace fsdp::benchmarks
 
 int main(int argc, char** argv) {
-  fsdp::benchmarks::Options options;
+  Options options;
   CLI::App app("Generation, timed.");
   app.add_option("--model", options.model, "model folder")->required();
   app.add_option("--write", options.write, "make the folder, with weights in fp32 or bf16");
@@ -154,9 +153,12 @@ int main(int argc, char** argv) {
   app.add_option("--new-tokens", options.new_tokens)->check(CLI::Range(2, 1 << 20));
   app.add_option("--threads", options.threads);
   app.add_option("--rounds", options.rounds);
-  fsdp::benchmarks::parse_or_exit(app, argc, argv);
+  parse_or_exit(app, argc, argv);
   if (!options.write.empty())
-    fsdp::benchmarks::write_model(options.model, options.write == "bf16");
+    write_model(options.model, options.write == "bf16");
   else
-    std::printf("%s\n", fsdp::benchmarks::measure(options).dump().c_str());
+    std::printf("%s\n", measure(options).dump().c_str());
+  return 0;
 }
+
+}  // namespace fsdp::benchmarks::generation_program

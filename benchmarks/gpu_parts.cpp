@@ -15,7 +15,7 @@
 #include "kernels/flat/adamw.h"
 #include "kernels/operators/cross_entropy.h"
 
-namespace fsdp::benchmarks {
+namespace fsdp::benchmarks::gpu_parts_program {
 namespace {
 
 struct Options {
@@ -140,14 +140,15 @@ Options parse(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace fsdp::benchmarks
 
 int main(int argc, char** argv) try {
-  using namespace fsdp::benchmarks;
   const Options options = parse(argc, argv);
-  if (options.device == "cuda") fsdp::load_cuda();
+  if (options.device == "cuda") load_cuda();
   std::printf("%s\n", GpuParts(options).run().dump().c_str());
+  return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }
+
+}  // namespace fsdp::benchmarks::gpu_parts_program

@@ -21,7 +21,7 @@
 #include "train/model/parallelize.h"
 #include "train/model/recomputation.h"
 
-namespace fsdp::benchmarks {
+namespace fsdp::benchmarks::gpu_step_program {
 namespace {
 
 struct Options {
@@ -217,13 +217,14 @@ Options parse(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace fsdp::benchmarks
 
 int main(int argc, char** argv) try {
-  using namespace fsdp::benchmarks;
   const Options options = parse(argc, argv);
   std::printf("%s\n", GpuStep(options).run().dump().c_str());
+  return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }
+
+}  // namespace fsdp::benchmarks::gpu_step_program

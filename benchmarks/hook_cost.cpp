@@ -13,7 +13,7 @@
 #include "benchmarks/support/command_line.h"
 #include "benchmarks/support/device_clock.h"
 
-namespace fsdp::benchmarks {
+namespace fsdp::benchmarks::hook_cost_program {
 namespace {
 
 constexpr int kUnits = 100;
@@ -88,16 +88,18 @@ Options parse(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace fsdp::benchmarks
 
 int main(int argc, char** argv) try {
-  const fsdp::benchmarks::Options options = fsdp::benchmarks::parse(argc, argv);
-  if (options.device == "cuda") fsdp::load_cuda();
-  const fsdp::World world = fsdp::init();
+  const Options options = parse(argc, argv);
+  if (options.device == "cuda") load_cuda();
+  const World world = init();
   at::set_num_threads(1);
-  const nlohmann::json result = fsdp::benchmarks::run(world, options);
+  const nlohmann::json result = run(world, options);
   if (world.rank == 0) std::printf("%s\n", result.dump().c_str());
+  return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }
+
+}  // namespace fsdp::benchmarks::hook_cost_program

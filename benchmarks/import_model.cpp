@@ -24,7 +24,7 @@
 #include "train/model/parallelize.h"
 #include "train/model/weights.h"
 
-namespace fsdp::benchmarks {
+namespace fsdp::benchmarks::import_model_program {
 namespace {
 
 namespace fs = std::filesystem;
@@ -135,15 +135,16 @@ Options parse(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace fsdp::benchmarks
 
 int main(int argc, char** argv) try {
-  using namespace fsdp::benchmarks;
   const Options options = parse(argc, argv);
-  const RankClock clock(fsdp::init());
+  const RankClock clock(init());
   at::set_num_threads(1);
   clock.report(kActions.at(options.action)(clock, options));
+  return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }
+
+}  // namespace fsdp::benchmarks::import_model_program

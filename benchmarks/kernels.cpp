@@ -32,7 +32,7 @@
 #include "kernels/products/rowwise_scope.h"
 #include "kernels/raw/attention/softmax_weights.h"
 
-namespace fsdp::benchmarks {
+namespace fsdp::benchmarks::kernels_program {
 namespace {
 
 using Body = std::function<void()>;
@@ -300,19 +300,17 @@ void add_attention(Comparison& comparison, at::ScalarType dtype, int64_t tokens,
 }
 
 }  // namespace
-}  // namespace fsdp::benchmarks
 
 int main(int argc, char** argv) try {
-  using namespace fsdp::benchmarks;
   int rounds = 9;
   std::string only;
   CLI::App app("Times CPU kernels against LibTorch's operators");
   app.add_option("--rounds", rounds, "of which the median counts")->check(CLI::PositiveNumber);
   app.add_option("--only", only, "rows whose name contains this");
   parse_or_exit(app, argc, argv);
-  if (const auto mistake = fsdp::kernels::cpu_isa_mistake()) throw std::invalid_argument(*mistake);
+  if (const auto mistake = kernels::cpu_isa_mistake()) throw std::invalid_argument(*mistake);
   at::set_num_threads(1);
-  fsdp::enable_host_cache();
+  enable_host_cache();
   Comparison comparison(rounds, only);
   constexpr int64_t kFlat[] = {int64_t{1} << 12, int64_t{29} << 18};  // in the cache, and beyond it
   for (const int64_t numel : kFlat) {
@@ -330,9 +328,12 @@ int main(int argc, char** argv) try {
       for (const int64_t window : {0, 128}) add_attention(comparison, dtype, tokens, window);
   }
   const nlohmann::json result{
-      {"isa", fsdp::kernels::describe_cpu_isa()}, {"aten", at::get_cpu_capability()}, {"rows", comparison.result()}};
+      {"isa", kernels::describe_cpu_isa()}, {"aten", at::get_cpu_capability()}, {"rows", comparison.result()}};
   std::printf("%s\n", result.dump().c_str());
+  return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }
+
+}  // namespace fsdp::benchmarks::kernels_program

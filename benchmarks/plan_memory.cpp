@@ -25,7 +25,7 @@
 #include "train/model/parallelize.h"
 #include "train/model/recomputation.h"
 
-namespace fsdp::benchmarks {
+namespace fsdp::benchmarks::plan_memory_program {
 namespace {
 
 enum class FreedMemory { kReturned, kCached, kKept };
@@ -223,7 +223,6 @@ int run(int count, uint64_t seed, const std::string& only) {
 }
 
 }  // namespace
-}  // namespace fsdp::benchmarks
 
 int main(int argc, char** argv) {
   CLI::App app("Peak resident memory of training steps beside the plan's.", "plan_memory");
@@ -234,6 +233,8 @@ int main(int argc, char** argv) {
   std::string only;
   app.add_option("--only", only, "returned, cached or kept: what becomes of freed memory; all of them without it")
       ->check(CLI::IsMember({"returned", "cached", "kept"}));
-  fsdp::benchmarks::parse_or_exit(app, argc, argv);
-  return fsdp::benchmarks::run(count, seed, only);
+  parse_or_exit(app, argc, argv);
+  return run(count, seed, only);
 }
+
+}  // namespace fsdp::benchmarks::plan_memory_program

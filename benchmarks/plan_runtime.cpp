@@ -22,7 +22,7 @@
 #include "train/calibrate/calibration.h"
 #include "train/model/parallelize.h"
 
-namespace fsdp::benchmarks {
+namespace fsdp::benchmarks::plan_runtime_program {
 namespace {
 
 namespace pt = plan::time;
@@ -336,7 +336,6 @@ void compare_worlds(int steps, double seconds) {
 }
 
 }  // namespace
-}  // namespace fsdp::benchmarks
 
 int main(int argc, char** argv) try {
   CLI::App app("Compares the planner's time with steps that run over a modelled network");
@@ -347,15 +346,18 @@ int main(int argc, char** argv) try {
   app.add_option("--calibration-seconds", seconds, "for measuring this machine; with --worlds, before each row")
       ->check(CLI::PositiveNumber);
   app.add_flag("--worlds", worlds, "one rank of 2, 8, 32 and 128 instead");
-  fsdp::benchmarks::parse_or_exit(app, argc, argv);
+  parse_or_exit(app, argc, argv);
   at::set_num_threads(1);
   if (worlds) {
-    fsdp::benchmarks::compare_worlds(steps, seconds);
+    compare_worlds(steps, seconds);
     return 0;
   }
-  fsdp::benchmarks::compare_pauses(steps);
-  fsdp::benchmarks::compare_decoders(steps, seconds);
+  compare_pauses(steps);
+  compare_decoders(steps, seconds);
+  return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }
+
+}  // namespace fsdp::benchmarks::plan_runtime_program

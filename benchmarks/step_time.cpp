@@ -18,7 +18,7 @@
 #include "fsdp/memory/host_cache.h"
 #include "models/decoder.h"
 
-namespace fsdp::benchmarks {
+namespace fsdp::benchmarks::step_time_program {
 namespace {
 
 struct Options {
@@ -182,15 +182,17 @@ Options parse(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace fsdp::benchmarks
 
 int main(int argc, char** argv) try {
-  const fsdp::benchmarks::Options options = fsdp::benchmarks::parse(argc, argv);
-  const fsdp::World world = fsdp::init();
+  const Options options = parse(argc, argv);
+  const World world = init();
   at::set_num_threads(1);
-  const nlohmann::json result = fsdp::benchmarks::StepTime(world, options).run();
+  const nlohmann::json result = StepTime(world, options).run();
   if (world.rank == 0) std::printf("%s\n", result.dump().c_str());
+  return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }
+
+}  // namespace fsdp::benchmarks::step_time_program

@@ -11,7 +11,7 @@
 namespace fsdp::app {
 namespace {
 
-class LaunchSignals : public testing::Test {
+class LaunchSignals : public ::testing::Test {
  protected:
   // Runs `traps` in each of two ranks; once both have, rank 0 runs `begin`. Then both work until a trap ends them or
   // sets `stop`; in that case they go on for a while, in which another signal would be noticed.

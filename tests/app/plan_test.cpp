@@ -78,7 +78,7 @@ TEST(PlanVerb, FitRanksByPredictedTime) {
   for (const auto& loser : fit["losers"]) EXPECT_FALSE(loser["reason"].get<std::string>().empty());
 }
 
-class PlannedTime : public testing::Test {
+class PlannedTime : public ::testing::Test {
  protected:
   std::string path(const std::string& name) const { return folder_ / name; }
 

@@ -11,7 +11,7 @@
 namespace fsdp::app {
 namespace {
 
-class TokenizerVerb : public testing::Test {
+class TokenizerVerb : public ::testing::Test {
  protected:
   std::string path(const std::string& name) const { return folder_ / name; }
   CommandResult train(const std::string& options) {

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "tests/app/metrics.h"
 #include "tests/app/training_fixture.h"
 #include "train/config/config_file.h"
 
@@ -13,27 +14,6 @@ namespace fsdp::app {
 namespace {
 
 using Train = TrainingFixture;
-
-std::vector<nlohmann::json> read_metrics(const std::string& folder) {
-  std::ifstream file(folder + "/metrics.jsonl");
-  std::vector<nlohmann::json> lines;
-  for (std::string line; std::getline(file, line);) {
-    lines.push_back(nlohmann::json::parse(line));
-  }
-  return lines;
-}
-
-std::vector<double> losses(const std::string& folder) {
-  std::vector<double> values;
-  for (const auto& line : read_metrics(folder)) {
-    if (line.contains("loss")) {
-      values.push_back(line["loss"]);
-    }
-  }
-  return values;
-}
-
-double heldout(const std::string& folder) { return read_metrics(folder).back().at("heldout").at("nats_per_byte"); }
 
 TEST_F(Train, WritesWhatItPromises) {
   const CommandResult result = run_fsdp(train("--train.eval_every=3 --train.eval_batches=1"));

@@ -14,7 +14,7 @@
 
 namespace fsdp::app {
 
-class TrainingFixture : public testing::Test {
+class TrainingFixture : public ::testing::Test {
  protected:
   void SetUp() override {
     std::filesystem::create_directory(folder_ / "text");

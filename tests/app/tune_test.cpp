@@ -7,6 +7,7 @@
 #include "io/base/json.h"
 #include "io/hub/model_folder.h"
 #include "io/safetensors/safetensors.h"
+#include "tests/app/metrics.h"
 #include "tests/app/tuning_fixture.h"
 
 namespace fsdp::app {
@@ -15,23 +16,6 @@ namespace {
 std::string read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-double heldout(const std::string& folder) {
-  std::ifstream file(folder + "/metrics.jsonl");
-  std::string last;
-  for (std::string line; std::getline(file, line);) last = line;
-  return nlohmann::json::parse(last).at("heldout").at("nats_per_byte");
-}
-
-std::vector<double> losses(const std::string& folder) {
-  std::ifstream file(folder + "/metrics.jsonl");
-  std::vector<double> values;
-  for (std::string line; std::getline(file, line);) {
-    const nlohmann::json step = nlohmann::json::parse(line);
-    if (step.contains("loss")) values.push_back(step["loss"]);
-  }
-  return values;
 }
 
 class Tune : public TuningFixture {

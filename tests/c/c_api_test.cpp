@@ -80,7 +80,7 @@ std::vector<PlainStep> train_plainly(torch::jit::Module& model) {
   return steps;
 }
 
-class CInterface : public testing::Test {
+class CInterface : public ::testing::Test {
  protected:
   void SetUp() override { make_model().save(path("model.pt")); }
   std::string path(const std::string& name) const { return folder_ / name; }

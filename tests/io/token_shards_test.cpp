@@ -221,7 +221,7 @@ TEST(TokenShards, BadManifestsAreRefused) {
 }
 
 // Opens the split and reads everything that can be read.
-void read_everything(const std::filesystem::path& folder) {
+void read_whole_dataset(const std::filesystem::path& folder) {
   const TokenDataset dataset = TokenDataset::open(folder, "train");
   read(dataset, 0, dataset.num_tokens());
   dataset.document_starts(0, dataset.num_tokens());
@@ -234,11 +234,11 @@ TEST(TokenShards, TruncationAtEveryLengthIsAnError) {
     const std::string good = read_text(folder / name);
     for (size_t length = 0; length + 1 < good.size(); ++length) {
       write_text(folder / name, good.substr(0, length));
-      const Caught error = catch_error([&] { read_everything(folder.path()); });
+      const Caught error = catch_error([&] { read_whole_dataset(folder.path()); });
       EXPECT_TRUE(error.kind == ErrorKind::kData && error.says(name) && error.is_one_line()) << length << error.text;
     }
     write_text(folder / name, good + "x");
-    EXPECT_TRUE(catch_error([&] { read_everything(folder.path()); }).says(name)) << name;
+    EXPECT_TRUE(catch_error([&] { read_whole_dataset(folder.path()); }).says(name)) << name;
     write_text(folder / name, good);
   }
 }
@@ -253,7 +253,7 @@ TEST(TokenShards, EveryFlippedByteIsReadOrRefused) {
         std::string bad = good;
         bad[i] = static_cast<char>(bad[i] ^ flip);
         write_text(folder / name, bad);
-        const Caught error = catch_error([&] { read_everything(folder.path()); });
+        const Caught error = catch_error([&] { read_whole_dataset(folder.path()); });
         const bool is_shard_header = i < 64 && name[0] == 't';
         EXPECT_TRUE(error.kind == ErrorKind::kData || !is_shard_header) << name << " " << i << ": " << error.text;
         EXPECT_TRUE(error.text == "no error" || error.kind == ErrorKind::kData) << error.text;

@@ -101,8 +101,8 @@ struct Saved {
   std::vector<double> losses;
 };
 
-Saved run_leg(const World& world, const Leg& leg, at::ScalarType dtype, Tied tied, const std::filesystem::path& folder,
-              int first_step, const std::optional<Saved>& before) {
+Saved run_leg(const World& world, const Leg& leg, at::ScalarType dtype, TiedWeights tied,
+              const std::filesystem::path& folder, int first_step, const std::optional<Saved>& before) {
   const Mesh mesh(world, leg.axes);
   StagedModel model(mesh, leg.stages_per_rank, dtype, tied);
   ShardOptions options;
@@ -142,7 +142,7 @@ Saved run_leg(const World& world, const Leg& leg, at::ScalarType dtype, Tied tie
 }
 
 // Losses of one rank that never stops.
-std::vector<double> losses_of_one_rank(at::ScalarType dtype, Tied tied, size_t steps) {
+std::vector<double> losses_of_one_rank(at::ScalarType dtype, TiedWeights tied, size_t steps) {
   const auto whole = make_whole_staged(dtype, tied);
   torch::optim::AdamW optimizer(whole->parameters(), adamw());
   std::vector<double> losses;
@@ -158,8 +158,8 @@ std::vector<double> losses_of_one_rank(at::ScalarType dtype, Tied tied, size_t s
   return losses;
 }
 
-void expect_elastic(at::ScalarType dtype, Tied tied, double bound) {
-  SCOPED_TRACE(c10::str(dtype, tied == Tied::kYes ? ", tied" : ""));
+void expect_elastic(at::ScalarType dtype, TiedWeights tied, double bound) {
+  SCOPED_TRACE(c10::str(dtype, tied == TiedWeights::kYes ? ", tied" : ""));
   const io::TemporaryFolder folder;
   std::optional<Saved> before;
   std::vector<double> losses;
@@ -190,24 +190,24 @@ void expect_elastic(at::ScalarType dtype, Tied tied, double bound) {
 }
 
 TEST(ElasticPipeline, AnyMeshReadsWhatAnyOtherSaved) {
-  expect_elastic(at::kDouble, Tied::kNo, 1e-10);
-  expect_elastic(at::kFloat, Tied::kNo, 2e-4);
+  expect_elastic(at::kDouble, TiedWeights::kNo, 1e-10);
+  expect_elastic(at::kFloat, TiedWeights::kNo, 2e-4);
 }
 
 // The first stage's inlet is the last one's outlet: one tensor in a checkpoint, whose gradients add up.
 TEST(ElasticPipeline, TiedWeightsTrainAsOne) {
-  expect_elastic(at::kDouble, Tied::kYes, 1e-10);
-  expect_elastic(at::kFloat, Tied::kYes, 2e-4);
+  expect_elastic(at::kDouble, TiedWeights::kYes, 1e-10);
+  expect_elastic(at::kFloat, TiedWeights::kYes, 2e-4);
 }
 
 // Two steps before an update, and clipping: gradients, norm and weights of one rank, with the same bits on both owners.
 TEST(ElasticPipeline, TiedGradientsAccumulate) {
   run_ranks(4, [](const World& world) {
     const Mesh mesh = Mesh::parallel(world, {{"pp", 2}});
-    StagedModel model(mesh, 1, at::kDouble, Tied::kYes);
+    StagedModel model(mesh, 1, at::kDouble, TiedWeights::kYes);
     model.shard(mesh, {});
     Pipeline pipeline(mesh, model.stages);
-    const auto whole = make_whole_staged(at::kDouble, Tied::kYes);
+    const auto whole = make_whole_staged(at::kDouble, TiedWeights::kYes);
     for (int number = 0; number < 2; ++number) {
       const auto [inputs, targets] = staged_batch(number, kRows, at::kDouble);
       loss_of(whole->forward(inputs), targets).backward();
@@ -231,7 +231,7 @@ TEST(ElasticPipeline, TiedGradientsAccumulate) {
 TEST(ElasticPipeline, TiedWeightsAreUnitsOfTheirOwn) {
   run_ranks(4, [](const World& world) {
     const Mesh mesh = Mesh::parallel(world, {{"pp", 2}});
-    StagedModel model(mesh, 1, at::kFloat, Tied::kYes);
+    StagedModel model(mesh, 1, at::kFloat, TiedWeights::kYes);
     const auto part = model.parts[0];
     if (mesh.index("pp") == 0)
       fully_shard(*part->inlet, mesh);  // half of it on each rank; in the other stage, one has all
@@ -252,7 +252,7 @@ TEST(ElasticPipeline, BuffersThatDifferAreKept) {
     }
   };
   const auto make = [&](const Mesh& mesh) {
-    auto model = std::make_unique<StagedModel>(mesh, 1, at::kFloat, Tied::kNo);
+    auto model = std::make_unique<StagedModel>(mesh, 1, at::kFloat, TiedWeights::kNo);
     model->shard(mesh, {});
     return model;
   };
@@ -282,7 +282,7 @@ TEST(ElasticPipeline, WhatDoesNotFitIsRefused) {
   const io::TemporaryFolder folder;
   run_ranks(2, [&](const World& world) {
     const Mesh mesh = Mesh::parallel(world, {{"pp", 2}});
-    StagedModel model(mesh, 1, at::kFloat, Tied::kNo);
+    StagedModel model(mesh, 1, at::kFloat, TiedWeights::kNo);
     const auto part = model.parts[0];
     const Unit root = fully_shard(*part, mesh);
     const auto is_refused = [](const char* text) { return ThrowsMessage<Error>(HasSubstr(text)); };

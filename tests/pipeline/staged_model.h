@@ -1,4 +1,4 @@
-// A small model, whole or as stages: an inlet, blocks, an outlet. Tied, the outlet uses the inlet's weight.
+// A small model, whole or as stages: an inlet, blocks, an outlet. TiedWeights, the outlet uses the inlet's weight.
 #pragma once
 
 #include <torch/torch.h>
@@ -32,19 +32,19 @@ struct StagedMap : torch::nn::Module {
   torch::Tensor weight;
 };
 
-enum class Tied { kNo, kYes };
+enum class TiedWeights { kNo, kYes };
 
 // Blocks [first, last) of the model, and what belongs to its ends.
 struct StagedPart : torch::nn::Module {
-  StagedPart(int64_t first, int64_t last, Tied tied)
+  StagedPart(int64_t first, int64_t last, TiedWeights tied)
       : first(first), ends_here(last == kStagedBlocks), tied(tied), blocks(torch::nn::ModuleList()) {
-    const bool needs_inlet = first == 0 || (ends_here && tied == Tied::kYes);
+    const bool needs_inlet = first == 0 || (ends_here && tied == TiedWeights::kYes);
     if (needs_inlet) inlet = register_module("inlet", std::make_shared<StagedMap>());
     register_module("blocks", blocks);
     for (int64_t i = first; i < last; ++i) blocks->push_back(std::make_shared<StagedBlock>());
     if (!ends_here) return;
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kStagedWidth})));
-    if (tied == Tied::kNo) outlet = register_module("outlet", std::make_shared<StagedMap>());
+    if (tied == TiedWeights::kNo) outlet = register_module("outlet", std::make_shared<StagedMap>());
   }
   // Rows of kStagedIn numbers at the ends of the model, of kStagedWidth between stages.
   torch::Tensor forward(torch::Tensor x) {
@@ -56,13 +56,13 @@ struct StagedPart : torch::nn::Module {
 
   int64_t first;
   bool ends_here;
-  Tied tied;
+  TiedWeights tied;
   std::shared_ptr<StagedMap> inlet, outlet;
   torch::nn::ModuleList blocks;
   torch::nn::LayerNorm norm{nullptr};
 };
 
-inline std::shared_ptr<StagedPart> make_whole_staged(at::ScalarType dtype, Tied tied) {
+inline std::shared_ptr<StagedPart> make_whole_staged(at::ScalarType dtype, TiedWeights tied) {
   auto whole = make_seeded(31, [&] { return std::make_shared<StagedPart>(0, kStagedBlocks, tied); });
   whole->to(dtype);
   return whole;
@@ -71,7 +71,7 @@ inline std::shared_ptr<StagedPart> make_whole_staged(at::ScalarType dtype, Tied 
 // This rank's stages of the whole model, with its weights, and what a program has of them: stage s of `ranks` x
 // `stages_per_rank` is on the rank with coordinate s % ranks.
 struct StagedModel {
-  StagedModel(const Mesh& mesh, int stages_per_rank, at::ScalarType dtype, Tied tied) {
+  StagedModel(const Mesh& mesh, int stages_per_rank, at::ScalarType dtype, TiedWeights tied) {
     const auto whole = make_whole_staged(dtype, tied);
     const auto values = whole->named_parameters();
     const auto constants = whole->named_buffers();
@@ -91,7 +91,7 @@ struct StagedModel {
   // COLLECTIVE. A weight that two stages have is a unit of its own, so that both cut it alike.
   void shard(const Mesh& mesh, const ShardOptions& options) {
     for (const auto& part : parts) {
-      if (part->inlet && part->tied == Tied::kYes) fully_shard(*part->inlet, mesh, options);
+      if (part->inlet && part->tied == TiedWeights::kYes) fully_shard(*part->inlet, mesh, options);
       for (const auto& block : *part->blocks) fully_shard(*block, mesh, options);
       stages.push_back(pipeline::stage_of(part, fully_shard(*part, mesh, options), part->naming()));
     }

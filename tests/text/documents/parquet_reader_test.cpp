@@ -17,7 +17,7 @@ std::filesystem::path sample(const std::string& name) {
   return std::filesystem::path(FSDP_IO_TEST_DATA_DIR) / "parquet" / (name + ".parquet");
 }
 
-DocumentOptions field(const std::string& name, BadRecord bad_record = BadRecord::kStop) {
+DocumentOptions column(const std::string& name, BadRecord bad_record = BadRecord::kStop) {
   DocumentOptions options;
   options.text_field = name;
   options.bad_record = bad_record;
@@ -63,13 +63,13 @@ TEST_F(ParquetReader, MissingValuesAreBadRecords) {
   const Reading stopped = read_documents(sample("nulls"));
   EXPECT_EQ(stopped.texts(), Texts({"a"}));
   EXPECT_TRUE(stopped.error.says("nulls.parquet': row 2: got null in column 'text'")) << stopped.error.text;
-  const Reading skipped = read_documents(sample("nulls"), field("text", BadRecord::kSkip));
+  const Reading skipped = read_documents(sample("nulls"), column("text", BadRecord::kSkip));
   EXPECT_EQ(skipped.texts(), Texts({"a", "b"}));
   EXPECT_EQ(skipped.num_skipped, 2U);
 }
 
 TEST_F(ParquetReader, FieldsOfStructs) {
-  const Reading reading = read_documents(sample("struct"), field("page.text", BadRecord::kSkip));
+  const Reading reading = read_documents(sample("struct"), column("page.text", BadRecord::kSkip));
   EXPECT_EQ(reading.texts(), Texts({"inner", "last"}));
   EXPECT_EQ(reading.documents[1].record, 4U);
   EXPECT_EQ(reading.num_skipped, 2U);
@@ -78,14 +78,14 @@ TEST_F(ParquetReader, FieldsOfStructs) {
 
 TEST_F(ParquetReader, ColumnsThatAreNoStrings) {
   EXPECT_TRUE(read_documents(sample("not-strings")).error.says("column 'text' of INT64"));
-  const Caught lists = read_documents(sample("not-strings"), field("lists.list.element")).error;
+  const Caught lists = read_documents(sample("not-strings"), column("lists.list.element")).error;
   EXPECT_TRUE(lists.says("of lists")) << lists.text;
 }
 
 TEST_F(ParquetReader, BytesThatAreNotUtf8AreNamed) {
   const Reading stopped = read_documents(sample("not-utf8"));
   EXPECT_TRUE(stopped.error.says("row 2: got bytes that are not UTF-8 at byte 2 of the text")) << stopped.error.text;
-  EXPECT_EQ(read_documents(sample("not-utf8"), field("text", BadRecord::kSkip)).texts(), Texts({"ok", "fine"}));
+  EXPECT_EQ(read_documents(sample("not-utf8"), column("text", BadRecord::kSkip)).texts(), Texts({"ok", "fine"}));
 }
 
 TEST_F(ParquetReader, LongTextsAreRefused) {
@@ -99,7 +99,7 @@ TEST_F(ParquetReader, LongTextsAreRefused) {
 TEST_F(ParquetReader, FilesWithoutADocument) {
   EXPECT_TRUE(read_documents(sample("no-rows")).error.says("holds no document"));
   EXPECT_TRUE(read_content("a.parquet", "").error.says("holds no document"));
-  EXPECT_EQ(read_content("a.parquet", "", field("text", BadRecord::kSkip)).num_skipped, 1U);
+  EXPECT_EQ(read_content("a.parquet", "", column("text", BadRecord::kSkip)).num_skipped, 1U);
 }
 
 TEST_F(ParquetReader, DamageIsAnErrorNotACrash) {
@@ -119,7 +119,7 @@ TEST_F(ParquetReader, DamageIsAnErrorNotACrash) {
     damaged[at] = static_cast<char>(damaged[at] ^ 4);
     const Caught error = read_content("a.parquet", damaged).error;
     ASSERT_TRUE(error.says("row 1: got ")) << at << ": " << error.text;
-    const Reading skipped = read_content("a.parquet", damaged, field("text", BadRecord::kSkip));
+    const Reading skipped = read_content("a.parquet", damaged, column("text", BadRecord::kSkip));
     ASSERT_EQ(skipped.num_skipped, 1U);
     ASSERT_TRUE(skipped.texts().empty());
   }
