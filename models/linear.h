@@ -12,11 +12,20 @@
 
 namespace fsdp::models {
 
-// y = W x + scale B A dropout(x), with A [rank, in] and B [out, rank]. After: Hu et al. 2021 (LoRA).
+// What an adapter makes of W + scale B A.
+enum class AdapterKind {
+  kLora,  // nothing more. After: Hu et al. 2021
+  kDora,  // each row gets a length that is learned: that of W's row plus an offset. After: Liu et al. 2024 (DoRA)
+};
+
+// y = W x + scale B A dropout(x), with A [rank, in] and B [out, rank]. With kDora it is (1 + g) times that, g [out] =
+// (|W| + offset) / |W + scale B A| - 1 with norms of rows that count as constants in the backward; of W x, too, the
+// part that g brings sees dropout(x), as in peft.
 struct AdapterShape {
   int64_t rank = 0;
   double scale = 1;    // alpha / rank
   double dropout = 0;  // of the adapter's input, while the module trains
+  AdapterKind kind = AdapterKind::kLora;
 };
 
 enum class Bias { kNo, kYes };
@@ -41,13 +50,18 @@ class LinearImpl : public torch::nn::Module {
   // What forward() gives without the bias: of a part of the inputs a term of a sum, to which the bias is added once.
   at::Tensor without_bias(const at::Tensor& x);
 
-  // Adds the parameters `lora_A.weight` and `lora_B.weight`, uninitialised. Once.
+  // Adds the parameters `lora_A.weight` and `lora_B.weight`, and with kDora `lora_magnitude_offset` [out], all
+  // uninitialised. Once.
   void add_adapter(const AdapterShape& shape, const at::TensorOptions& options);
 
   // The weight gives way to the parameter `weight_nf4`, the bytes of its codes (kernels/products/nf4_linear.h), uint8
   // and without gradient, 0 until they are loaded. Products decode it. Once, before fully_shard(); may be deferred.
   void keep_as_nf4();
   bool is_nf4() const { return codes_.defined(); }
+
+  bool has_magnitude() const { return offset_.defined(); }
+  // |W| of each row, fp32 [out], without gradients; of the weight as it is at hand, decoded where it is codes.
+  at::Tensor row_norms();
 
   // As constructed; of a weight that was cut since, the whole one's.
   int64_t in_features() const { return in_; }
@@ -59,11 +73,14 @@ class LinearImpl : public torch::nn::Module {
  private:
   at::Tensor product(const at::Tensor& x);
   at::Tensor add_adapted(at::Tensor y, const at::Tensor& x);
+  at::Tensor add_with_magnitude(at::Tensor y, const at::Tensor& x, const at::Tensor& input);
+  at::Tensor magnitude_gain(at::ScalarType type);
 
   int64_t in_, out_;
   at::Tensor codes_;  // undefined without keep_as_nf4()
   AdapterShape adapter_;
   std::shared_ptr<LinearImpl> lora_a_, lora_b_;  // null without an adapter
+  at::Tensor offset_;                            // of kDora; else undefined
 };
 TORCH_MODULE(Linear);
 

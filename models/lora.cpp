@@ -72,11 +72,13 @@ void add_lora(Decoder& decoder, const LoraConfig& config, uint64_t seed) {
   const at::NoGradGuard no_grad;
   for (const NamedLinear& linear : linears_in_blocks(decoder)) {
     if (!contains(targets, last_part(linear.name))) continue;
-    linear.module->add_adapter({config.rank, config.scale(), config.dropout}, at::TensorOptions().dtype(at::kFloat));
+    linear.module->add_adapter({config.rank, config.scale(), config.dropout, config.kind},
+                               at::TensorOptions().dtype(at::kFloat));
     const auto parameters = linear.module->named_parameters();
     const double bound = 1 / std::sqrt(static_cast<double>(linear.module->in_features()));
     fill_uniform(parameters["lora_A.weight"], bound, seed, linear.name + ".lora_A.weight");
     at::Tensor(parameters["lora_B.weight"]).zero_();
+    if (linear.module->has_magnitude()) at::Tensor(parameters["lora_magnitude_offset"]).zero_();
   }
 }
 

@@ -16,13 +16,15 @@ struct LoraConfig {
   std::vector<std::string> targets;  // linear maps by the last part of their name; {"all-linear"}: all in the blocks
 
   bool divides_by_root = false;  // rank-stabilised (rsLoRA): the scale is alpha / sqrt(rank)
+  AdapterKind kind = AdapterKind::kLora;
 
   double scale() const;
 };
 
 // Puts an fp32 adapter on each linear map of the blocks that `config` names, and freezes every other parameter. They
 // begin as peft's do: A uniform in +-1/sqrt(in) (Kaiming with a = sqrt(5)), B zero, so that the model computes what it
-// did. Values depend on `seed` and the parameter's name only. Before fully_shard(); may be deferred.
+// did; kDora's offsets are zero. Values depend on `seed` and the parameter's name only. Before fully_shard(); may be
+// deferred.
 // Throws io::Error(kUsage) for a target that no block has, listing those there are.
 void add_lora(Decoder& decoder, const LoraConfig& config, uint64_t seed);
 

@@ -23,6 +23,7 @@ constexpr const char* kKnownKeys[] = {
     "base_model_name_or_path",
     "peft_type",
     "use_rslora",
+    "use_dora",
     "task_type",
     "inference_mode",
     "init_lora_weights",
@@ -121,12 +122,15 @@ AdapterConfig parse_adapter_config(const json& object, const std::string& origin
   if (base != nullptr && base->is_string()) config.base_model = base->get<std::string>();
   const json* root = reader.find("use_rslora");
   config.divides_by_root = root != nullptr && *root == true;
+  const json* dora = reader.find("use_dora");
+  if (dora != nullptr && !dora->is_boolean()) reader.object_to("use_dora", "true or false");
+  config.has_magnitudes = dora != nullptr && *dora == true;
   // Some ways to begin (PiSSA, OLoRA, LoftQ, ...) change the base too.
   const json* init = reader.find("init_lora_weights");
   if (init != nullptr && !init->is_boolean() && *init != "gaussian") {
     reader.object_to("init_lora_weights", "true, false or gaussian");
   }
-  // DoRA, ranks by pattern, bias, modules that are saved whole: they all have a key that is neither known nor empty.
+  // Ranks by pattern, bias, modules that are saved whole: they all have a key that is neither known nor empty.
   for (const auto& [key, value] : object.items()) {
     const bool known = std::find(std::begin(kKnownKeys), std::end(kKnownKeys), key) != std::end(kKnownKeys);
     if (!known && !says_nothing(value)) reader.object_to(key, "null, false or nothing in it");
@@ -144,6 +148,7 @@ json to_peft(const AdapterConfig& config) {
           {"lora_dropout", config.dropout},
           {"target_modules", config.targets},
           {"use_rslora", config.divides_by_root},
+          {"use_dora", config.has_magnitudes},
           {"bias", "none"},
           {"fan_in_fan_out", false},
           {"inference_mode", true},

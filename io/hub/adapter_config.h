@@ -24,6 +24,7 @@ struct AdapterConfig {
   std::vector<std::string> targets;  // linear maps by the last part of their name; empty: said in another way
   std::string base_model;            // where the base was found; for people
   bool divides_by_root = false;      // "use_rslora"
+  bool has_magnitudes = false;       // "use_dora"
 };
 
 // Throws Error(kModel) with everything in it that would change what is computed and is not supported. Unknown keys that

@@ -1,5 +1,6 @@
 #include "io/weights/merged_source.h"
 
+#include <map>
 #include <utility>
 
 #include "io/base/element_cast.h"
@@ -43,20 +44,24 @@ class MergedSource final : public WeightSource {
       place[base_index_[index]] = index;
       base_wanted.push_back(base_index_[index]);
     }
-    std::vector<float> sum;
+    std::map<size_t, std::vector<float>> parts;  // of rows that the next piece goes on with, by tensor
     std::vector<char> rounded;
     base_->read(base_wanted, [&](size_t base_index, int64_t first, int64_t count, const void* elements) {
       const size_t index = place[base_index];
       const LowRank* factors = factors_[index];
       if (factors == nullptr) return sink(index, first, count, elements);
-      sum.resize(static_cast<size_t>(count));
-      cast_elements(*base_->tensors()[base_index].dtype, elements, DType::F32, sum.data(), count);
-      add_low_rank(*factors, adapter_.config.scale(), first, count, sum.data());
+      std::vector<float>& sum = parts[index];
+      const size_t kept = sum.size();
+      sum.resize(kept + static_cast<size_t>(count));
+      cast_elements(*base_->tensors()[base_index].dtype, elements, DType::F32, sum.data() + kept, count);
+      first -= static_cast<int64_t>(kept);
+      const int64_t done = merge(*factors, first, sum);
       const DType to = *tensors_[index].dtype;
-      if (to == DType::F32) return sink(index, first, count, sum.data());
-      rounded.resize(static_cast<size_t>(count) * item_size(to));
-      cast_elements(DType::F32, sum.data(), to, rounded.data(), count);
-      sink(index, first, count, rounded.data());
+      rounded.resize(static_cast<size_t>(done) * item_size(to));
+      cast_elements(DType::F32, sum.data(), to, rounded.data(), done);
+      sum.erase(sum.begin(), sum.begin() + done);
+      if (sum.empty()) parts.erase(index);
+      if (done > 0) sink(index, first, done, rounded.data());
     });
   }
 
@@ -66,6 +71,19 @@ class MergedSource final : public WeightSource {
         ErrorKind::kModel,
         "[merge] " + in_quotes(path_.native()) + ": " + detail + " Pass the model that the adapter was trained on" +
             (adapter_.config.base_model.empty() ? "." : ", which was " + in_quotes(adapter_.config.base_model) + "."));
+  }
+
+  // Of elements from `first` on: as many as can be told without those that follow, which with magnitudes are whole
+  // rows.
+  int64_t merge(const LowRank& factors, int64_t first, std::vector<float>& values) const {
+    const auto count = static_cast<int64_t>(values.size());
+    if (factors.magnitude == Magnitude::kNone) {
+      add_low_rank(factors, adapter_.config.scale(), first, count, values.data());
+      return count;
+    }
+    const int64_t rows = factors.in > 0 ? count / factors.in : 0;
+    work_in(factors, adapter_.config.scale(), first / factors.in, rows, values.data());
+    return rows * factors.in;
   }
 
   const LowRank* factors_of(const std::string& tensor) const {

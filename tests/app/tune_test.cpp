@@ -1,6 +1,7 @@
 // Fine-tuning as a user does it: frozen parameters and adapters, stopped, resumed, merged, refused.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -76,6 +77,51 @@ TEST_F(Tune, AnAdapterIsWrittenAsPeftNamesItAndMerges) {
   }
 }
 
+// A file has the norms of rows, a checkpoint what training has; both are the model that was trained.
+TEST_F(Tune, DoraIsWrittenAsPeftNamesItAndMerges) {
+  const std::string how = "--tune.lora_kind=dora --checkpoint.content=adapter --checkpoint.every_steps=20 ";
+  const CommandResult result = launch_fsdp(2, lora("dora", how + "--train.steps=20"));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(contains(result.out, "DoRA of rank 4, alpha 12 on q_proj, ")) << result.out;
+  const std::string adapter = path("dora") + "/model", step = path("dora") + "/checkpoints/step-20";
+  EXPECT_EQ(io::read_json_file(adapter + "/adapter_config.json")["use_dora"], true);
+  const auto file = io::SafetensorsFile::open(adapter + "/adapter_model.safetensors");
+  const std::string map = "model.layers.1.mlp.up_proj";
+  const io::TensorEntry* norms = file.find("base_model.model." + map + ".lora_magnitude_vector");
+  ASSERT_NE(norms, nullptr);
+  ASSERT_EQ(norms->shape, (std::vector<int64_t>{48}));
+  std::vector<float> lengths(48), weight(48 * 32);
+  file.read(*norms, 0, 48, lengths.data());
+  for (const std::string& from : {adapter, step}) {
+    ASSERT_EQ(
+        run_fsdp("export " + from + " --merge " + base() + " --dtype fp32 --overwrite -o " + path("merged")).exit_code,
+        0);
+    EXPECT_NEAR(worth(path("merged")), heldout(path("dora")), 1e-6) << from;
+    io::ModelFolder::open(path("merged")).read(map + ".weight", 0, 48 * 32, weight.data());
+    for (size_t row = 0; row < 48; ++row) {
+      double squares = 0;
+      for (size_t i = 0; i < 32; ++i) squares += std::pow(weight[row * 32 + i], 2);
+      EXPECT_NEAR(std::sqrt(squares), lengths[row], 1e-5) << row;
+    }
+  }
+  // Worked into a model in memory, whole and in shards; and trained further, from either.
+  const std::string say = "generate " + base() + " --prompt line --max-tokens 12 --temperature 0 --json --adapter ";
+  const CommandResult merged =
+      run_fsdp("generate " + path("merged") + " --prompt line --max-tokens 12 --temperature 0 --json");
+  for (const std::string& from : {adapter, step}) {
+    EXPECT_EQ(run_fsdp(say + from).out, merged.out);
+    EXPECT_EQ(launch_fsdp(2, say + from).out, merged.out);
+    const std::string again =
+        "--tune.lora_kind=dora --train.steps=2 --train.warmup_steps=1 --output.overwrite=replace ";
+    const CommandResult further = launch_fsdp(2, lora("further", again + "--tune.lora_from=" + from));
+    ASSERT_EQ(further.exit_code, 0) << further.err;
+    EXPECT_LT(losses(path("further"))[0], losses(path("dora"))[0] - 0.02);
+  }
+  const CommandResult plain = run_fsdp(lora("plain", "--tune.lora_from=" + adapter));
+  EXPECT_EQ(plain.exit_code, 2);
+  EXPECT_TRUE(contains(plain.err, "lora_kind")) << plain.err;
+}
+
 TEST_F(Tune, StoppedTuningGoesOnBitForBit) {
   struct Kind {
     const char* name;
@@ -86,6 +132,8 @@ TEST_F(Tune, StoppedTuningGoesOnBitForBit) {
   const std::string method = "--tune.method=lora --tune.lora_rank=4 ";
   for (const Kind& kind :
        {Kind{"adapters", 2, method, "adapter_model.safetensors"},
+        Kind{"DoRA, base in 4 bits, dropout", 2,
+             method + "--tune.lora_kind=dora --tune.base=nf4 --tune.lora_dropout=0.2", "adapter_model.safetensors"},
         Kind{"adapters, dropout", 2, method + "--tune.lora_dropout=0.2", "adapter_model.safetensors"},
         Kind{"adapters, base in bf16", 2, method + "--shard.precision=bf16", "adapter_model.safetensors"},
         Kind{"adapters, HSDP", 4, method + "--shard.strategy=hybrid --shard.replicas=2", "adapter_model.safetensors"},
@@ -268,6 +316,7 @@ TEST_F(Tune, MistakesAreNamed) {
       {tune("x", "--tune.frozen=model.layer.0.*"), "near names: model.layers.0."},
       {tune("x", "--tune.frozen=*"), "expected at least one"},
       {tune("x", "--tune.lora_from=y"), "expected \"lora\""},
+      {tune("x", "--tune.lora_kind=dora"), "tune.lora_kind: got dora with tune.method = \"full\""},
       {lora("x", "--tune.lora_rank=0"), "from 1 to 65536"},
       {"export " + base() + " --merge " + base() + " -o " + path("y"), "expected a LoRA adapter"},
   };

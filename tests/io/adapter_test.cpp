@@ -70,7 +70,7 @@ TEST(AdapterConfig, RefusesWhatWouldComputeSomethingElse) {
       {"r", "2"},
       {"r", uint64_t{1} << 63},
       {"bias", "all"},
-      {"use_dora", true},
+      {"use_dora", "yes"},
       {"lora_bias", true},
       {"rank_pattern", {{"q_proj", 4}}},
       {"alpha_pattern", {{"q", 4}}},
@@ -86,7 +86,7 @@ TEST(AdapterConfig, RefusesWhatWouldComputeSomethingElse) {
     EXPECT_NE(refusal(config).find(std::string("here: '") + key + "': got "), std::string::npos) << key;
   }
   json two = peft_config();
-  two["use_dora"] = true;
+  two["use_dora"] = 1;
   two["bias"] = "all";
   EXPECT_NE(refusal(two).find("'bias'"), std::string::npos);
   EXPECT_NE(refusal(two).find("'use_dora'"), std::string::npos);
@@ -136,15 +136,16 @@ class AdapterFiles : public testing::Test {
     std::vector<int64_t> shape;
     std::vector<float> values;
   };
+  static std::string stored(const std::string& factor) {
+    return factor == "lora_magnitude_vector" ? factor : factor + ".weight";
+  }
   void write_adapter(const std::vector<Factor>& factors, const std::string& module = "x.q_proj") {
     std::vector<TensorDeclaration> tensors;
     const std::string prefix = "base_model.model." + module + ".";
-    for (const Factor& factor : factors)
-      tensors.push_back({prefix + factor.name + ".weight", DType::F32, factor.shape});
+    for (const Factor& factor : factors) tensors.push_back({prefix + stored(factor.name), DType::F32, factor.shape});
     SafetensorsWriter writer(folder_ / "adapter/adapter_model.safetensors", tensors);
     for (const Factor& factor : factors) {
-      writer.write(prefix + factor.name + ".weight", 0, static_cast<int64_t>(factor.values.size()),
-                   factor.values.data());
+      writer.write(prefix + stored(factor.name), 0, static_cast<int64_t>(factor.values.size()), factor.values.data());
     }
     writer.commit();
   }
@@ -202,6 +203,35 @@ TEST_F(AdapterFiles, PiecesMayEndInsideRows) {
   EXPECT_EQ(pieces, whole);
 }
 
+// m (W + s B A) / |W + s B A|, row by row, wherever pieces end.
+TEST_F(AdapterFiles, MergesMagnitudes) {
+  json config = peft_config();
+  config["use_dora"] = true;
+  write_text(folder_ / "adapter/adapter_config.json", config.dump());
+  const std::vector<float> lengths = {3, 0.5, 1, 2, 7};
+  write_adapter(
+      {{"lora_A", {kRank, kIn}, a_}, {"lora_B", {kOut, kRank}, b_}, {"lora_magnitude_vector", {kOut}, lengths}});
+  const auto source = merge();
+  std::vector<float> merged;
+  for (size_t i = 0; i < source->tensors().size(); ++i) {
+    if (source->tensors()[i].name != "x.q_proj.weight") continue;
+    source->read({i}, [&](size_t, int64_t first, int64_t count, const void* elements) {
+      ASSERT_EQ(first, static_cast<int64_t>(merged.size()));
+      const auto* values = static_cast<const float*>(elements);
+      merged.insert(merged.end(), values, values + count);
+    });
+  }
+  ASSERT_EQ(merged.size(), static_cast<size_t>(kOut * kIn));
+  for (int64_t row = 0; row < kOut; ++row) {
+    double squares = 0;
+    for (int64_t column = 0; column < kIn; ++column) squares += expected(row, column) * expected(row, column);
+    for (int64_t column = 0; column < kIn; ++column) {
+      EXPECT_NEAR(merged[static_cast<size_t>(row * kIn + column)],
+                  lengths[static_cast<size_t>(row)] * expected(row, column) / std::sqrt(squares), 1e-5);
+    }
+  }
+}
+
 // The sum is fp32, and rounded once.
 TEST_F(AdapterFiles, RoundsToWhatTheBaseStoresOrIsAskedFor) {
   write_base(DType::BF16);
@@ -242,7 +272,15 @@ TEST_F(AdapterFiles, RefusesWhatDoesNotFit) {
   write_adapter({{"lora_A", {kRank, kOut}, b_}, {"lora_B", {kOut, kRank}, b_}});
   EXPECT_NE(merge_refusal().find("got shape [5, 7], the adapter is for [5, 5]"), std::string::npos) << merge_refusal();
   write_adapter({{"lora_A", {kRank, kIn}, a_}, {"lora_B", {kOut, kRank}, b_}, {"lora_magnitude_vector", {1}, {1}}});
-  EXPECT_NE(merge_refusal().find("expected *.lora_A.weight and *.lora_B.weight only"), std::string::npos);
+  EXPECT_NE(merge_refusal().find("'x.q_proj': got 1 magnitudes with use_dora = false, expected 0"), std::string::npos)
+      << merge_refusal();
+  json with_magnitudes = peft_config();
+  with_magnitudes["use_dora"] = true;
+  write_text(folder_ / "adapter/adapter_config.json", with_magnitudes.dump());
+  EXPECT_NE(merge_refusal().find("got 1 magnitudes with use_dora = true, expected 5"), std::string::npos);
+  write_adapter({{"lora_A", {kRank, kIn}, a_}, {"lora_B", {kOut, kRank}, b_}});
+  EXPECT_NE(merge_refusal().find("got 0 magnitudes with use_dora = true, expected 5"), std::string::npos);
+  write_text(folder_ / "adapter/adapter_config.json", peft_config().dump());
   write_adapter({});
   EXPECT_NE(merge_refusal().find("expected an adapter"), std::string::npos) << merge_refusal();
 }

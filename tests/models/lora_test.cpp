@@ -6,6 +6,8 @@
 #include <cmath>
 
 #include "io/base/error.h"
+#include "io/safetensors/safetensors.h"
+#include "io/weights/adapter.h"
 #include "tests/models/golden.h"
 
 namespace fsdp::models::lora_test {
@@ -92,6 +94,43 @@ TEST(LoraModel, DropoutOfTheAdapterInTrainingOnly) {
   EXPECT_TRUE(torch::equal(decoder->forward(ids), whole));
   decoder->train();
   EXPECT_FALSE(torch::equal(decoder->forward(ids), whole));
+}
+
+// Output, gradients and merged weight of tests/data/make_dora_golden.py.
+TEST(LoraModel, DoraIsThatOfPeft) {
+  const auto file = io::SafetensorsFile::open(std::filesystem::path(FSDP_TEST_DATA_DIR) / "dora.safetensors");
+  const auto golden = [&](const std::string& name) {
+    const io::TensorEntry& entry = *file.find(name);
+    at::Tensor values = at::empty(entry.shape, at::kFloat);
+    file.read(entry, 0, values.numel(), values.data_ptr());
+    return values;
+  };
+  Linear map(7, 5, at::TensorOptions(), Bias::kYes);
+  map->add_adapter({2, 5.0 / 2, 0, AdapterKind::kDora}, {});
+  const auto parameters = map->named_parameters();
+  {
+    const at::NoGradGuard no_grad;
+    map->weight.copy_(golden("weight"));
+    map->bias.copy_(golden("bias"));
+    at::Tensor(parameters["lora_A.weight"]).copy_(golden("a"));
+    at::Tensor(parameters["lora_B.weight"]).copy_(golden("b"));
+    at::Tensor(parameters["lora_magnitude_offset"]).copy_(golden("magnitude") - map->row_norms());
+  }
+  const at::Tensor y = map(golden("x"));
+  EXPECT_LE(relative_difference(y, golden("y")), 1e-6);
+  (y * golden("seen")).sum().backward();
+  EXPECT_LE(relative_difference(parameters["lora_A.weight"].grad(), golden("grad_a")), 1e-5);
+  EXPECT_LE(relative_difference(parameters["lora_B.weight"].grad(), golden("grad_b")), 1e-5);
+  EXPECT_LE(relative_difference(parameters["lora_magnitude_offset"].grad(), golden("grad_magnitude")), 1e-5);
+
+  const auto numbers = [&](const std::string& name) {
+    const at::Tensor values = golden(name);
+    return std::vector<float>(values.const_data_ptr<float>(), values.const_data_ptr<float>() + values.numel());
+  };
+  io::LowRank factors{2, 7, 5, numbers("a"), numbers("b"), io::Magnitude::kNorms, numbers("magnitude")};
+  std::vector<float> merged = numbers("weight");
+  io::work_in(factors, 5.0 / 2, 0, 5, merged.data());
+  EXPECT_LE(relative_difference(at::tensor(merged).view({5, 7}), golden("merged")), 1e-6);
 }
 
 TEST(LoraModel, UnknownTargetsAreNamed) {

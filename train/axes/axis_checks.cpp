@@ -93,8 +93,8 @@ std::vector<Refused> refused_with_tp(const Config& config) {
       {config.train.recompute == "elementwise" || config.train.recompute == "gate_up",
        "train.recompute = \"" + config.train.recompute + "\", which computes a part of a layer again", "none or block"},
       {config.tune.method == "lora" && config.tune.lora_dropout > 0,
-       "tune.lora_dropout = " + format_text("%g", config.tune.lora_dropout) + ", whose masks are of whole inputs",
-       "0"}};
+       "tune.lora_dropout = " + format_text("%g", config.tune.lora_dropout) + ", whose masks are of whole inputs", "0"},
+      {config.tune.lora_kind == "dora", "tune.lora_kind = \"dora\", which takes norms of whole rows", "lora"}};
 }
 
 // That do not go with experts on different ranks.
@@ -130,7 +130,9 @@ void check_expert_parallel(const Config& config, const models::DecoderConfig& mo
 
 // That do not go with layers in stages.
 std::vector<Refused> refused_with_pp(const Config& config) {
-  return {{config.shard.offload != "none", "shard.offload = \"" + config.shard.offload + "\"", "none"}};
+  return {{config.shard.offload != "none", "shard.offload = \"" + config.shard.offload + "\"", "none"},
+          {config.tune.lora_kind == "dora", "tune.lora_kind = \"dora\", whose files have norms of all stages' rows",
+           "lora"}};
 }
 
 void check_stages(const Config& config, const models::DecoderConfig& model) {

@@ -167,6 +167,9 @@ struct TuneConfig {
   double lora_dropout = 0;
   std::string lora_from;
   std::string lora_scale = "rank";
+  std::string lora_kind = "lora";
+  std::string lora_init = "random";
+  std::string base_embedding = "bf16";
   std::string base = "bf16";
   std::string loss = "sft";
   double dpo_beta = 0.1;

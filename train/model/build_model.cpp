@@ -116,10 +116,8 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
   set_projections(model, config.train.projections);
   if (config.train.cuda_graphs) graph_blocks(model);
   if (load) {
-    on_all_ranks(world, [&] {
-      load_weights(model, *choice.weights);
-      if (!config.tune.lora_from.empty()) load_adapter(model, *tuning.lora, config.tune.lora_from);
-    });
+    on_all_ranks(world, [&] { load_weights(model, *choice.weights); });
+    if (!config.tune.lora_from.empty()) load_adapter(model, world, *tuning.lora, config.tune.lora_from);
   }
   return model;
 }

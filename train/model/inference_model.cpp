@@ -83,7 +83,7 @@ InferenceModel::InferenceModel(const std::filesystem::path& path, const std::str
   } else {
     on_all_ranks(world, open);
     sharded_ = load_sharded(*config, *folder, types, world, device);
-    if (!adapter.empty()) on_all_ranks(world, [&] { merge_adapter(*sharded_, adapter); });
+    if (!adapter.empty()) merge_adapter(*sharded_, world, adapter);
     decoder_ = sharded_->decoder;
     forward_only_.emplace(sharded_->root);
   }

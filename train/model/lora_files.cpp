@@ -13,6 +13,7 @@
 #include "io/weights/adapter.h"
 #include "io/weights/open_weights.h"
 #include "train/base/agreement.h"
+#include "train/model/adapters/row_norms.h"
 #include "train/model/weights.h"
 
 namespace fsdp::train {
@@ -20,7 +21,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string stored_name(const std::string& parameter) { return std::string(io::kAdapterPrefix) + parameter; }
+constexpr std::string_view kOffset = ".lora_magnitude_offset";
+
+// Files have the norms of rows where training has what they are longer than the base's.
+bool is_offset(const std::string& parameter) { return parameter.ends_with(kOffset); }
+std::string map_of_offset(const std::string& parameter) {
+  return parameter.substr(0, parameter.size() - kOffset.size());
+}
+
+std::string stored_name(const std::string& parameter) {
+  return std::string(io::kAdapterPrefix) +
+         (is_offset(parameter) ? map_of_offset(parameter) + ".lora_magnitude_vector" : parameter);
+}
 
 std::unique_ptr<io::SafetensorsWriter> make_writer(const fs::path& folder, const std::vector<WholeTensor>& adapters) {
   std::vector<io::TensorDeclaration> tensors;
@@ -46,14 +58,24 @@ at::Tensor weight_of(models::Decoder& decoder, const std::string& module, const 
   refuse_map(module, factors, folder);
 }
 
-// Where the values of an adapter's leaf are in memory.
-const std::vector<float>* find_values(const io::Adapter& adapter, const std::string& name, const at::Tensor& leaf) {
-  const bool is_a = name.ends_with(".lora_A.weight");
-  const auto found = adapter.modules.find(name.substr(0, name.size() - std::string_view(".lora_A.weight").size()));
-  if (found == adapter.modules.end()) return nullptr;
+// What an adapter has for a leaf.
+struct Found {
+  const std::vector<float>* values = nullptr;  // whole
+  const io::LowRank* factors = nullptr;
+};
+
+Found find_values(const io::Adapter& adapter, const std::string& name, const at::Tensor& leaf) {
+  const std::string map =
+      is_offset(name) ? map_of_offset(name) : name.substr(0, name.size() - std::string_view(".lora_A.weight").size());
+  const auto found = adapter.modules.find(map);
+  if (found == adapter.modules.end()) return {};
   const io::LowRank& factors = found->second;
-  const std::vector<int64_t> shape{is_a ? factors.rank : factors.out, is_a ? factors.in : factors.rank};
-  return whole_sizes(leaf) != shape ? nullptr : is_a ? &factors.a : &factors.b;
+  const bool is_a = name.ends_with(".lora_A.weight");
+  const std::vector<int64_t> shape = is_offset(name) ? std::vector<int64_t>{factors.out}
+                                     : is_a          ? std::vector<int64_t>{factors.rank, factors.in}
+                                                     : std::vector<int64_t>{factors.out, factors.rank};
+  if (whole_sizes(leaf) != shape) return {};
+  return {is_offset(name) ? &factors.norms : is_a ? &factors.a : &factors.b, &factors};
 }
 
 // Of all stages.
@@ -73,12 +95,15 @@ NamedLeaves adapter_leaves(const ShardedModel& model) {
 
 std::string adapter_config_text(const models::LoraConfig& lora, const std::string& base) {
   io::AdapterConfig config{lora.rank, lora.alpha, lora.dropout, lora.targets, base, lora.divides_by_root};
+  config.has_magnitudes = lora.kind == models::AdapterKind::kDora;
   return io::to_peft(config).dump(2) + "\n";
 }
 
 void save_adapter(const ShardedModel& model, const World& world, const fs::path& folder, const models::LoraConfig& lora,
                   const std::string& base) {
   const std::vector<WholeTensor> adapters = whole_adapters(model);
+  std::map<std::string, at::Tensor> norms;
+  if (lora.kind == models::AdapterKind::kDora) norms = row_norms(model);
   const fs::path staging =
       folder.parent_path() / ("." + folder.filename().string() + ".tmp-" + std::to_string(getpid()));
   std::unique_ptr<io::SafetensorsWriter> writer;
@@ -89,6 +114,8 @@ void save_adapter(const ShardedModel& model, const World& world, const fs::path&
   });
   collect_main_weights(world, adapters, adapter_leaves(model),
                        [&](const std::string& name, int64_t first, const at::Tensor& values) {
+                         if (is_offset(name))
+                           values.add_(norms.at(map_of_offset(name)).narrow(0, first, values.numel()));
                          writer->write(stored_name(name), first, values.numel(), values.const_data_ptr());
                        });
   on_rank0(world, [&] {
@@ -109,57 +136,60 @@ void load_adapter(models::Decoder& decoder, const fs::path& folder) {
   }
   for (auto& [weight, factors] : places) {
     at::Tensor sum = weight.detach().to(at::kFloat).contiguous();
-    io::add_low_rank(*factors, adapter.config.scale(), 0, sum.numel(), sum.mutable_data_ptr<float>());
+    io::work_in(*factors, adapter.config.scale(), 0, factors->out, sum.mutable_data_ptr<float>());
     if (!sum.is_alias_of(weight)) weight.copy_(sum);
   }
 }
 
-void merge_adapter(const ShardedModel& model, const fs::path& folder) {
-  const at::NoGradGuard no_grad;
-  const io::Adapter adapter = io::read_adapter(*io::open_weight_source(folder));
-  std::map<std::string, at::Tensor> leaves;
-  for (const auto& [name, leaf] : named_parameters(*model.decoder)) leaves[name] = leaf;
-  for (const auto& [module, factors] : adapter.modules) {
-    const auto found = leaves.find(module + ".weight");
-    const bool fits =
-        found != leaves.end() && logical_sizes(found->second) == std::vector<int64_t>{factors.out, factors.in};
-    if (!fits) refuse_map(module, factors, folder);
-  }
-  // In the model's order, so that all ranks write it alike, those too whose slice is empty.
-  for (const auto& [name, leaf] : named_parameters(*model.decoder)) {
-    if (!name.ends_with(".weight")) continue;
-    const auto found = adapter.modules.find(name.substr(0, name.size() - std::string_view(".weight").size()));
-    if (found == adapter.modules.end()) continue;
-    const LocalRange range = local_range(leaf);
-    at::Tensor sum = leaf.detach().view(-1).to(at::kCPU, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
-    io::add_low_rank(found->second, adapter.config.scale(), range.begin, range.end - range.begin,
-                     sum.mutable_data_ptr<float>());
-    leaf.detach().view(-1).copy_(sum);
-  }
+void merge_adapter(const ShardedModel& model, const World& world, const fs::path& folder) {
+  io::Adapter adapter;
+  on_all_ranks(world, [&] {
+    adapter = io::read_adapter(*io::open_weight_source(folder));
+    std::map<std::string, at::Tensor> leaves;
+    for (const auto& [name, leaf] : named_parameters(*model.decoder)) leaves[name] = leaf;
+    for (const auto& [module, factors] : adapter.modules) {
+      const auto found = leaves.find(module + ".weight");
+      const bool fits =
+          found != leaves.end() && logical_sizes(found->second) == std::vector<int64_t>{factors.out, factors.in};
+      if (!fits) refuse_map(module, factors, folder);
+    }
+  });
+  work_into_slices(model, world, adapter);
 }
 
-void load_adapter(const ShardedModel& model, const models::LoraConfig& lora, const fs::path& folder) {
+void load_adapter(const ShardedModel& model, const World& world, const models::LoraConfig& lora,
+                  const fs::path& folder) {
   const at::NoGradGuard no_grad;
-  const io::Adapter adapter = io::read_adapter(*io::open_weight_source(folder));
   const NamedLeaves leaves = adapter_leaves(model);
-  bool fits = whole_adapters(model).size() == 2 * adapter.modules.size() && adapter.config.scale() == lora.scale();
-  std::vector<const std::vector<float>*> values;
-  for (const auto& [name, leaf] : leaves) {
-    values.push_back(find_values(adapter, name, leaf));
-    fits = fits && values.back() != nullptr;
-  }
-  if (!fits) {
+  io::Adapter adapter;
+  std::vector<Found> found;
+  on_all_ranks(world, [&] {
+    adapter = io::read_adapter(*io::open_weight_source(folder));
+    const bool has_magnitudes = lora.kind == models::AdapterKind::kDora;
+    bool fits = whole_adapters(model).size() == (has_magnitudes ? 3 : 2) * adapter.modules.size() &&
+                adapter.config.scale() == lora.scale() && adapter.config.has_magnitudes == has_magnitudes;
+    for (const auto& [name, leaf] : leaves) {
+      found.push_back(find_values(adapter, name, leaf));
+      fits = fits && found.back().values != nullptr;
+    }
+    if (fits) return;
     throw io::Error(io::ErrorKind::kModel, "[tune] tune.lora_from: " + io::in_quotes(folder.native()) +
-                                               ": got an adapter with another rank, alpha or other modules than "
-                                               "tune.lora_rank, lora_alpha and lora_targets ask for; it says " +
+                                               ": got an adapter with another rank, alpha, kind or other modules than "
+                                               "tune.lora_rank, lora_alpha, lora_kind and lora_targets ask for; it "
+                                               "says " +
                                                io::in_quotes(io::to_peft(adapter.config).dump()) + ".");
-  }
+  });
+  std::map<std::string, at::Tensor> norms;
+  if (adapter.config.has_magnitudes) norms = row_norms(model);
   for (size_t i = 0; i < leaves.size(); ++i) {
-    const at::Tensor whole = at::tensor(at::ArrayRef<float>(*values[i]));
-    at::Tensor mine = at::empty({leaves[i].second.numel()}, at::kFloat);
-    for (const WholeRun& run : whole_runs(leaves[i].second))
+    const auto& [name, leaf] = leaves[i];
+    at::Tensor whole = at::tensor(at::ArrayRef<float>(*found[i].values));
+    if (is_offset(name) && found[i].factors->magnitude == io::Magnitude::kNorms)
+      whole.sub_(norms.at(map_of_offset(name)));
+    at::Tensor mine = at::empty({leaf.numel()}, at::kFloat);
+    for (const WholeRun& run : whole_runs(leaf))
       mine.narrow(0, run.begin, run.count).copy_(whole.narrow(0, run.first, run.count));
-    leaves[i].second.detach().view(-1).copy_(mine);  // ranks write equally often, those without a slice too
+    leaf.detach().view(-1).copy_(mine);  // ranks write equally often, those without a slice too
   }
 }
 

@@ -27,7 +27,7 @@ plan::PlannedParameter planned_parameter(const std::string& name, const at::Tens
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::kUsage, "[plan] " + message); }
 
-plan::Optimizer planned_optimizer(const Config& config) {
+plan::Optimizer optimizer_of(const Config& config) {
   if (keeps_narrow_weights(config.shard)) return plan::Optimizer::kAdamWCompensated;
   const bool sgd_keeps_momentum = config.optimizer.name == "sgd" && config.optimizer.momentum > 0;
   return plan::parse_optimizer(sgd_keeps_momentum ? "sgd_momentum" : config.optimizer.name);
@@ -121,7 +121,7 @@ plan::Setup planned_setup(const Config& config, const RankCounts& ranks) {
   setup.granularity = root_layout(config.optimizer).granularity;
   setup.block = root_layout(config.optimizer).block;
   setup.sum_order = sum_order(config.train);
-  setup.optimizer = planned_optimizer(config);
+  setup.optimizer = optimizer_of(config);
   if (config.train.ema > 0) setup.averages = plan::Averages::kEma;
   setup.schedule = options.schedule;
   setup.node_size = std::min(ranks.per_node, ranks.world);

@@ -41,6 +41,7 @@ models::LoraConfig lora_config(const TuneConfig& config, const ModelChoice& choi
   lora.dropout = config.lora_dropout;
   lora.targets = split_list(config.lora_targets);
   lora.divides_by_root = config.lora_scale == "root";
+  lora.kind = config.lora_kind == "dora" ? models::AdapterKind::kDora : models::AdapterKind::kLora;
   models::Decoder tried = outline(choice);
   models::add_lora(tried, lora, /*seed=*/0);
   if (lora.targets == std::vector<std::string>{"all-linear"}) lora.targets = models::linear_names(tried);
@@ -71,6 +72,10 @@ void add_adapters(models::LoraConfig lora, models::Decoder& decoder, uint64_t se
 
 Tuning choose_tuning(const TuneConfig& config, const ModelChoice& choice, LoraBase base) {
   Tuning tuning;
+  if (config.method != "lora" && config.lora_kind != "lora") {
+    throw Error(ErrorCode::kUsage, "[tune] tune.lora_kind: got " + config.lora_kind + " with tune.method = \"" +
+                                       config.method + "\", expected \"lora\". Set that, or leave tune.lora_kind out.");
+  }
   if (config.method != "lora" && !config.lora_from.empty()) {
     throw Error(ErrorCode::kUsage, "[tune] tune.lora_from: got it with tune.method = \"" + config.method +
                                        "\", expected \"lora\". Set that, or leave tune.lora_from out.");
@@ -141,11 +146,12 @@ double trained_flops_per_token(const ShardedModel& model, int64_t sequence_lengt
 std::string describe(const Tuning& tuning, const ShardedModel& model) {
   if (!tuning.lora && tuning.frozen.empty()) return "";
   const int64_t trained = trainable_size(model).parameters, all = num_parameters(model);
-  const std::string how =
-      tuning.lora ? format_text("LoRA of rank %lld, alpha %g on %s", static_cast<long long>(tuning.lora->rank),
-                                tuning.lora->alpha, join(tuning.lora->targets).c_str()) +
-                        (tuning.base == BaseFormat::kNf4 ? ", base as NF4 codes" : "")
-                  : std::to_string(tuning.frozen.size()) + " tensors are frozen";
+  const std::string how = tuning.lora ? format_text("%s of rank %lld, alpha %g on %s",
+                                                    tuning.lora->kind == models::AdapterKind::kDora ? "DoRA" : "LoRA",
+                                                    static_cast<long long>(tuning.lora->rank), tuning.lora->alpha,
+                                                    join(tuning.lora->targets).c_str()) +
+                                            (tuning.base == BaseFormat::kNf4 ? ", base as NF4 codes" : "")
+                                      : std::to_string(tuning.frozen.size()) + " tensors are frozen";
   return how + ": " + with_thousands(trained) + " of " + with_thousands(all) + " parameters train (" +
          format_text("%.2f %%)", 100 * static_cast<double>(trained) / static_cast<double>(all));
 }

@@ -182,6 +182,107 @@ TEST(Lora, BaseInBf16TrainsNearFp32) {
   });
 }
 
+TuningPlan dora_plan() {
+  TuningPlan plan = lora_plan();
+  plan.tune.lora_kind = "dora";
+  return plan;
+}
+
+// m / |W + s B A| (W + s B A), with m trained from |W| on, the norms constants: written into the weights of a decoder
+// without adapters, and differentiated by LibTorch in fp64.
+class DoraTraining {
+ public:
+  explicit DoraTraining(const TuningPlan& plan) : scale_(plan.tune.lora_alpha / double(plan.tune.lora_rank)) {
+    models::Decoder adapted(base_choice().config);
+    models::add_lora(adapted, *train::choose_tuning(plan.tune, base_choice()).lora, kTuningSeed);
+    const auto values = adapted->named_parameters();
+    for (const auto& [name, linear] : models::linears_in_blocks(adapted)) {
+      Map& map = maps_[name];
+      map.weight = model_->named_parameters()[name + ".weight"];
+      map.base = map.weight.detach().to(at::kDouble);
+      map.a = values[name + ".lora_A.weight"].detach().clone().requires_grad_();
+      map.b = values[name + ".lora_B.weight"].detach().clone().requires_grad_();
+      map.length = map.base.norm(2, 1).to(at::kFloat).requires_grad_();
+      map.start = map.length.detach().clone();
+    }
+  }
+
+  std::vector<double> train() {
+    std::vector<at::Tensor> trained;
+    for (auto& [name, map] : maps_) trained.insert(trained.end(), {map.a, map.b, map.length});
+    return testing::train_plainly(
+        model_, trained, [this] { compute(); }, [this] { differentiate(); });
+  }
+
+  std::map<std::string, at::Tensor> expected() const {
+    std::map<std::string, at::Tensor> parameters;
+    for (const auto& [name, map] : maps_) {
+      parameters[name + ".lora_A.weight"] = map.a;
+      parameters[name + ".lora_B.weight"] = map.b;
+      parameters[name + ".lora_magnitude_offset"] = map.length.detach() - map.start;
+    }
+    return parameters;
+  }
+
+ private:
+  struct Map {
+    at::Tensor weight, base, a, b, length, start, result;
+  };
+
+  void compute() {
+    for (auto& [name, map] : maps_) {
+      const at::Tensor sum = map.base + scale_ * map.b.to(at::kDouble).mm(map.a.to(at::kDouble));
+      map.result = (map.length.to(at::kDouble) / sum.detach().norm(2, 1)).unsqueeze(1) * sum;
+      const at::NoGradGuard no_grad;
+      map.weight.copy_(map.result);
+    }
+  }
+
+  void differentiate() {
+    for (auto& [name, map] : maps_) {
+      for (const at::Tensor& each : {map.a, map.b, map.length}) each.mutable_grad() = at::Tensor();
+      map.result.backward(map.weight.grad().to(at::kDouble));
+    }
+  }
+
+  double scale_;
+  models::Decoder model_ = load_base();
+  std::map<std::string, Map> maps_;
+};
+
+TEST(Lora, DoraTrainsLikeItsFormulaOnAnyNumberOfRanks) {
+  DoraTraining reference(dora_plan());
+  const std::vector<double> losses = reference.train();
+  EXPECT_LT(losses.back(), losses.front());
+  for (const int ranks : {1, 2, 4}) {
+    run_ranks(ranks, [&](const World& world) {
+      TuningPlan plan = dora_plan();
+      plan.recomputation.what = ranks == 2 ? train::Recompute::kBlock : train::Recompute::kNone;
+      plan.projections = ranks == 4 ? "fused" : "separate";
+      TuningRun run(world, plan);
+      for (const double expected : losses) EXPECT_NEAR(run.step(), expected, 3e-6 * expected) << ranks;
+      expect_slices(run.model(), reference.expected(), 1e-4);
+      expect_slices(run.model(), base_weights(), 0);
+    });
+  }
+}
+
+// Codes stand for other numbers than those in the file, so each base begins at its own loss.
+TEST(Lora, DoraBeginsAsItsBaseInBf16AndIn4Bits) {
+  for (const char* base : {"bf16", "nf4"}) {
+    run_ranks(2, [&](const World& world) {
+      TuningPlan plan = lora_plan();
+      plan.tune.base = base;
+      plan.shard.precision = "bf16";
+      TuningRun plain(world, plan);
+      plan.tune.lora_kind = "dora";
+      TuningRun dora(world, plan);
+      EXPECT_EQ(dora.step(), plain.step()) << base;
+      for (int step = 1; step < kTuningSteps; ++step) EXPECT_NEAR(dora.step(), plain.step(), 3e-2) << base;
+    });
+  }
+}
+
 TEST(Lora, RefusesWhatCannotBe) {
   const auto message = [](const TuningPlan& plan, const train::ModelChoice& choice) {
     try {
