@@ -56,7 +56,7 @@ std::unique_ptr<io::WeightSource> open_source(const Exported& exported, const st
                                        ": got a LoRA adapter, expected a whole model. Pass --merge with the folder of "
                                        "the model that it was trained on.");
   }
-  io::Adapter adapter = io::read_adapter(*source);
+  io::Adapter adapter = io::read_adapter(*source, io::AdapterBase::kOwn);
   return io::open_merged_source(std::move(source), std::move(adapter), dtype);
 }
 

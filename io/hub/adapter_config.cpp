@@ -125,10 +125,11 @@ AdapterConfig parse_adapter_config(const json& object, const std::string& origin
   const json* dora = reader.find("use_dora");
   if (dora != nullptr && !dora->is_boolean()) reader.object_to("use_dora", "true or false");
   config.has_magnitudes = dora != nullptr && *dora == true;
-  // Some ways to begin (PiSSA, OLoRA, LoftQ, ...) change the base too.
+  // Some ways to begin (PiSSA, OLoRA, LoftQ, ...) change the base too: read_adapter() knows where it is.
   const json* init = reader.find("init_lora_weights");
-  if (init != nullptr && !init->is_boolean() && *init != "gaussian") {
-    reader.object_to("init_lora_weights", "true, false or gaussian");
+  config.holds_part_of_base = init != nullptr && *init == "pissa";
+  if (init != nullptr && !init->is_boolean() && *init != "gaussian" && *init != "pissa") {
+    reader.object_to("init_lora_weights", "true, false, gaussian or, of a checkpoint with its base, pissa");
   }
   // Ranks by pattern, bias, modules that are saved whole: they all have a key that is neither known nor empty.
   for (const auto& [key, value] : object.items()) {
@@ -152,7 +153,7 @@ json to_peft(const AdapterConfig& config) {
           {"bias", "none"},
           {"fan_in_fan_out", false},
           {"inference_mode", true},
-          {"init_lora_weights", true},
+          {"init_lora_weights", config.holds_part_of_base ? json("pissa") : json(true)},
           {"modules_to_save", nullptr}};
 }
 

@@ -25,6 +25,7 @@ struct AdapterConfig {
   std::string base_model;            // where the base was found; for people
   bool divides_by_root = false;      // "use_rslora"
   bool has_magnitudes = false;       // "use_dora"
+  bool holds_part_of_base = false;   // "init_lora_weights": "pissa": only for the base that it left
 };
 
 // Throws Error(kModel) with everything in it that would change what is computed and is not supported. Unknown keys that

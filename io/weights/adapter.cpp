@@ -91,7 +91,7 @@ bool is_adapter_name(std::string_view parameter) {
   return parameter.ends_with(kA) || parameter.ends_with(kB) || parameter.ends_with(kOffsets);
 }
 
-Adapter read_adapter(const WeightSource& source) {
+Adapter read_adapter(const WeightSource& source, AdapterBase base) {
   if (!source.adapter_config()) {
     throw Error(ErrorKind::kUsage, "[adapter] " + in_quotes(source.path().native()) + ": got a " +
                                        source.description() +
@@ -100,6 +100,12 @@ Adapter read_adapter(const WeightSource& source) {
   }
   Adapter adapter;
   adapter.config = parse_adapter_config(*source.adapter_config(), in_quotes(source.path().native()));
+  if (adapter.config.holds_part_of_base && base == AdapterBase::kGiven) {
+    throw model_error(source,
+                      "'init_lora_weights': got an adapter that began with singular values of its base (pissa), which "
+                      "fits no base but what was left of it, expected one for a whole base. Pass the run's folder "
+                      "`model`, which has it so; of peft, save it with path_initial_model_for_weight_conversion.");
+  }
   const int64_t rank = adapter.config.rank;
   std::vector<size_t> wanted;
   std::map<size_t, std::vector<float>*> places;

@@ -38,10 +38,17 @@ struct Adapter {
   std::map<std::string, LowRank> modules;  // by the module's name, "model.layers.0.self_attn.q_proj"
 };
 
+// What an adapter is to be worked into.
+enum class AdapterBase {
+  kGiven,  // a model that someone names
+  kOwn,    // the weights that the source has beside it
+};
+
 // Reads the adapter that a source holds: a folder of peft, or a checkpoint of a LoRA run. Throws Error(kUsage) if it is
 // none, Error(kModel) if a factor lacks its twin or, with DoRA, its magnitudes, shapes do not fit, or a tensor belongs
 // to no factor.
-Adapter read_adapter(const WeightSource& source);
+// Error(kModel), too, if the adapter holds a part of its base (PiSSA) and is to be for another than its own.
+Adapter read_adapter(const WeightSource& source, AdapterBase base = AdapterBase::kGiven);
 
 // (rows of W)[first, first + count) += scale B A, for `weights` that are elements [first, first + count) of the
 // flattened weight, fp32. The sum over the rank is taken first.

@@ -122,6 +122,39 @@ TEST_F(Tune, DoraIsWrittenAsPeftNamesItAndMerges) {
   EXPECT_TRUE(contains(plain.err, "lora_kind")) << plain.err;
 }
 
+// The run's base is what singular values left of the base; its adapter is written for the base as it was.
+TEST_F(Tune, PissaIsWrittenForTheWholeBase) {
+  const std::string how = "--tune.lora_init=pissa --train.steps=20 --checkpoint.every_steps=20 ";
+  const CommandResult result = launch_fsdp(2, lora("pissa", how));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(contains(result.out, "begun with the largest singular values: ")) << result.out;
+  const std::string adapter = path("pissa") + "/model", step = path("pissa") + "/checkpoints/step-20";
+  const nlohmann::json config = io::read_json_file(adapter + "/adapter_config.json");
+  EXPECT_EQ(config["r"], 8);
+  EXPECT_EQ(config["lora_alpha"], 24);
+  EXPECT_EQ(config["init_lora_weights"], true);
+  const std::string export_to = " --dtype fp32 --overwrite -o " + path("merged");
+  for (const std::string& from : {adapter + " --merge " + base(), step}) {
+    const CommandResult exported = run_fsdp("export " + from + export_to);
+    ASSERT_EQ(exported.exit_code, 0) << exported.err;
+    EXPECT_NEAR(worth(path("merged")), heldout(path("pissa")), 2e-6) << from;
+  }
+  // A checkpoint's factors are for no base but its own.
+  for (const std::string& use : {"export " + step + " --merge " + base() + export_to,
+                                 "generate " + base() + " --prompt line --max-tokens 2 --adapter " + step,
+                                 lora("further", "--tune.lora_from=" + step)}) {
+    const CommandResult refused = run_fsdp(use);
+    EXPECT_NE(refused.exit_code, 0) << use;
+    EXPECT_TRUE(contains(refused.err, "Pass the run's folder `model`")) << refused.err;
+  }
+  EXPECT_EQ(run_fsdp(lora("further", "--tune.lora_rank=8 --tune.lora_alpha=24 --tune.lora_from=" + adapter)).exit_code,
+            0);
+  // And what it trains is told from a run that began otherwise.
+  const CommandResult other = run_fsdp(lora("pissa", "--train.steps=22 --resume=auto"));
+  EXPECT_NE(other.exit_code, 0);
+  EXPECT_TRUE(contains(other.err, "tune.lora_init")) << other.err;
+}
+
 TEST_F(Tune, StoppedTuningGoesOnBitForBit) {
   struct Kind {
     const char* name;
@@ -134,6 +167,10 @@ TEST_F(Tune, StoppedTuningGoesOnBitForBit) {
        {Kind{"adapters", 2, method, "adapter_model.safetensors"},
         Kind{"DoRA, base in 4 bits, dropout", 2,
              method + "--tune.lora_kind=dora --tune.base=nf4 --tune.lora_dropout=0.2", "adapter_model.safetensors"},
+        Kind{"PiSSA", 2, method + "--tune.lora_init=pissa", "adapter_model.safetensors"},
+        Kind{"PiSSA, the rest in 4 bits, adapters alone in checkpoints", 2,
+             method + "--tune.lora_init=pissa --tune.base=nf4 --checkpoint.content=adapter",
+             "adapter_model.safetensors"},
         Kind{"adapters, dropout", 2, method + "--tune.lora_dropout=0.2", "adapter_model.safetensors"},
         Kind{"adapters, base in bf16", 2, method + "--shard.precision=bf16", "adapter_model.safetensors"},
         Kind{"adapters, HSDP", 4, method + "--shard.strategy=hybrid --shard.replicas=2", "adapter_model.safetensors"},

@@ -4,10 +4,10 @@
     python3 tests/interop/peft_round_trip.py --fsdp build/release/bin/fsdp
 
 Needs PyTorch, transformers, peft and safetensors. For a small random model of each family:
-- `fsdp train` makes an adapter on 2 ranks; peft loads it, and its logits must be those of the model that `fsdp export --merge`
-  writes, computed by transformers and by `fsdp parity`.
-- peft saves an adapter with random factors, plain and with use_rslora; `fsdp export --merge` reads it, and `fsdp parity` compares
-  the logits with those of peft.
+- `fsdp train` makes an adapter on 2 ranks (LoRA, DoRA, and LoRA that PiSSA began); peft loads it on the base, and its logits must
+  be those of the model that `fsdp export --merge` writes, computed by transformers and by `fsdp parity`.
+- peft saves an adapter with random factors, plain, with use_rslora and with use_dora; `fsdp export --merge` reads it, and `fsdp
+  parity` compares the logits with those of peft.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def compare_with_ours(fsdp, folder, what, merged, model, ids):
     check(f"{what}: `fsdp parity` computes peft's logits and loss", run(fsdp, "parity", merged, "--expected", expected))
 
 
-def train_adapter(fsdp, folder, base):
+def train_adapter(fsdp, folder, base, more):
     text = folder / "text"
     text.mkdir(exist_ok=True)
     for number in range(8):
@@ -77,45 +77,53 @@ def train_adapter(fsdp, folder, base):
     data = folder / "data"
     if not data.exists() and not run(fsdp, "prepare", text, "-o", data, "--holdout", "20%"):
         sys.exit("peft_round_trip: `fsdp prepare` failed")
-    out = folder / "run"
+    out = folder / ("run" + "".join("-" + value for value in more.values()))
     options = {"model.path": base, "data.path": data, "data.sequence_length": 64, "train.steps": 12,
                "train.batch_sequences": 4, "train.warmup_steps": 2, "train.lr": 2e-2, "tune.method": "lora",
-               "tune.lora_rank": 4, "tune.lora_alpha": 10, "output.folder": out}
+               "tune.lora_rank": 4, "tune.lora_alpha": 10, "output.folder": out, **more}
     config = folder / "empty.toml"
     config.write_text("")
     done = run(fsdp, "launch", "--nproc", 2, "--", "train", config, *[f"--{key}={value}" for key, value in options.items()])
-    check("`fsdp train` makes an adapter on 2 ranks", done)
+    check(f"`fsdp train` makes an adapter on 2 ranks {more or ''}", done)
     return out / "model"
 
 
-def check_ours_in_peft(fsdp, folder, base, ids):
-    adapter = train_adapter(fsdp, folder, base)
+def peft_name(name):
+    if name.endswith("lora_magnitude_vector"):
+        return name + ".default.weight"
+    return name.replace(".weight", ".default.weight")
+
+
+def check_ours_in_peft(fsdp, folder, base, ids, more):
+    adapter = train_adapter(fsdp, folder, base, more)
     plain = logits_of(load(base), ids)
     tuned = PeftModel.from_pretrained(load(base), adapter).eval()
     named = {name: tensor for name, tensor in tuned.state_dict().items() if ".lora_" in name}
     stored = load_file(adapter / "adapter_model.safetensors")
     check("peft has each of our tensors, bit for bit",
-          len(named) == len(stored) == 2 * 3 * len(TARGETS)
-          and all(torch.equal(named[name.replace(".weight", ".default.weight")], stored[name]) for name in stored))
+          len(named) == len(stored) == (3 if "dora" in more.values() else 2) * 3 * len(TARGETS)
+          and all(torch.equal(named[peft_name(name)], stored[name]) for name in stored))
     logits = logits_of(tuned, ids)
     check(f"the adapter changes logits (by {largest(logits, plain):.2g})", largest(logits, plain) > 1e-2)
-    merged = folder / "merged"
+    merged = adapter.parent / "merged"
     check("`fsdp export --merge` writes a model", run(fsdp, "export", adapter, "--merge", base, "-o", merged))
     distance = largest(logits_of(load(merged), ids), logits)
     check(f"transformers on the merged model computes peft's logits (within {distance:.1e})", distance < TOLERANCE)
     compare_with_ours(fsdp, folder, "our adapter", merged, tuned, ids)
 
 
-def check_peft_in_ours(fsdp, folder, base, ids, use_rslora):
-    what = "adapter of peft" + (" with rslora" if use_rslora else "")
-    folder = folder / ("rslora" if use_rslora else "plain")
+def check_peft_in_ours(fsdp, folder, base, ids, more):
+    what = "adapter of peft" + "".join(f" with {key}" for key in more)
+    folder = folder / ("of_peft" + "".join(more))
     folder.mkdir()
-    config = LoraConfig(r=6, lora_alpha=9, target_modules=TARGETS[:5], use_rslora=use_rslora, task_type="CAUSAL_LM")
+    config = LoraConfig(r=6, lora_alpha=9, target_modules=TARGETS[:5], task_type="CAUSAL_LM", **more)
     model = get_peft_model(load(base), config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(0, 0.05)
+            if "magnitude" in name:
+                parameter.mul_(torch.rand_like(parameter) + 0.5)
     model.save_pretrained(folder / "adapter")
     merged = folder / "merged"
     check(f"{what}: `fsdp export --merge` reads it", run(fsdp, "export", folder / "adapter", "--merge", base, "-o", merged))
@@ -136,9 +144,10 @@ def main():
             base = folder / "base"
             AutoModelForCausalLM.from_config(make_config()).save_pretrained(base)
             ids = torch.randint(3, SIZES["vocab_size"], (2, 40))
-            check_ours_in_peft(fsdp, folder, base, ids)
-            for use_rslora in (False, True):
-                check_peft_in_ours(fsdp, folder, base, ids, use_rslora)
+            for more in ({}, {"tune.lora_kind": "dora"}, {"tune.lora_init": "pissa"}):
+                check_ours_in_peft(fsdp, folder, base, ids, more)
+            for more in ({}, {"use_rslora": True}, {"use_dora": True}):
+                check_peft_in_ours(fsdp, folder, base, ids, more)
     print(json.dumps({"failures": failures}))
     return 1 if failures else 0
 

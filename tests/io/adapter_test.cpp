@@ -76,7 +76,7 @@ TEST(AdapterConfig, RefusesWhatWouldComputeSomethingElse) {
       {"alpha_pattern", {{"q", 4}}},
       {"modules_to_save", {"lm_head"}},
       {"fan_in_fan_out", true},
-      {"init_lora_weights", "pissa"},
+      {"init_lora_weights", "olora"},
       {"lora_alpha", "many"},
       {"something_new", 3},
   };
@@ -280,6 +280,11 @@ TEST_F(AdapterFiles, RefusesWhatDoesNotFit) {
   EXPECT_NE(merge_refusal().find("got 1 magnitudes with use_dora = true, expected 5"), std::string::npos);
   write_adapter({{"lora_A", {kRank, kIn}, a_}, {"lora_B", {kOut, kRank}, b_}});
   EXPECT_NE(merge_refusal().find("got 0 magnitudes with use_dora = true, expected 5"), std::string::npos);
+  write_text(folder_ / "adapter/adapter_config.json", peft_config().dump());
+  json of_rest = peft_config();
+  of_rest["init_lora_weights"] = "pissa";
+  write_text(folder_ / "adapter/adapter_config.json", of_rest.dump());
+  EXPECT_NE(merge_refusal().find("got an adapter that began with singular values of its base"), std::string::npos);
   write_text(folder_ / "adapter/adapter_config.json", peft_config().dump());
   write_adapter({});
   EXPECT_NE(merge_refusal().find("expected an adapter"), std::string::npos) << merge_refusal();

@@ -404,6 +404,9 @@ std::vector<Option> tune_options() {
        "lora: B A counts alpha / r times, or alpha / sqrt(r) (rsLoRA), which keeps large ranks learning"},
       {"tune.lora_kind", FSDP_SLOT(tune.lora_kind), one_of({"lora", "dora"}),
        "lora: lora: adapters are added; dora: and each row of the sum has a length that is learned, too (DoRA)"},
+      {"tune.lora_init", FSDP_SLOT(tune.lora_init), one_of({"random", "pissa"}),
+       "lora: random: A begins at random and B as zero; pissa: both begin with the largest singular values of the "
+       "weight, which the base then lacks (PiSSA)"},
       {"tune.base", FSDP_SLOT(tune.base), one_of({"bf16", "nf4"}),
        "lora: bf16: the base rests in the type that is computed with, that of shard.precision; nf4: linear maps of the "
        "blocks rest as 4-bit codes, 0.52 bytes a weight, and are decoded for each product (QLoRA)"},

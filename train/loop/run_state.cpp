@@ -129,14 +129,21 @@ void RunState::load(checkpoint::StateSource& source) {
   }
 }
 
-// Of adapters that were saved without it.
+// Of adapters that were saved without it, or that began with a part of it.
 void RunState::check_base(checkpoint::StateSource& source) const {
   const auto base = source.value("base");
-  if (!base) return;
+  if (!base && config_.tune.lora_init == "random") return;
+  if (!base) {
+    throw Error(ErrorCode::kCheckpoint,
+                "[checkpoint] base: got a checkpoint whose base is whole, expected what "
+                "tune.lora_init = \"" +
+                    config_.tune.lora_init + "\" leaves of it. Leave that out.");
+  }
   if (identity_.base.empty()) {
     throw Error(ErrorCode::kCheckpoint,
-                "[checkpoint] base: got a checkpoint of adapters alone, expected one with their base. Set "
-                "checkpoint.content = \"adapter\", tune.method = \"lora\" and the model.path of that run.");
+                "[checkpoint] base: got a checkpoint of adapters alone, or of a base that they began with a part of, "
+                "expected one with a whole base. Set checkpoint.content, tune.method, tune.lora_init and model.path as "
+                "in that run.");
   }
   if (*base == identity_.base) return;
   throw Error(ErrorCode::kCheckpoint, "[checkpoint] base: got model.path " + config_.model.path + " with tune.base " +

@@ -44,6 +44,9 @@ void check_world(const Config& config, const SimulatedWorld& simulated) {
     refuse_world(
         "world: got tune.loss = dpo, whose references all ranks compute together, expected sft. Leave one of them "
         "out.");
+  if (config.tune.lora_init != "random")
+    refuse_world("world: got tune.lora_init = " + config.tune.lora_init +
+                 ", which all ranks compute together, expected random. Leave one of them out.");
   if (ranks % replicas != 0) {
     const int64_t below = ranks / replicas * replicas;
     refuse_world("world: got " + std::to_string(ranks) + " ranks with shard.replicas " + std::to_string(replicas) +

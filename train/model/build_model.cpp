@@ -12,6 +12,7 @@
 #include "train/axes/expert_places.h"
 #include "train/base/agreement.h"
 #include "train/config/sum_tree.h"
+#include "train/model/adapters/principal_start.h"
 #include "train/model/fp8_layers.h"
 #include "train/model/graphed_blocks.h"
 #include "train/model/lora_files.h"
@@ -76,6 +77,19 @@ void connect_stages(ShardedModel& model, const ModelChoice& choice, const Tuning
   model.of_all_stages = outline_of(choice, tuning);
 }
 
+// COLLECTIVE.
+void load_base(ShardedModel& model, const io::ModelFolder& folder, const Tuning& tuning, const World& world,
+               uint64_t seed) {
+  if (tuning.init == LoraInit::kRandom) return on_all_ranks(world, [&] { load_weights(model, folder); });
+  on_all_ranks(world, [&] { check_names_and_shapes(model, folder); });
+  auto start = std::make_shared<AdapterStart>(principal_start(model, world, folder, *tuning.lora, seed));
+  on_all_ranks(world, [&] {
+    load_weights(model, folder, start.get());
+    begin_with(model, *start);
+  });
+  if (world.rank == 0) model.start = std::move(start);
+}
+
 }  // namespace
 
 ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const Config& config, const World& world,
@@ -116,7 +130,7 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
   set_projections(model, config.train.projections);
   if (config.train.cuda_graphs) graph_blocks(model);
   if (load) {
-    on_all_ranks(world, [&] { load_weights(model, *choice.weights); });
+    load_base(model, *choice.weights, tuning, world, seed);
     if (!config.tune.lora_from.empty()) load_adapter(model, world, *tuning.lora, config.tune.lora_from);
   }
   return model;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 
@@ -13,6 +14,7 @@
 #include "io/weights/adapter.h"
 #include "io/weights/open_weights.h"
 #include "train/base/agreement.h"
+#include "train/model/adapters/adapter_writer.h"
 #include "train/model/adapters/row_norms.h"
 #include "train/model/weights.h"
 
@@ -20,26 +22,6 @@ namespace fsdp::train {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr std::string_view kOffset = ".lora_magnitude_offset";
-
-// Files have the norms of rows where training has what they are longer than the base's.
-bool is_offset(const std::string& parameter) { return parameter.ends_with(kOffset); }
-std::string map_of_offset(const std::string& parameter) {
-  return parameter.substr(0, parameter.size() - kOffset.size());
-}
-
-std::string stored_name(const std::string& parameter) {
-  return std::string(io::kAdapterPrefix) +
-         (is_offset(parameter) ? map_of_offset(parameter) + ".lora_magnitude_vector" : parameter);
-}
-
-std::unique_ptr<io::SafetensorsWriter> make_writer(const fs::path& folder, const std::vector<WholeTensor>& adapters) {
-  std::vector<io::TensorDeclaration> tensors;
-  for (const WholeTensor& each : adapters) tensors.push_back({stored_name(each.name), io::DType::F32, each.sizes});
-  return std::make_unique<io::SafetensorsWriter>(folder / io::kAdapterWeightsFile, std::move(tensors),
-                                                 std::map<std::string, std::string>{{"format", "pt"}});
-}
 
 [[noreturn]] void refuse_map(const std::string& module, const io::LowRank& factors, const fs::path& folder) {
   throw io::Error(io::ErrorKind::kModel, "[adapter] " + io::in_quotes(folder.native()) + ": " + io::in_quotes(module) +
@@ -78,6 +60,21 @@ Found find_values(const io::Adapter& adapter, const std::string& name, const at:
   return {is_offset(name) ? &factors.norms : is_a ? &factors.a : &factors.b, &factors};
 }
 
+io::AdapterConfig adapter_config(const models::LoraConfig& lora, const std::string& base) {
+  io::AdapterConfig config{lora.rank, lora.alpha, lora.dropout, lora.targets, base, lora.divides_by_root};
+  config.has_magnitudes = lora.kind == models::AdapterKind::kDora;
+  return config;
+}
+
+// Of the file: what was added since the start takes twice the rank, at the same scale.
+io::AdapterConfig file_config(const models::LoraConfig& lora, const std::string& base, const AdapterStart* start) {
+  io::AdapterConfig config = adapter_config(lora, base);
+  if (start == nullptr) return config;
+  config.rank *= 2;
+  config.alpha *= config.divides_by_root ? std::sqrt(2.0) : 2;
+  return config;
+}
+
 // Of all stages.
 std::vector<WholeTensor> whole_adapters(const ShardedModel& model) {
   std::vector<WholeTensor> adapters = whole_tensors(model);
@@ -93,9 +90,9 @@ NamedLeaves adapter_leaves(const ShardedModel& model) {
 
 }  // namespace
 
-std::string adapter_config_text(const models::LoraConfig& lora, const std::string& base) {
-  io::AdapterConfig config{lora.rank, lora.alpha, lora.dropout, lora.targets, base, lora.divides_by_root};
-  config.has_magnitudes = lora.kind == models::AdapterKind::kDora;
+std::string adapter_config_text(const Tuning& tuning, const std::string& base) {
+  io::AdapterConfig config = adapter_config(*tuning.lora, base);
+  config.holds_part_of_base = tuning.init == LoraInit::kPrincipal;
   return io::to_peft(config).dump(2) + "\n";
 }
 
@@ -106,21 +103,19 @@ void save_adapter(const ShardedModel& model, const World& world, const fs::path&
   if (lora.kind == models::AdapterKind::kDora) norms = row_norms(model);
   const fs::path staging =
       folder.parent_path() / ("." + folder.filename().string() + ".tmp-" + std::to_string(getpid()));
-  std::unique_ptr<io::SafetensorsWriter> writer;
+  std::unique_ptr<AdapterWriter> writer;
   on_rank0(world, [&] {
     fs::remove_all(staging);
     fs::create_directories(staging);
-    writer = make_writer(staging, adapters);
+    writer = std::make_unique<AdapterWriter>(staging / io::kAdapterWeightsFile, adapters, norms, model.start.get());
   });
-  collect_main_weights(world, adapters, adapter_leaves(model),
-                       [&](const std::string& name, int64_t first, const at::Tensor& values) {
-                         if (is_offset(name))
-                           values.add_(norms.at(map_of_offset(name)).narrow(0, first, values.numel()));
-                         writer->write(stored_name(name), first, values.numel(), values.const_data_ptr());
-                       });
+  collect_main_weights(
+      world, adapters, adapter_leaves(model),
+      [&](const std::string& name, int64_t first, const at::Tensor& values) { writer->write(name, first, values); });
   on_rank0(world, [&] {
     writer->commit();
-    io::write_file_atomically(staging / io::kAdapterConfigFile, adapter_config_text(lora, base));
+    io::write_file_atomically(staging / io::kAdapterConfigFile,
+                              io::to_peft(file_config(lora, base, model.start.get())).dump(2) + "\n");
     fs::remove_all(folder);
     fs::rename(staging, folder);
     io::sync_folder(folder.parent_path());

@@ -5,11 +5,12 @@
 
 #include "models/lora.h"
 #include "train/model/parallelize.h"
+#include "train/model/tuning.h"
 
 namespace fsdp::train {
 
 // COLLECTIVE. Writes `folder` as peft stores an adapter: adapter_config.json and adapter_model.safetensors in fp32, for
-// DoRA with the norms that rows have now.
+// DoRA with the norms that rows have now, after PiSSA as an adapter for the base as it was.
 // `base` is where the base model is, for those who load it. The folder appears complete or not at all and replaces an
 // older one.
 void save_adapter(const ShardedModel& model, const World& world, const std::filesystem::path& folder,
@@ -31,7 +32,7 @@ void merge_adapter(const ShardedModel& model, const World& world, const std::fil
 void load_adapter(const ShardedModel& model, const World& world, const models::LoraConfig& lora,
                   const std::filesystem::path& folder);
 
-// adapter_config.json of such a folder.
-std::string adapter_config_text(const models::LoraConfig& lora, const std::string& base);
+// The same as a checkpoint has it, of the parameters of training: it says so where they hold a part of their base.
+std::string adapter_config_text(const Tuning& tuning, const std::string& base);
 
 }  // namespace fsdp::train

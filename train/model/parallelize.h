@@ -14,6 +14,8 @@
 
 namespace fsdp::train {
 
+struct AdapterStart;  // train/model/adapters/adapter_start.h
+
 class DecoderPipeline;
 
 // A decoder whose blocks are units. Parameters of `units[i]` are those whose name starts with `prefixes[i]`, except for
@@ -27,6 +29,8 @@ struct ShardedModel {
   std::shared_ptr<const Axes> axes = {};           // null where nothing is cut
   std::shared_ptr<DecoderPipeline> pipeline = {};  // null where all blocks are here
   std::vector<WholeTensor> of_all_stages = {};     // empty likewise
+  // What adapters began with that hold a part of their base; on rank 0, which writes files. Null: nothing.
+  std::shared_ptr<const AdapterStart> start = {};
 };
 
 // Parameters of all stages, in the model's order, a tied weight once; for NF4 codes the weights they stand for. Local.

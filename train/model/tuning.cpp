@@ -48,6 +48,20 @@ models::LoraConfig lora_config(const TuneConfig& config, const ModelChoice& choi
   return lora;
 }
 
+LoraInit parse_lora_init(const TuneConfig& config, const ModelChoice& choice) {
+  if (config.lora_init == "random") return LoraInit::kRandom;
+  const std::pair<bool, std::string> misfits[] = {
+      {config.lora_kind == "dora", "tune.lora_kind = \"dora\", whose lengths of rows are those of a whole base"},
+      {!config.lora_from.empty(), "tune.lora_from, which says what adapters begin with"},
+      {choice.has_codes, "a model.path of codes, of which nothing can be taken"}};
+  for (const auto& [is_asked, what] : misfits) {
+    if (!is_asked) continue;
+    throw Error(ErrorCode::kUsage, "[tune] tune.lora_init: got " + config.lora_init + " with " + what +
+                                       ", expected one of the two. Leave one of them out.");
+  }
+  return LoraInit::kPrincipal;
+}
+
 std::vector<std::string> parameter_names(const ModelChoice& choice) {
   return outline(choice)->named_parameters().keys();
 }
@@ -76,6 +90,10 @@ Tuning choose_tuning(const TuneConfig& config, const ModelChoice& choice, LoraBa
     throw Error(ErrorCode::kUsage, "[tune] tune.lora_kind: got " + config.lora_kind + " with tune.method = \"" +
                                        config.method + "\", expected \"lora\". Set that, or leave tune.lora_kind out.");
   }
+  if (config.method != "lora" && config.lora_init != "random") {
+    throw Error(ErrorCode::kUsage, "[tune] tune.lora_init: got " + config.lora_init + " with tune.method = \"" +
+                                       config.method + "\", expected \"lora\". Set that, or leave tune.lora_init out.");
+  }
   if (config.method != "lora" && !config.lora_from.empty()) {
     throw Error(ErrorCode::kUsage, "[tune] tune.lora_from: got it with tune.method = \"" + config.method +
                                        "\", expected \"lora\". Set that, or leave tune.lora_from out.");
@@ -83,6 +101,7 @@ Tuning choose_tuning(const TuneConfig& config, const ModelChoice& choice, LoraBa
   if (config.method == "lora") {
     tuning.lora = lora_config(config, choice, base);
     tuning.base = parse_base_format(config.base);
+    tuning.init = parse_lora_init(config, choice);
   } else if (!config.frozen.empty() || !config.trained.empty()) {
     tuning.frozen = choose_frozen(config, parameter_names(choice));
   }
@@ -94,8 +113,17 @@ at::ScalarType base_type(const Tuning& tuning, const ShardConfig& config) {
   return tuning.lora || keeps_narrow_weights(config) ? computed : at::kFloat;
 }
 
+bool needs_its_base(const Config& config, const Tuning& tuning) {
+  return config.checkpoint.content == "adapter" || tuning.init == LoraInit::kPrincipal;
+}
+
 std::string identify_base(const Tuning& tuning, const io::ModelFolder& weights) {
-  return io::identify_model(weights) + (tuning.base == BaseFormat::kNf4 ? " as NF4 codes" : "");
+  const std::string format = tuning.base == BaseFormat::kNf4 ? " as NF4 codes" : "";
+  if (tuning.init == LoraInit::kRandom) return io::identify_model(weights) + format;
+  return io::identify_model(weights) +
+         format_text(" less %lld singular values, in factors for %.17g of ", static_cast<long long>(tuning.lora->rank),
+                     tuning.lora->scale()) +
+         join(tuning.lora->targets) + format;
 }
 
 void apply_tuning(const Tuning& tuning, models::Decoder& decoder, uint64_t seed) {
@@ -146,12 +174,14 @@ double trained_flops_per_token(const ShardedModel& model, int64_t sequence_lengt
 std::string describe(const Tuning& tuning, const ShardedModel& model) {
   if (!tuning.lora && tuning.frozen.empty()) return "";
   const int64_t trained = trainable_size(model).parameters, all = num_parameters(model);
-  const std::string how = tuning.lora ? format_text("%s of rank %lld, alpha %g on %s",
-                                                    tuning.lora->kind == models::AdapterKind::kDora ? "DoRA" : "LoRA",
-                                                    static_cast<long long>(tuning.lora->rank), tuning.lora->alpha,
-                                                    join(tuning.lora->targets).c_str()) +
-                                            (tuning.base == BaseFormat::kNf4 ? ", base as NF4 codes" : "")
-                                      : std::to_string(tuning.frozen.size()) + " tensors are frozen";
+  const std::string how =
+      tuning.lora
+          ? format_text(
+                "%s of rank %lld, alpha %g on %s", tuning.lora->kind == models::AdapterKind::kDora ? "DoRA" : "LoRA",
+                static_cast<long long>(tuning.lora->rank), tuning.lora->alpha, join(tuning.lora->targets).c_str()) +
+                (tuning.init == LoraInit::kPrincipal ? ", begun with the largest singular values" : "") +
+                (tuning.base == BaseFormat::kNf4 ? ", base as NF4 codes" : "")
+          : std::to_string(tuning.frozen.size()) + " tensors are frozen";
   return how + ": " + with_thousands(trained) + " of " + with_thousands(all) + " parameters train (" +
          format_text("%.2f %%)", 100 * static_cast<double>(trained) / static_cast<double>(all));
 }

@@ -13,11 +13,18 @@
 
 namespace fsdp::train {
 
+// What adapters begin with.
+enum class LoraInit {
+  kRandom,     // A at random and B zero: the model is its base
+  kPrincipal,  // the largest singular values of their weights, which the base then lacks (PiSSA): the model is the base
+};
+
 // What of a model trains.
 struct Tuning {
   std::optional<models::LoraConfig> lora;     // adapters train, and nothing else
   std::vector<std::string> frozen;            // without adapters: names of parameters that do not train
   BaseFormat base = BaseFormat::kAsComputed;  // of adapters
+  LoraInit init = LoraInit::kRandom;          // likewise
 };
 
 enum class LoraBase {
@@ -33,7 +40,11 @@ Tuning choose_tuning(const TuneConfig& config, const ModelChoice& choice, LoraBa
 // updates it.
 at::ScalarType base_type(const Tuning& tuning, const ShardConfig& config);
 
-// What tells the base of adapters from any other, codes from the numbers that they were made of too.
+// Whether a checkpoint goes with its base only: it lacks the base, or has what was left of it.
+bool needs_its_base(const Config& config, const Tuning& tuning);
+
+// What tells the base of adapters from any other, codes from the numbers that they were made of too, and what is left
+// of it where they began with a part.
 std::string identify_base(const Tuning& tuning, const io::ModelFolder& weights);
 
 // Freezes parameters, adds adapters, makes room for codes of their base. Before parallelize(); may be deferred.

@@ -65,22 +65,6 @@ std::vector<models::NamedShape> stored_parts(const models::DecoderConfig& config
   return models::stored_parts(config, {name, whole_sizes(leaf)});
 }
 
-void check_names_and_shapes(const ShardedModel& model, const io::ModelFolder& folder) {
-  std::vector<models::ExpectedTensor> expected, codes;
-  for (const WholeTensor& tensor : whole_tensors(model)) {
-    if (io::is_adapter_name(tensor.name)) continue;
-    if (has_codes_of(folder, tensor.name)) {
-      const auto of_weight = expected_codes(folder, tensor);
-      codes.insert(codes.end(), of_weight.begin(), of_weight.end());
-    } else {
-      expected.push_back({tensor.name, tensor.sizes});
-    }
-  }
-  expected = models::expected_tensors(expected, model.decoder->config());
-  expected.insert(expected.end(), codes.begin(), codes.end());
-  models::check_weights(expected, folder);
-}
-
 // A part of a leaf that is read at once.
 struct Piece {
   io::ModelFolder::Location stored;
@@ -267,7 +251,23 @@ NamedLeaves stored_leaves(NamedLeaves leaves) {
 
 }  // namespace
 
-void load_weights(const ShardedModel& model, const io::ModelFolder& folder) {
+void check_names_and_shapes(const ShardedModel& model, const io::ModelFolder& folder) {
+  std::vector<models::ExpectedTensor> expected, codes;
+  for (const WholeTensor& tensor : whole_tensors(model)) {
+    if (io::is_adapter_name(tensor.name)) continue;
+    if (has_codes_of(folder, tensor.name)) {
+      const auto of_weight = expected_codes(folder, tensor);
+      codes.insert(codes.end(), of_weight.begin(), of_weight.end());
+    } else {
+      expected.push_back({tensor.name, tensor.sizes});
+    }
+  }
+  expected = models::expected_tensors(expected, model.decoder->config());
+  expected.insert(expected.end(), codes.begin(), codes.end());
+  models::check_weights(expected, folder);
+}
+
+void load_weights(const ShardedModel& model, const io::ModelFolder& folder, const AdapterStart* start) {
   const at::NoGradGuard no_grad;
   const NamedLeaves leaves = stored_leaves(named_parameters(*model.decoder));
   const models::DecoderConfig& config = model.decoder->config();
@@ -281,7 +281,7 @@ void load_weights(const ShardedModel& model, const io::ModelFolder& folder) {
   });
   // What was read past the tensors' operators counts as written, on all ranks equally often.
   for (const auto& [name, leaf] : leaves) leaf.unsafeGetTensorImpl()->bump_version();
-  load_codes(model, folder);
+  load_codes(model, folder, start);
 }
 
 // A rank that has part of a piece adds it to zeros. The ranges of the ranks that do so do not overlap.

@@ -12,6 +12,8 @@
 
 namespace fsdp::train {
 
+struct AdapterStart;  // train/model/adapters/adapter_start.h
+
 // What fsdp::named_parameters() gives.
 using NamedLeaves = std::vector<std::pair<std::string, at::Tensor>>;
 
@@ -19,7 +21,11 @@ using NamedLeaves = std::vector<std::pair<std::string, at::Tensor>>;
 // its slices. Local.
 // Throws io::Error(kModel) with one table of what is missing, surplus, or of another shape or type; nothing has
 // been written then.
-void load_weights(const ShardedModel& model, const io::ModelFolder& folder);
+// `start`: as load_codes().
+void load_weights(const ShardedModel& model, const io::ModelFolder& folder, const AdapterStart* start = nullptr);
+
+// Throws what load_weights() throws for names, shapes and types. Local.
+void check_names_and_shapes(const ShardedModel& model, const io::ModelFolder& folder);
 
 // COLLECTIVE. Hands the main weights of these tensors, whole and in fp32, to `take` on rank 0: elements [first, first +
 // values.numel()) of the flattened parameter, piece after piece. `leaves`: what this rank has of them. If it throws,

@@ -33,6 +33,10 @@ std::string identify_start(const Config& config, const ModelChoice& choice) {
   std::string text = choice.weights ? "model " + io::identify_model(*choice.weights) + " as " + config.tune.base
                                     : "random " + std::to_string(config.train.seed) + " " +
                                           models::to_hugging_face(choice.config).dump();
+  if (config.tune.lora_init != "random") {  // then rounding is another
+    text += " begun by " + config.tune.lora_init + " of " + config.tune.lora_targets + ", " +
+            std::to_string(config.tune.lora_rank);
+  }
   if (config.tune.lora_from.empty()) return text;
   const std::filesystem::path from = config.tune.lora_from;
   for (const char* file : {"adapter_model.safetensors", io::kManifestName}) {  // of a folder, or of a checkpoint

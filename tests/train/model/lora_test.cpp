@@ -2,9 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "io/weights/adapter.h"
 #include "tests/train/model/tuning_run.h"
+#include "train/model/adapters/principal_start.h"
 
 namespace fsdp {
 namespace {
@@ -283,6 +285,85 @@ TEST(Lora, DoraBeginsAsItsBaseInBf16AndIn4Bits) {
   }
 }
 
+// The factors are those of the singular value decomposition, and a subspace that was searched is near the best one.
+TEST(Lora, PrincipalFactorsAreThoseOfTheLargestSingularValues) {
+  const at::Tensor weight = at::empty({40, 24}, at::kFloat);
+  models::fill_normal(weight, 1, kTuningSeed, "weight");
+  const auto best = at::linalg_svd(weight.to(at::kDouble), false);
+  const auto part = [&](int64_t rank) {
+    const auto& [u, s, vh] = best;
+    return (u.narrow(1, 0, rank) * s.narrow(0, 0, rank)).mm(vh.narrow(0, 0, rank));
+  };
+  for (const int64_t rank : {1, 5, 24}) {
+    const auto [a, b] = train::principal_factors(weight, rank, 2.5, 1, "name");
+    EXPECT_EQ(a.sizes(), (at::IntArrayRef{rank, 24}));
+    EXPECT_LE((2.5 * b.mm(a) - part(rank)).abs().max().item<double>(), 1e-5) << rank;
+    // Neither factor is the larger one: B^T B = A A^T.
+    EXPECT_LE((b.t().mm(b) - a.mm(a.t())).abs().max().item<double>(), 1e-4) << rank;
+  }
+  at::Tensor large = at::empty({train::kExactSize + 26, train::kExactSize + 6}, at::kFloat);
+  models::fill_normal(large, 0.01, kTuningSeed, "large");
+  at::Tensor outer = at::empty({large.size(0), 6}, at::kFloat), inner = at::empty({6, large.size(1)}, at::kFloat);
+  models::fill_normal(outer, 1, kTuningSeed, "outer");
+  models::fill_normal(inner, 1, kTuningSeed, "inner");
+  large.add_(outer.mm(inner));
+  const auto [a, b] = train::principal_factors(large, 6, 1, 1, "large");
+  const double left = (large - b.mm(a)).norm().item<double>(), noise = 0.01 * std::sqrt(double(large.numel()));
+  EXPECT_LT(left, 1.001 * noise);
+  EXPECT_TRUE(torch::equal(train::principal_factors(large, 6, 1, 1, "large").a, a));
+}
+
+// What the base lacks, the adapters hold: the model is the base, in every world the same to the bit.
+TEST(Lora, PissaBeginsAsTheBaseOnAnyNumberOfRanks) {
+  std::map<std::string, at::Tensor> whole;
+  for (const int ranks : {1, 2, 3}) {
+    run_ranks(ranks, [&](const World& world) {
+      TuningPlan plan = lora_plan();
+      plan.tune.lora_init = "pissa";
+      TuningRun run(world, plan);
+      for (const auto& [name, leaf] : named_parameters(*run.model().decoder)) {
+        if (ranks == 1) {
+          whole[name] = leaf.detach().clone();
+        } else {
+          const LocalRange range = local_range(leaf);
+          EXPECT_TRUE(torch::equal(leaf.detach().view(-1), whole[name].view(-1).slice(0, range.begin, range.end)))
+              << name;
+        }
+      }
+      if (ranks > 1) return;
+      const models::Decoder base = load_base();
+      const at::Tensor ids = AnswerBatches(0, 1, AnswerBatches::kRows, base->config().vocab_size, kTuningSeed)
+                                 .microbatch(0, 0)
+                                 .input_ids_BT;
+      const at::NoGradGuard no_grad;
+      const ForwardOnly scope(run.model().root);
+      models::Decoder plain = base;
+      const at::Tensor expected = plain->forward(ids);
+      EXPECT_LE((run.model().decoder->forward(ids) - expected).abs().max().item<double>(),
+                1e-5 * expected.abs().max().item<double>());
+    });
+  }
+  const std::string map = "model.layers.0.mlp.up_proj";
+  const at::Tensor base = base_weights().at(map + ".weight"), left = whole.at(map + ".weight").view_as(base);
+  const at::Tensor values = std::get<1>(at::linalg_svd(base.detach())), values_left = std::get<1>(at::linalg_svd(left));
+  EXPECT_NEAR(values_left[0].item<double>(), values[3].item<double>(), 1e-5);  // rank 3 went into the adapter
+}
+
+// The residual is what becomes codes (QPiSSA): nearer to the base than codes of all of it.
+TEST(Lora, PissaLeavesCodesLessToErrOn) {
+  run_ranks(2, [&](const World& world) {
+    std::vector<double> losses;
+    for (const auto& [base, init] : {std::pair{"bf16", "random"}, {"nf4", "random"}, {"nf4", "pissa"}}) {
+      TuningPlan plan = lora_plan();
+      plan.tune.base = base;
+      plan.tune.lora_init = init;
+      plan.tune.lora_rank = 12;
+      losses.push_back(TuningRun(world, plan).step());
+    }
+    EXPECT_LT(std::abs(losses[2] - losses[0]), std::abs(losses[1] - losses[0]));
+  });
+}
+
 TEST(Lora, RefusesWhatCannotBe) {
   const auto message = [](const TuningPlan& plan, const train::ModelChoice& choice) {
     try {
@@ -296,6 +377,10 @@ TEST(Lora, RefusesWhatCannotBe) {
             std::string::npos);
   EXPECT_NE(message(lora_plan(","), base_choice()).find("got none"), std::string::npos);
   EXPECT_NE(message(lora_plan(), {base_choice().config, {}}).find("random weights"), std::string::npos);
+  TuningPlan pissa = dora_plan();
+  pissa.tune.lora_init = "pissa";
+  EXPECT_NE(message(pissa, base_choice()).find("tune.lora_init: got pissa with tune.lora_kind = \"dora\""),
+            std::string::npos);
   TuningPlan both = lora_plan();
   both.tune.frozen = "model.norm.*";
   EXPECT_NE(message(both, base_choice()).find("Leave them out"), std::string::npos);

@@ -14,6 +14,7 @@
 #include "tests/support/ranks.h"
 #include "tests/train/model/answer_batches.h"
 #include "train/loop/trainer.h"
+#include "train/model/adapters/principal_start.h"
 #include "train/model/recomputation.h"
 #include "train/model/tuning.h"
 #include "train/model/weights.h"
@@ -78,7 +79,14 @@ class TuningRun {
     train::ShardedModel model = train::parallelize(std::move(decoder), train::make_mesh(world, plan.shard.replicas),
                                                    train::shard_options(plan.shard));
     train::set_projections(model, plan.projections);
-    train::load_weights(model, *base_choice().weights);
+    const io::ModelFolder folder = *base_choice().weights;
+    if (tuning_.init == train::LoraInit::kRandom) {
+      train::load_weights(model, folder);
+      return model;
+    }
+    const train::AdapterStart start = train::principal_start(model, world, folder, *tuning_.lora, kTuningSeed);
+    train::load_weights(model, folder, &start);
+    train::begin_with(model, start);
     return model;
   }
 

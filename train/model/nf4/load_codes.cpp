@@ -5,17 +5,17 @@
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
-#include <cmath>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
-#include "io/base/element_cast.h"
 #include "io/base/error.h"
 #include "io/base/worker_threads.h"
 #include "kernels/raw/formats/nf4.h"
 #include "models/config/stored_parts.h"
 #include "models/nf4_base.h"
+#include "train/model/adapters/adapter_start.h"
+#include "train/model/adapters/element_reader.h"
 #include "train/model/nf4/stored_codes.h"
 
 namespace fsdp::train {
@@ -26,41 +26,7 @@ using kernels::raw::Nf4Layout;
 // Elements that are read at once: whole blocks.
 constexpr int64_t kCodedPiece = int64_t{1} << 20;
 constexpr int kCodedReaders = 3;
-
-// Elements of a parameter, in order, from the tensors that files keep it in.
-class ElementReader {
- public:
-  ElementReader(const io::ModelFolder& folder, std::vector<models::NamedShape> parts)
-      : folder_(folder), parts_(std::move(parts)) {}
-
-  // As fp32.
-  void read(int64_t first, int64_t count, float* out) {
-    int64_t begin = 0;
-    for (const models::NamedShape& part : parts_) {
-      const int64_t end = begin + c10::multiply_integers(part.shape);
-      const int64_t from = std::max(first, begin), to = std::min(first + count, end);
-      if (from < to) read_part(part.name, from - begin, to - from, out + (from - first));
-      begin = end;
-    }
-  }
-
- private:
-  void read_part(const std::string& name, int64_t first, int64_t count, float* out) {
-    const auto [file, entry] = *folder_.find(name);
-    const size_t size = io::item_size(entry->dtype);
-    stored_.resize(static_cast<size_t>(count) * size);
-    file->read(*entry, first, count, stored_.data());
-    io::cast_elements(entry->dtype, stored_.data(), io::DType::F32, out, count);
-    if (std::all_of(out, out + count, [](float value) { return std::isfinite(value); })) return;
-    throw io::Error(io::ErrorKind::kModel, "[load] " + io::in_quotes(name) +
-                                               ": got a number that is not finite, expected weights that NF4 codes can "
-                                               "stand for. Repair the file, or set tune.base to bf16.");
-  }
-
-  const io::ModelFolder& folder_;
-  std::vector<models::NamedShape> parts_;
-  std::vector<char> stored_;
-};
+constexpr std::string_view kWeight = ".weight";
 
 // Bytes of a record that this rank has, and where they go.
 struct OwnBytes {
@@ -75,7 +41,9 @@ struct OwnBytes {
   bool has_some_of(int64_t first, int64_t count) const { return first < end && begin < first + count; }
 };
 
-void encode_weight(ElementReader& reader, const Nf4Layout& layout, const OwnBytes& own) {
+// Less what the adapters of `map` begin with, where they hold a part of it.
+void encode_weight(ElementReader& reader, const Nf4Layout& layout, const OwnBytes& own, const AdapterStart* start,
+                   const std::string& map) {
   std::vector<float> scales(static_cast<size_t>(layout.num_blocks()));
   std::vector<float> values(static_cast<size_t>(std::min(kCodedPiece, layout.numel)));
   std::vector<uint8_t> codes((values.size() + 1) / 2), head(static_cast<size_t>(layout.codes()));
@@ -83,6 +51,7 @@ void encode_weight(ElementReader& reader, const Nf4Layout& layout, const OwnByte
     const int64_t count = std::min(kCodedPiece, layout.numel - first);
     const int64_t place = layout.codes() + first / 2, bytes = (count + 1) / 2;
     reader.read(first, count, values.data());
+    if (start != nullptr) start->take_from(map, first, count, values.data());
     const bool is_ours = own.has_some_of(place, bytes);
     kernels::raw::nf4_encode(values.data(), count, scales.data() + first / kernels::raw::kNf4Block,
                              is_ours ? codes.data() : nullptr);
@@ -142,7 +111,8 @@ std::vector<CodedLeaf> coded_leaves(const ShardedModel& model) {
   return leaves;
 }
 
-void load_leaf(const CodedLeaf& coded, const models::DecoderConfig& config, const io::ModelFolder& folder) {
+void load_leaf(const CodedLeaf& coded, const models::DecoderConfig& config, const io::ModelFolder& folder,
+               const AdapterStart* start) {
   const auto& [weight, leaf] = coded;
   const LocalRange range = local_range(leaf);
   if (range.begin == range.end) return;
@@ -154,7 +124,7 @@ void load_leaf(const CodedLeaf& coded, const models::DecoderConfig& config, cons
   if (has_codes_of(folder, weight.name)) {
     copy_codes(folder, weight, layout, own);
   } else {
-    encode_weight(reader, layout, own);
+    encode_weight(reader, layout, own, start, weight.name.substr(0, weight.name.size() - kWeight.size()));
   }
   if (!target.is_cpu()) target.copy_(host);
 }
@@ -180,13 +150,13 @@ std::vector<models::ExpectedTensor> expected_codes(const io::ModelFolder& folder
   return tensors;
 }
 
-void load_codes(const ShardedModel& model, const io::ModelFolder& folder) {
+void load_codes(const ShardedModel& model, const io::ModelFolder& folder, const AdapterStart* start) {
   const std::vector<CodedLeaf> leaves = coded_leaves(model);
   const models::DecoderConfig& config = model.decoder->config();
   io::run_workers(leaves.size(), kCodedReaders, [&](io::WorkQueue& queue) {
     const at::NoGradGuard no_grad_here;
     const at::DisableRecordFunctionGuard not_a_touch;
-    while (const auto i = queue.next()) load_leaf(leaves[*i], config, folder);
+    while (const auto i = queue.next()) load_leaf(leaves[*i], config, folder, start);
   });
   for (const CodedLeaf& coded : leaves) coded.leaf.unsafeGetTensorImpl()->bump_version();
 }
