@@ -32,7 +32,10 @@ using Json = nlohmann::ordered_json;
 
 struct GenerateOptions {
   std::string folder;
-  std::string adapter;
+  std::vector<std::string> adapter_texts;  // as they were given
+  std::vector<train::NamedAdapter> adapters;
+  std::string use;
+  std::string base = "as_stored";
   PromptOptions prompts;
   std::string precision = "fp32";
   std::string device = "cpu";
@@ -64,11 +67,43 @@ void add_sampling(CLI::App& parser, GenerateOptions& options) {
       ->allow_extra_args(false);
 }
 
+// "NAME=FOLDER", or a folder alone.
+void check_adapters(GenerateOptions& options) {
+  for (const std::string& text : options.adapter_texts) {
+    const size_t sign = text.find('=');
+    const bool has_name = sign != std::string::npos && !std::filesystem::exists(text);
+    const std::string name = has_name ? text.substr(0, sign) : "";
+    const auto& known = options.prompts.adapters;
+    const bool is_taken = name == PromptOptions::kNoAdapter || std::count(known.begin(), known.end(), name) > 0;
+    if (has_name && (name.empty() || is_taken))
+      throw Error(ErrorCode::kUsage, "[generate] --adapter: got the name " + io::in_quotes(name) +
+                                         ", expected another for each adapter, and not \"base\".");
+    options.adapters.push_back({name, has_name ? text.substr(sign + 1) : text});
+    if (has_name) options.prompts.adapters.push_back(name);
+  }
+  if (options.adapters.size() > 1 && options.prompts.adapters.size() < options.adapters.size())
+    throw Error(ErrorCode::kUsage,
+                "[generate] --adapter: got several, of which some have no name, expected NAME=FOLDER for each.");
+  if (options.base != "as_stored" && options.base != "nf4")
+    throw Error(ErrorCode::kUsage,
+                "[generate] --base: got " + io::in_quotes(options.base) + ", expected as_stored or nf4.");
+  if (!options.use.empty()) options.prompts.adapter = options.use;
+  adapter_number(options.prompts, options.prompts.adapter);  // is there one?
+}
+
 Parsed parse_generate(const Arguments& arguments, GenerateOptions& options) {
   CLI::App parser("Prints prompts and what a model makes of them, or chats.", "fsdp generate");
   parser.add_option("MODEL", options.folder, "model folder, such as runs/train/model")->required();
-  parser.add_option("--adapter", options.adapter,
-                    "LoRA adapter on top of it, of `fsdp train` or of peft, or a checkpoint of its run");
+  parser
+      .add_option("--adapter", options.adapter_texts,
+                  "LoRA adapter on top of it, of `fsdp train` or of peft, or a checkpoint of its run, worked into the "
+                  "weights; NAME=FOLDER, several times: one of those that prompts choose from")
+      ->allow_extra_args(false);
+  parser.add_option(
+      "--use", options.use,
+      "adapter of prompts that name none by {\"adapter\": NAME} in a .jsonl; default: base, which is none");
+  parser.add_option("--base", options.base,
+                    "as_stored (default), or nf4: linear maps of the blocks rest as 4-bit codes once they are read");
   parser.add_option("--prompt", options.prompts.texts, "text to continue; default: the start of a document")
       ->allow_extra_args(false);
   parser.add_option("--prompts-file", options.prompts.file,
@@ -87,6 +122,7 @@ Parsed parse_generate(const Arguments& arguments, GenerateOptions& options) {
   parser.add_option("--device", options.device, "cpu (default) or cuda: one GPU a rank");
   parser.add_flag("--json", options.json, "a line of JSON for each prompt");
   if (parse(parser, arguments) == Parsed::kHelpShown) return Parsed::kHelpShown;
+  check_adapters(options);
   if (chats->count() > 0) options.prompts.chat = chat.empty() ? "auto" : chat;
   if (options.prompts.chat && !options.prompts.texts.empty())
     throw Error(ErrorCode::kUsage, "[generate] --prompt: got a text to continue, expected --message with --chat.");
@@ -148,7 +184,9 @@ class Batch {
   void run() {
     const World& world = model_.world();
     train::on_all_ranks(world, [&] {
-      generator_.emplace(model_.decoder(), options_.generation);
+      train::GenerationOptions generation = options_.generation;
+      generation.adapters = model_.adapters();
+      generator_.emplace(model_.decoder(), generation);
       prompts_ = read_prompts(options_.prompts, tokenizer_);
       const bool has_chats =
           std::any_of(prompts_.begin(), prompts_.end(), [](const Prompt& prompt) { return prompt.is_chat; });
@@ -185,6 +223,7 @@ class Batch {
         .prompt = prompts_[index].ids, .stop_ids = stop_ids, .sampling = options_.sampling};
     request.sampling.seed += index;
     request.max_tokens = options_.max_tokens;
+    request.adapter = prompts_[index].adapter;
     request.on_token = [this, text](int64_t id) {
       speed_.saw_token();
       const std::string certain = text->push(id);
@@ -201,6 +240,10 @@ class Batch {
                       {"tokens", text->ids().size()},
                       {"finish", train::name(why)},
                       {"ids", text->ids()}};
+      if (model_.adapters())
+        done_[index]["adapter"] = prompts_[index].adapter < 0
+                                      ? PromptOptions::kNoAdapter
+                                      : options_.adapters[static_cast<size_t>(prompts_[index].adapter)].name;
       if (model_.world().size == 1) print_done();
     };
     generator_->add(std::move(request));
@@ -253,6 +296,7 @@ void chat_on_terminal(const GenerateOptions& options, train::InferenceModel& mod
   train::GenerationOptions one_row = options.generation;
   one_row.num_rows = 1;
   one_row.prefixes = train::Prefixes::kReuse;
+  one_row.adapters = model.adapters();
   train::Generator generator(model.decoder(), one_row);
   std::vector<chat::Message> messages;
   if (!options.prompts.system.empty()) messages.push_back({"system", options.prompts.system});
@@ -266,7 +310,8 @@ void chat_on_terminal(const GenerateOptions& options, train::InferenceModel& mod
     train::GenerationRequest request{.prompt = conversation_prompt(tokenizer, format, messages).ids,
                                      .stop_ids = stop_ids,
                                      .sampling = sampling,
-                                     .max_tokens = options.max_tokens};
+                                     .max_tokens = options.max_tokens,
+                                     .adapter = adapter_number(options.prompts, options.prompts.adapter)};
     request.on_token = [&](int64_t id) {
       print(text.push(id));
       return text.stopped() ? train::Verdict::kStop : train::Verdict::kContinue;
@@ -292,7 +337,15 @@ int run_generate(const Arguments& arguments) {
   train::set_threads(world);
   c10::Device device = c10::kCPU;
   train::on_all_ranks(world, [&] { device = train::choose_device(options.device, "[generate] --device", world); });
-  train::InferenceModel model(options.folder, options.precision, world, device, options.adapter);
+  if (options.base == "nf4" && world.size > 1)
+    throw Error(ErrorCode::kUsage, "[generate] --base: got nf4 with " + std::to_string(world.size) +
+                                       " ranks, expected one. Leave it out, or start one.");
+  if (options.base == "nf4" && !options.adapters.empty() && options.prompts.adapters.empty())
+    throw Error(ErrorCode::kUsage,
+                "[generate] --adapter: got one to be worked into weights that --base nf4 keeps as codes, expected a "
+                "name: --adapter NAME=FOLDER --use NAME keeps it beside them.");
+  train::InferenceModel model(options.folder, options.precision, world, device, options.adapters,
+                              train::parse_base_format(options.base));
   at::set_num_threads(train::useful_threads(models::num_parameters(model.config()), at::get_num_threads()));
   const at::NoGradGuard no_grad;
   std::optional<tokenizer::Tokenizer> tokenizer;

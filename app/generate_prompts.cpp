@@ -1,7 +1,9 @@
 #include "app/generate_prompts.h"
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "fsdp/base/error.h"
 #include "io/base/error.h"
@@ -42,6 +44,16 @@ Prompt conversation_prompt(const tokenizer::Tokenizer& tokenizer, chat::Format f
   return {messages.back().content, to_ids(chat::render_prompt(tokenizer, format, messages)), /*is_chat=*/true};
 }
 
+int64_t adapter_number(const PromptOptions& options, const std::string& name) {
+  if (name == PromptOptions::kNoAdapter) return -1;
+  const auto found = std::find(options.adapters.begin(), options.adapters.end(), name);
+  if (found != options.adapters.end()) return found - options.adapters.begin();
+  std::string known = PromptOptions::kNoAdapter;
+  for (const std::string& each : options.adapters) known += ", " + each;
+  throw Error(ErrorCode::kUsage, "[generate] adapter: got " + io::in_quotes(name) + ", expected one of " + known +
+                                     ". Name it with --adapter NAME=FOLDER.");
+}
+
 namespace {
 
 // Reads prompts of one kind after another.
@@ -55,6 +67,9 @@ class Reader {
     for (const std::string& message : options_.messages) add_conversation({{"user", message}});
     if (!options_.file.empty()) read_file();
     if (prompts_.empty()) prompts_.push_back(text_prompt(tokenizer_, ""));
+    for (Prompt& prompt : prompts_) {
+      if (!asked_.contains(&prompt - prompts_.data())) prompt.adapter = adapter_number(options_, options_.adapter);
+    }
     return std::move(prompts_);
   }
 
@@ -68,6 +83,18 @@ class Reader {
 
   void add_json(const std::string& line, const std::string& origin) {
     const nlohmann::json json = io::parse_json(line, origin, {.max_bytes = kMaxLineBytes});
+    add_prompt(json, line, origin);
+    if (!json.is_object() || !json.contains("adapter")) return;
+    const nlohmann::json& name = json["adapter"];
+    try {
+      prompts_.back().adapter = adapter_number(options_, name.is_string() ? name.get<std::string>() : name.dump());
+    } catch (const Error& error) {
+      throw Error(ErrorCode::kUsage, std::string(error.what()) + " It is in " + origin + ".");
+    }
+    asked_.insert(static_cast<ptrdiff_t>(prompts_.size()) - 1);
+  }
+
+  void add_prompt(const nlohmann::json& json, const std::string& line, const std::string& origin) {
     const bool is_prompt = json.is_object() && json.contains("prompt") && json["prompt"].is_string();
     if (is_prompt && !json.contains("completion")) {
       prompts_.push_back(text_prompt(tokenizer_, json["prompt"].get<std::string>()));
@@ -109,6 +136,7 @@ class Reader {
   const tokenizer::Tokenizer& tokenizer_;
   std::optional<chat::Format> format_;
   std::vector<Prompt> prompts_;
+  std::set<ptrdiff_t> asked_;  // prompts that named their adapter
 };
 
 }  // namespace

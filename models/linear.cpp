@@ -22,13 +22,15 @@ std::vector<at::Tensor> weights_of(std::initializer_list<Linear> maps) {
 }  // namespace
 
 at::Tensor LinearImpl::product(const at::Tensor& x) {
-  return is_nf4() ? kernels::nf4_linear(x, codes_, out_) : kernels::linear(x, weight);
+  if (!is_nf4()) return kernels::linear(x, weight);
+  if (at::GradMode::is_enabled()) return kernels::nf4_linear(x, codes_, out_);
+  return kernels::linear(x, kernels::decode_nf4(codes_, out_, x.size(-1), x.scalar_type()));  // as RowwiseScope says
 }
 
 at::Tensor LinearImpl::forward(const at::Tensor& x) { return complete(product(x), x); }
 
 at::Tensor LinearImpl::complete(at::Tensor y, const at::Tensor& x) {
-  if (has_magnitude()) {  // which scales what the bias is added to
+  if (has_magnitude() || served_) {  // which may scale what the bias is added to
     y = add_adapted(std::move(y), x);
     return bias.defined() ? y.add_(bias) : y;
   }
@@ -39,6 +41,7 @@ at::Tensor LinearImpl::complete(at::Tensor y, const at::Tensor& x) {
 at::Tensor LinearImpl::without_bias(const at::Tensor& x) { return add_adapted(product(x), x); }
 
 at::Tensor LinearImpl::add_adapted(at::Tensor y, const at::Tensor& x) {
+  if (served_) served_->apply(y, x);
   if (!lora_a_) return y;
   const at::Tensor input = adapter_.dropout > 0 && is_training() ? at::dropout(x, adapter_.dropout, /*train=*/true) : x;
   if (has_magnitude()) return add_with_magnitude(std::move(y), x, input);
@@ -65,9 +68,13 @@ at::Tensor norms_of_rows(const at::Tensor& weight) {
 
 }  // namespace
 
+at::Tensor LinearImpl::whole_weight() const {
+  return is_nf4() ? kernels::decode_nf4(codes_, out_, in_, at::kFloat) : weight;
+}
+
 at::Tensor LinearImpl::row_norms() {
   const at::NoGradGuard no_grad;
-  return norms_of_rows(is_nf4() ? kernels::decode_nf4(codes_, out_, in_, at::kFloat) : weight);
+  return norms_of_rows(whole_weight());
 }
 
 // |W + s B A|^2 = |W|^2 + 2 s W A^T B^T + s^2 B A A^T B^T, row by row: no matrix but W is ever whole.

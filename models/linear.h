@@ -8,7 +8,10 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <utility>
 #include <vector>
+
+#include "models/adapters/served_adapters.h"
 
 namespace fsdp::models {
 
@@ -59,6 +62,12 @@ class LinearImpl : public torch::nn::Module {
   void keep_as_nf4();
   bool is_nf4() const { return codes_.defined(); }
 
+  // W as it is at hand, decoded to fp32 where it is codes.
+  at::Tensor whole_weight() const;
+
+  // Adapters that are beside the map rather than in its parameters; for forwards without gradients.
+  void serve(std::shared_ptr<const ServedMap> adapters) { served_ = std::move(adapters); }
+
   bool has_magnitude() const { return offset_.defined(); }
   // |W| of each row, fp32 [out], without gradients; of the weight as it is at hand, decoded where it is codes.
   at::Tensor row_norms();
@@ -81,6 +90,7 @@ class LinearImpl : public torch::nn::Module {
   AdapterShape adapter_;
   std::shared_ptr<LinearImpl> lora_a_, lora_b_;  // null without an adapter
   at::Tensor offset_;                            // of kDora; else undefined
+  std::shared_ptr<const ServedMap> served_;      // null: none
 };
 TORCH_MODULE(Linear);
 

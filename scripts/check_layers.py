@@ -127,7 +127,8 @@ PARTS = {"text/tokenizer/json": "text/tokenizer", "text/tokenizer/stages": "text
          "app/completion": "app", "app/config": "app", "app/doctor": "app", "app/gguf": "app",
          "app/trace": "app", "app/bench": "app", "app/progress": "app", "app/child": "app",
          "app/fp8": "app", "app/nf4": "app",
-         "fsdp/unit/sharding": "fsdp/unit", "train/model/nf4": "train/model"}
+         "fsdp/unit/sharding": "fsdp/unit", "train/model/nf4": "train/model", "train/model/adapters": "train/model",
+         "models/adapters": "models"}
 EVERYTHING = {"fsdp", "app"}  # `fsdp` is the umbrella header
 
 # These must build and run without LibTorch.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 
 #include "io/base/json.h"
 #include "io/hub/model_folder.h"
@@ -153,6 +154,69 @@ TEST_F(Tune, PissaIsWrittenForTheWholeBase) {
   const CommandResult other = run_fsdp(lora("pissa", "--train.steps=22 --resume=auto"));
   EXPECT_NE(other.exit_code, 0);
   EXPECT_TRUE(contains(other.err, "tune.lora_init")) << other.err;
+}
+
+// Rows of one batch with adapters of their own say what each says alone.
+TEST_F(Tune, SeveralAdaptersAreServedByName) {
+  ASSERT_EQ(run_fsdp(lora("first", "--train.steps=12")).exit_code, 0);
+  ASSERT_EQ(run_fsdp(lora("second",
+                          "--train.steps=12 --train.seed=9 --tune.lora_kind=dora --tune.lora_targets=q_proj,up_proj "
+                          "--train.lr=5e-2"))
+                .exit_code,
+            0);
+  const std::string named =
+      " --adapter first=" + path("first") + "/model --adapter second=" + path("second") + "/model";
+  std::ofstream lines(path("prompts.jsonl"));
+  const std::vector<std::string> asked = {"first", "base", "second", "first", "", "second"};
+  for (size_t i = 0; i < asked.size(); ++i) {
+    nlohmann::json line = {{"prompt", "line " + std::to_string(i * 7) + std::string(i, 'x')}};
+    if (!asked[i].empty()) line["adapter"] = asked[i];
+    lines << line.dump() << "\n";
+  }
+  lines.close();
+  const auto texts = [](const std::string& out) {
+    std::vector<std::string> values;
+    std::istringstream stream(out);
+    for (std::string line; std::getline(stream, line);) values.push_back(nlohmann::json::parse(line).at("text"));
+    return values;
+  };
+  const std::string how = "generate " + base() + " --max-tokens 16 --temperature 0 --json --precision ";
+  for (const std::string kind : {"fp32", "bf16", "fp32 --base nf4"}) {
+    const std::string every = how + kind + named + " --use second --prompts-file " + path("prompts.jsonl");
+    const CommandResult together = run_fsdp(every);
+    ASSERT_EQ(together.exit_code, 0) << together.err;
+    const std::vector<std::string> all = texts(together.out);
+    EXPECT_EQ(run_fsdp(every + " --rows 1").out, together.out) << kind;
+    std::set<std::string> different;
+    for (size_t i = 0; i < asked.size(); ++i) {
+      const std::string name = asked[i].empty() ? "second" : asked[i];
+      const std::string prompt = " --prompt 'line " + std::to_string(i * 7) + std::string(i, 'x') + "'";
+      const std::string own = name == "base" ? "" : " --adapter " + name + "=" + path(name) + "/model --use " + name;
+      EXPECT_EQ(texts(run_fsdp(how + kind + own + prompt).out), std::vector<std::string>{all[i]}) << kind << i;
+      // Worked into the weights it is the same but for rounding.
+      if (kind == "fp32" && name != "base")
+        EXPECT_EQ(texts(run_fsdp(how + kind + " --adapter " + path(name) + "/model" + prompt).out)[0], all[i]) << i;
+      different.insert(all[i]);
+    }
+    EXPECT_GE(different.size(), 3u);
+    if (kind == "fp32") EXPECT_EQ(launch_fsdp(2, every).out, together.out);
+  }
+  const std::pair<std::string, const char*> mistakes[] = {
+      {" --use third", "got 'third', expected one of base, first, second"},
+      {" --adapter first=" + path("first") + "/model", "got the name 'first'"},
+      {" --adapter " + path("first") + "/model", "expected NAME=FOLDER for each"},
+  };
+  for (const auto& [more, text] : mistakes) {
+    const CommandResult result = run_fsdp(how + "fp32" + named + more);
+    EXPECT_EQ(result.exit_code, 2) << more;
+    EXPECT_TRUE(contains(result.err, text)) << result.err;
+  }
+  std::ofstream(path("prompts.jsonl")) << R"({"prompt": "x", "adapter": "other"})"
+                                       << "\n";
+  const CommandResult unknown = run_fsdp(how + "fp32" + named + " --prompts-file " + path("prompts.jsonl"));
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_TRUE(contains(unknown.err, "expected one of base, first, second")) << unknown.err;
+  EXPECT_TRUE(contains(unknown.err, "prompts.jsonl:1")) << unknown.err;
 }
 
 TEST_F(Tune, StoppedTuningGoesOnBitForBit) {

@@ -49,7 +49,7 @@ struct Generator::Row {
 };
 
 Generator::Generator(models::Decoder model, const GenerationOptions& options)
-    : model_(std::move(model)), prefixes_(options.prefixes), cache_(options.num_rows) {
+    : model_(std::move(model)), prefixes_(options.prefixes), adapters_(options.adapters), cache_(options.num_rows) {
   if (options.num_rows < 1 || options.num_rows > kernels::kFewRows) {
     throw usage_error("rows at a time: got " + std::to_string(options.num_rows) + ", expected 1 to " +
                       std::to_string(kernels::kFewRows) + ".");
@@ -141,6 +141,12 @@ void Generator::read_prompts() {
     num_tokens += prompts.back().size();
   }
   num_prompt_tokens_ += static_cast<int64_t>(num_tokens);
+  if (adapters_) {
+    std::vector<int64_t> numbers;
+    for (size_t i = 0; i < begun.size(); ++i)
+      numbers.insert(numbers.end(), prompts[i].size(), begun[i]->request->adapter);
+    adapters_->choose(numbers);
+  }
   const at::Tensor logits_PV = on_host(model_->read_prompts(prompts, cache_, places));
   const float* logits = logits_PV.const_data_ptr<float>();
   const auto vocab_size = static_cast<size_t>(logits_PV.size(1));
@@ -158,6 +164,11 @@ void Generator::continue_rows() {
     row->ids.push_back(row->next_id);
   }
   if (active.empty()) return;
+  if (adapters_) {
+    std::vector<int64_t> numbers;
+    for (const Row* row : active) numbers.push_back(row->request->adapter);
+    adapters_->choose(numbers);
+  }
   const at::Tensor ids_B1 = at::tensor(ids, at::kLong).unsqueeze(1).to(model_->device());
   const at::Tensor logits_BTV = on_host(model_->forward_cached(ids_B1, cache_, places));
   const float* logits = logits_BTV.const_data_ptr<float>();

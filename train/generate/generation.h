@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "models/adapters/served_adapters.h"
 #include "models/decoder.h"
 #include "train/generate/sampling.h"
 
@@ -31,6 +32,7 @@ struct GenerationRequest {
   std::vector<int64_t> stop_ids;  // end the row
   SamplingOptions sampling;
   int64_t max_tokens = 256;
+  int64_t adapter = models::TokenAdapters::kNone;    // number of the one that it is continued with
   std::function<Verdict(int64_t id)> on_token = {};  // called with each new id
   std::function<void(Finish)> on_finish = {};
 };
@@ -44,6 +46,7 @@ struct GenerationOptions {
   // kReuse saves a conversation the reading of what was said before. Its ids are then computed by other shapes of
   // matrix products, so that nearly equal logits may be ordered otherwise.
   Prefixes prefixes = Prefixes::kRecompute;
+  std::shared_ptr<models::TokenAdapters> adapters = {};  // of the model, where requests name some; null: none
 };
 
 // Continues many texts, several at a time, with a cache of keys and values; a text that ends makes room for the next.
@@ -79,6 +82,7 @@ class Generator {
   models::Decoder model_;
   int64_t context_;
   Prefixes prefixes_;
+  std::shared_ptr<models::TokenAdapters> adapters_;
   models::KeyValueCache cache_;
   std::deque<GenerationRequest> waiting_;
   std::vector<std::unique_ptr<Row>> rows_;

@@ -6,7 +6,9 @@
 #include <cstdlib>
 
 #include "io/hub/model_folder.h"
+#include "kernels/products/nf4_linear.h"
 #include "models/load_weights.h"
+#include "models/lora.h"
 #include "train/base/agreement.h"
 #include "train/model/lora_files.h"
 #include "train/model/weights.h"
@@ -43,12 +45,24 @@ void move_to_large_pages(torch::nn::Module& module, const io::ModelFolder& folde
   }
 }
 
+// One map after the other, so that numbers and codes of no two are there.
+void encode_maps(models::Decoder& decoder) {
+  const at::NoGradGuard no_grad;
+  for (const models::NamedLinear& linear : models::linears_in_blocks(decoder)) {
+    const at::Tensor codes = kernels::encode_nf4(linear.module->weight.cpu()).to(decoder->device());
+    linear.module->keep_as_nf4();
+    linear.module->named_parameters()["weight_nf4"].set_data(codes);
+  }
+}
+
 models::Decoder load_whole(const models::DecoderConfig& config, const io::ModelFolder& folder, at::ScalarType dtype,
-                           c10::Device device) {
+                           c10::Device device, BaseFormat base) {
   models::Decoder decoder(config, at::TensorOptions().dtype(dtype).device(device));
   for (const at::Tensor& parameter : decoder->parameters()) at::Tensor(parameter).set_requires_grad(false);
-  if (device.is_cpu()) move_to_large_pages(*decoder, folder);
+  const bool has_codes = base == BaseFormat::kNf4;
+  if (device.is_cpu() && !has_codes) move_to_large_pages(*decoder, folder);
   models::load_weights(*decoder, config, folder);
+  if (has_codes) encode_maps(decoder);
   return decoder;
 }
 
@@ -65,8 +79,9 @@ ShardedModel load_sharded(const models::DecoderConfig& config, const io::ModelFo
 }  // namespace
 
 InferenceModel::InferenceModel(const std::filesystem::path& path, const std::string& precision, const World& world,
-                               c10::Device device, const std::filesystem::path& adapter)
+                               c10::Device device, const std::vector<NamedAdapter>& adapters, BaseFormat base)
     : world_(world) {
+  const bool is_worked_in = adapters.size() == 1 && adapters[0].name.empty();
   if (precision == "fp16")
     throw Error(ErrorCode::kUsage, "[precision] got 'fp16', expected fp32 or bf16: fp16 is for training.");
   const Precision types = parse_precision(precision);
@@ -78,12 +93,16 @@ InferenceModel::InferenceModel(const std::filesystem::path& path, const std::str
   };
   if (world.size == 1) {
     open();
-    decoder_ = load_whole(*config, *folder, types.param.value_or(at::kFloat), device);
-    if (!adapter.empty()) load_adapter(decoder_, adapter);
+    decoder_ = load_whole(*config, *folder, types.param.value_or(at::kFloat), device, base);
+    if (is_worked_in) load_adapter(decoder_, adapters[0].folder);
+    if (!is_worked_in && !adapters.empty())
+      tokens_ = serve_adapters(decoder_, adapters, types.param.value_or(at::kFloat));
   } else {
     on_all_ranks(world, open);
     sharded_ = load_sharded(*config, *folder, types, world, device);
-    if (!adapter.empty()) merge_adapter(*sharded_, world, adapter);
+    if (is_worked_in) merge_adapter(*sharded_, world, adapters[0].folder);
+    if (!is_worked_in && !adapters.empty())
+      tokens_ = serve_adapters(*sharded_, world, adapters, types.param.value_or(at::kFloat));
     decoder_ = sharded_->decoder;
     forward_only_.emplace(sharded_->root);
   }
@@ -92,6 +111,7 @@ InferenceModel::InferenceModel(const std::filesystem::path& path, const std::str
 
 void InferenceModel::idle_forward() {
   const at::NoGradGuard no_grad;
+  if (tokens_) tokens_->choose({models::TokenAdapters::kNone});
   decoder_->forward(at::zeros({1, 1}, at::kLong).to(decoder_->device()));
 }
 
