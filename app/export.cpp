@@ -15,6 +15,7 @@
 #include "io/base/input_file.h"
 #include "io/checkpoint/checkpoint_manifest.h"
 #include "io/checkpoint/checkpoint_source.h"
+#include "io/weights/adapter_folder.h"
 #include "io/weights/merged_source.h"
 #include "io/weights/open_weights.h"
 #include "io/weights/weights_copy.h"
@@ -81,13 +82,22 @@ int export_gguf(const std::unique_ptr<io::WeightSource>& source, const std::stri
   return 0;
 }
 
+// Of a checkpoint, or of a folder of peft: without the base, and without moments.
+int export_adapter(const Exported& exported, const io::OutputFolder& output) {
+  const io::Adapter adapter = io::read_adapter(*open_weights(exported));
+  io::write_adapter_folder(adapter, output);
+  std::printf("export: an adapter of rank %lld on %zu maps -> %s\n", static_cast<long long>(adapter.config.rank),
+              adapter.modules.size(), output.path.c_str());
+  return 0;
+}
+
 bool is_format(const std::string& name) { return name == "hf" || name == "dcp" || name == "gguf"; }
 
 }  // namespace
 
 int run_export(const Arguments& arguments) {
   Exported exported;
-  bool averaged = false;
+  bool averaged = false, adapter_alone = false;
   std::string format = "hf";
   std::string prefix;
   std::string dtype = "keep";
@@ -119,6 +129,8 @@ int run_export(const Arguments& arguments) {
   parser.add_option("--prefix", prefix, "dcp: start all names so; `model.` for a state dict {\"model\": ...}");
   parser.add_option("--config", config_path, "hf, gguf: a config.json to use instead of the source's");
   parser.add_option("--merge", base, "SOURCE is a LoRA adapter: work it into this model (folder or checkpoint)");
+  parser.add_flag("--adapter", adapter_alone,
+                  "SOURCE has a LoRA adapter, such as a checkpoint of its run: write it alone, as peft stores it");
   parser.add_flag("--ema", averaged, "SOURCE is a checkpoint: the averages of its weights, which train.ema kept");
   parser.add_option("--shard-size", shard_size, kShardSizeHelp);
   parser.add_flag("--overwrite", output.overwrite, "replace an existing folder of weights");
@@ -142,6 +154,13 @@ int run_export(const Arguments& arguments) {
   if (averaged) exported.weights = io::CheckpointWeights::kAveraged;
   output.path = out;
   output.max_shard_bytes = parse_shard_size("export", shard_size);
+  if (adapter_alone) {
+    if (!base.empty() || format != "hf" || dtype != "keep" || !config_path.empty())
+      throw Error(ErrorCode::kUsage,
+                  "[export] --adapter: got it with --merge, --format, --dtype or --config, expected none of them: an "
+                  "adapter is written as it is, in fp32. Leave one of them out.");
+    return export_adapter(exported, output);
+  }
   if (format == "gguf") return export_gguf(open_source(exported, base, std::nullopt), config_path, dtype, output);
   const bool is_coded = (dtype == "fp8" || dtype == "nf4") && !is_dcp;
   const std::optional<io::DType> target = is_coded ? std::nullopt : parse_weight_dtype("export", dtype);

@@ -78,6 +78,34 @@ TEST_F(Tune, AnAdapterIsWrittenAsPeftNamesItAndMerges) {
   }
 }
 
+// Megabytes for whoever serves it: neither moments nor the base.
+TEST_F(Tune, AnAdapterIsExportedAloneFromACheckpoint) {
+  for (const std::string content : {"adapter", "all"}) {
+    const std::string run = "alone_" + content, out = path(run) + "_exported";
+    ASSERT_EQ(launch_fsdp(2, lora(run, "--train.steps=8 --checkpoint.every_steps=8 --checkpoint.content=" + content))
+                  .exit_code,
+              0);
+    const CommandResult result = run_fsdp("export " + path(run) + "/checkpoints/step-8 --adapter -o " + out);
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(io::read_json_file(out + "/adapter_config.json"),
+              io::read_json_file(path(run) + "/model/adapter_config.json"));
+    const auto ours = io::SafetensorsFile::open(out + "/adapter_model.safetensors");
+    const auto expected = io::SafetensorsFile::open(path(run) + "/model/adapter_model.safetensors");
+    ASSERT_EQ(ours.tensors().size(), expected.tensors().size());
+    for (const io::TensorEntry& entry : expected.tensors()) {
+      const io::TensorEntry* same = ours.find(entry.name);
+      ASSERT_TRUE(same != nullptr && same->shape == entry.shape) << entry.name;
+      std::vector<float> was(static_cast<size_t>(entry.numel())), is(was.size());
+      expected.read(entry, 0, entry.numel(), was.data());
+      ours.read(*same, 0, entry.numel(), is.data());
+      EXPECT_EQ(is, was) << entry.name;
+    }
+  }
+  const CommandResult whole = run_fsdp("export " + base() + " --adapter -o " + path("none"));
+  EXPECT_EQ(whole.exit_code, 2);
+  EXPECT_TRUE(contains(whole.err, "expected a LoRA adapter")) << whole.err;
+}
+
 // A file has the norms of rows, a checkpoint what training has; both are the model that was trained.
 TEST_F(Tune, DoraIsWrittenAsPeftNamesItAndMerges) {
   const std::string how = "--tune.lora_kind=dora --checkpoint.content=adapter --checkpoint.every_steps=20 ";
@@ -111,7 +139,7 @@ TEST_F(Tune, DoraIsWrittenAsPeftNamesItAndMerges) {
       run_fsdp("generate " + path("merged") + " --prompt line --max-tokens 12 --temperature 0 --json");
   for (const std::string& from : {adapter, step}) {
     EXPECT_EQ(run_fsdp(say + from).out, merged.out);
-    EXPECT_EQ(launch_fsdp(2, say + from).out, merged.out);
+    EXPECT_EQ(run_fsdp("launch --no-prefix --nproc 2 -- " + say + from).out, merged.out);
     const std::string again =
         "--tune.lora_kind=dora --train.steps=2 --train.warmup_steps=1 --output.overwrite=replace ";
     const CommandResult further = launch_fsdp(2, lora("further", again + "--tune.lora_from=" + from));
@@ -199,7 +227,7 @@ TEST_F(Tune, SeveralAdaptersAreServedByName) {
       different.insert(all[i]);
     }
     EXPECT_GE(different.size(), 3u);
-    if (kind == "fp32") EXPECT_EQ(launch_fsdp(2, every).out, together.out);
+    if (kind == "fp32") EXPECT_EQ(run_fsdp("launch --no-prefix --nproc 2 -- " + every).out, together.out);
   }
   const std::pair<std::string, const char*> mistakes[] = {
       {" --use third", "got 'third', expected one of base, first, second"},
