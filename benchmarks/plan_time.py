@@ -4,25 +4,19 @@ one axis (data, tp, cp, pp in every order, ep), on hardware that `fsdp plan cali
 fewer. Nothing else should run meanwhile."""
 
 import argparse
-import glob
 import os
 import random
 import re
 import subprocess
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-FSDP = os.path.join(ROOT, os.environ.get("FSDP_BUILD", "build/release"), "bin", "fsdp")
+from harness import BIN, ROOT, prepare_headers
+
+FSDP = os.path.join(BIN, "fsdp")
 FOLDER = os.path.join(ROOT, "build", "bench", "plan_time")
 RANKS = 2
 KINDS = ("data", "pp", "ep", "tp", "cp")
 DONE = re.compile(r"plan: a step took ([0-9.]+) ms \([-+0-9.]+ % of the ([0-9.]+) planned")
-
-
-def prepare():
-    headers = sorted(glob.glob("/usr/include/c++/*"))[-1]
-    subprocess.run([FSDP, "prepare", headers + "/bits/*.h", "--output", os.path.join(FOLDER, "data"), "--holdout", "5%",
-                    "--overwrite"], check=True, stdout=subprocess.DEVNULL)
 
 
 def calibrate(seconds):
@@ -95,7 +89,7 @@ def main():
     parser.add_argument("--calibration-seconds", type=float, default=6)
     parser.add_argument("--calibrate-every", type=int, default=4, help="so many runs: a machine's speed changes")
     options = parser.parse_args()
-    prepare()
+    prepare_headers(os.path.join(FOLDER, "data"))
     begin, errors = time.time(), []
     print("| run | planned, ms | took, ms | error |\n|---|---|---|---|")
     for number in range(options.runs):

@@ -3,14 +3,14 @@ whether the losses and norms of all worlds are the same bits. `python3 benchmark
 docs/precision.md. Costs are told by processor time as well, which others on the machine disturb less."""
 
 import argparse
-import glob
 import json
 import os
 import resource
 import statistics
 import subprocess
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from harness import ROOT, prepare_headers
+
 FSDP = os.path.join(ROOT, "bin", "fsdp")
 FOLDER = os.path.join(ROOT, "build", "bench", "world_invariant")
 MODEL = {"model.hidden_size": 384, "model.layers": 6, "model.heads": 6, "model.kv_heads": 3, "model.ffn_size": 1024,
@@ -19,12 +19,6 @@ MODEL = {"model.hidden_size": 384, "model.layers": 6, "model.heads": 6, "model.k
 LEARNED = 2  # steps that learn the order of units and warm caches
 RUNS = [("fp32", 1, "optim_grads_params"), ("fp32", 2, "optim_grads_params"), ("fp32", 2, "optim"),
         ("fp32", 4, "optim_grads_params"), ("bf16", 1, "optim_grads_params"), ("bf16", 2, "optim_grads_params")]
-
-
-def prepare():
-    headers = sorted(glob.glob("/usr/include/c++/*"))[-1]
-    subprocess.run([FSDP, "prepare", headers + "/bits/*.h", "--output", os.path.join(FOLDER, "data"), "--holdout", "5%",
-                    "--overwrite"], check=True, stdout=subprocess.DEVNULL)
 
 
 def train(ranks, settings, steps):
@@ -67,7 +61,7 @@ def main():
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    prepare()
+    prepare_headers(os.path.join(FOLDER, "data"))
     print("| precision | ranks | strategy | a step without, ms | with, ms | cost | cost in processor time |\n"
           "|---|---|---|---|---|---|---|")
     ledgers = {}
