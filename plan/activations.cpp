@@ -21,6 +21,16 @@ int64_t kept_bytes(const DecoderConfig& part, int64_t layer, Recompute what, con
   int64_t bytes = models::kept_bytes_per_token(part, layer, what, element) * tokens;
   const int64_t cut_between_layers = (what == Recompute::kBlock ? 1 : 2) * tokens * hidden * element;
   bytes -= cut_between_layers - cut_between_layers / setup.tensor;
+  if (what != Recompute::kBlock && setup.tensor > 1 && part.has_experts(layer)) {
+    // Each rank has its own tokens' rows, and where nothing else is gathered behind attention, of a norm's result too.
+    DecoderConfig without = part;
+    without.experts.per_token = 0;
+    int64_t of_tokens = (models::kept_bytes_per_token(part, layer, what, element) -
+                         models::kept_bytes_per_token(without, layer, what, element)) *
+                        tokens;
+    if (!has_cut_mlp(part, layer)) of_tokens += tokens * hidden * element;
+    bytes -= of_tokens - of_tokens / setup.tensor;
+  }
   if (setup.context == 1 || what == Recompute::kBlock || takes_ring(part, setup)) return bytes;
   // Keys and values of all tokens, for each head of the queries; what attention gives, and its two chunks put together.
   const int64_t queries = part.num_attention_heads * part.head_dim, keys = part.num_key_value_heads * part.head_dim;
@@ -63,10 +73,11 @@ int64_t gradients_around_attention(const DecoderConfig& config) {
 
 // Those that are there at once in a block's backward: those of the three parts of the gated product, or around
 // attention. An estimate: tests/plan/activations_test.cpp shows how far real steps are from it.
-int64_t gradient_elements_per_token(const DecoderConfig& config, int64_t layer) {
+int64_t gradient_elements_per_token(const DecoderConfig& config, int64_t layer, int64_t tensor) {
   const ExpertsConfig& experts = config.experts;
-  const int64_t inner = config.has_experts(layer) ? experts.per_token * experts.inner_size + experts.shared_inner_size
-                                                  : config.intermediate_size;
+  const int64_t inner = config.has_experts(layer)
+                            ? experts.per_token * experts.inner_size / tensor + experts.shared_inner_size
+                            : config.intermediate_size;
   return std::max(3 * inner, gradients_around_attention(config));
 }
 
@@ -126,7 +137,7 @@ Activations plan_activations(const PlannedModel& model, const Setup& setup) {
     const Recompute what = chosen ? setup.work.recompute : Recompute::kNone;
     const auto layer = static_cast<int64_t>(i);
     result.kept[i] = kept_bytes(config, layer, what, setup);
-    const int64_t gradients = gradient_elements_per_token(config, layer) * element * tokens;
+    const int64_t gradients = gradient_elements_per_token(config, layer, setup.tensor) * element * tokens;
     const int64_t around_attention =
         is_ring ? gradients_around_attention(config) * element * tokens + ring_bytes(config, setup) : 0;
     result.working[i] = kept_bytes(config, layer, Recompute::kNone, setup) - result.kept[i] +

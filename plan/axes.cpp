@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -21,53 +20,82 @@ using models::Recompute;
   throw io::Error(io::ErrorKind::kUsage, "[plan] " + message);
 }
 
-using Counts = std::vector<std::pair<std::string, int64_t>>;
+// As the trainer's (train/axes/axis_checks.cpp).
+struct Count {
+  std::string what;
+  int64_t number;
+  bool may_repeat = false;  // ranks may have the same one, where there are more of them
+
+  bool fits(int64_t parts) const { return number % parts == 0 || (may_repeat && parts % number == 0); }
+};
+using Counts = std::vector<Count>;
+
+bool has_dense_layer(const DecoderConfig& config) {
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    if (!config.has_experts(layer)) return true;
+  }
+  return false;
+}
 
 Counts counts_of(const DecoderConfig& config, const Setup& setup) {
-  return {{"attention heads", config.num_attention_heads},
-          {"heads of keys and values", config.num_key_value_heads},
-          {"inner features of the MLP", config.intermediate_size},
-          {"entries of the vocabulary", config.vocab_size},
-          {"tokens of a sequence", setup.work.sequence_length}};
+  Counts counts = {{"attention heads", config.num_attention_heads},
+                   {"heads of keys and values", config.num_key_value_heads, /*may_repeat=*/true},
+                   {"entries of the vocabulary", config.vocab_size},
+                   {"tokens of a sequence", setup.work.sequence_length}};
+  if (has_dense_layer(config)) counts.push_back({"inner features of the MLP", config.intermediate_size});
+  if (config.experts.shared_inner_size > 0)
+    counts.push_back({"inner features of the shared experts", config.experts.shared_inner_size});
+  return counts;
+}
+
+std::string legal_parts(const Counts& counts) {
+  int64_t most = 1;
+  for (const Count& count : counts) most = std::max(most, count.number);
+  std::string legal;
+  for (int64_t parts = 1; parts <= std::min(most, kMostRanks); ++parts) {
+    const bool fits = std::all_of(counts.begin(), counts.end(), [&](const Count& count) { return count.fits(parts); });
+    if (fits) legal += (legal.empty() ? "" : ", ") + std::to_string(parts);
+  }
+  return legal;
 }
 
 void check_counts(const std::string& axis, int64_t parts, const Counts& counts) {
-  int64_t common = 0;
-  for (const auto& [what, count] : counts) common = std::gcd(common, count);
-  std::string legal;
-  for (int64_t divisor = 1; divisor <= common && divisor <= kMostRanks; ++divisor) {
-    if (common % divisor == 0) legal += (legal.empty() ? "" : ", ") + std::to_string(divisor);
-  }
-  for (const auto& [what, count] : counts) {
-    if (count % parts != 0)
-      refuse_axis(axis + ": got " + std::to_string(parts) + " with " + std::to_string(count) + " " + what +
-                  ", expected one of " + legal + ".");
+  for (const Count& count : counts) {
+    if (!count.fits(parts))
+      refuse_axis(axis + ": got " + std::to_string(parts) + " with " + std::to_string(count.number) + " " + count.what +
+                  ", expected one of " + legal_parts(counts) + ".");
   }
 }
 
 enum class CutDim { kNone, kRows, kColumns };
 
+bool is_of(std::string_view name, std::string_view map) { return name.find(map) != std::string_view::npos; }
+
+// As cut_dimension() of train/axes/axes.cpp: adapters are cut where their map is.
 CutDim cut_of(std::string_view name) {
-  static constexpr std::array<std::string_view, 12> kByRows = {
-      "q_proj.weight",  "k_proj.weight",    "v_proj.weight", "q_proj.bias",         "k_proj.bias",    "v_proj.bias",
-      "up_proj.weight", "gate_proj.weight", "up_proj.bias",  "embed_tokens.weight", "lm_head.weight", "gate_proj.bias"};
-  static constexpr std::array<std::string_view, 2> kByColumns = {"o_proj.weight", "down_proj.weight"};
-  for (const std::string_view end : kByRows) {
-    if (name.ends_with(end)) return CutDim::kRows;
+  static constexpr std::array<std::string_view, 9> kByRows = {"q_proj.",   "k_proj.",       "v_proj.",
+                                                              "q_b_proj.", "kv_b_proj.",    "gate_proj.",
+                                                              "up_proj.",  "embed_tokens.", "lm_head."};
+  for (const std::string_view map : kByRows) {
+    if (is_of(name, map)) return is_of(name, ".lora_A.") ? CutDim::kNone : CutDim::kRows;
   }
-  for (const std::string_view end : kByColumns) {
-    if (name.ends_with(end)) return CutDim::kColumns;
-  }
-  return CutDim::kNone;
+  if (!is_of(name, "o_proj.") && !is_of(name, "down_proj.")) return CutDim::kNone;
+  return name.ends_with(".bias") || is_of(name, ".lora_B.") ? CutDim::kNone : CutDim::kColumns;
 }
 
-void cut(PlannedUnit& unit, int64_t tensor) {
+// How many different parts of keys and values there are: where heads are fewer than ranks, neighbours have the same.
+int64_t parts_of_keys(const DecoderConfig& config, int64_t tensor) {
+  return std::min(config.num_key_value_heads, tensor);
+}
+
+void cut(PlannedUnit& unit, int64_t tensor, int64_t parts_of_keys) {
   for (PlannedParameter& parameter : unit.parameters) {
+    const bool is_of_keys = is_of(parameter.name, "k_proj.") || is_of(parameter.name, "v_proj.");
     switch (cut_of(parameter.name)) {
       case CutDim::kNone:
         break;
       case CutDim::kRows:
-        parameter.shape.front() /= tensor;
+        parameter.shape.front() /= is_of_keys ? parts_of_keys : tensor;
         break;
       case CutDim::kColumns:
         parameter.shape.back() /= tensor;
@@ -92,6 +120,13 @@ int64_t passes_of_blocks(const RankPart& part, const Work& work, const Counts& c
 }
 int64_t passes_of_blocks(const RankPart& part, const Work& work) {
   return passes_of_blocks(part, work, [](int64_t) { return true; });
+}
+
+// Gathers of activations over `tp`, and as many sums, in all passes of blocks.
+int64_t tensor_calls_of_blocks(const RankPart& part, const Work& work, const DecoderConfig& config) {
+  const int64_t cut = passes_of_blocks(part, work, [&](int64_t layer) { return has_cut_mlp(config, layer); });
+  return cut * models::kTensorCallsOfBlock +
+         (passes_of_blocks(part, work) - cut) * models::kTensorCallsOfBlockWithExperts;
 }
 
 void add_calls(CallLedger& ledger, Collective call, CollectiveKind kind, int64_t times, int64_t bytes) {
@@ -134,12 +169,6 @@ void check_experts(const DecoderConfig& config, const Setup& setup) {
     refuse_axis("ep: got " + std::to_string(setup.experts) + " with model_type " + config.model_type +
                 ", which has no experts, expected 1.");
   }
-  if (setup.tensor > 1)
-    refuse_axis("tp: got " + std::to_string(setup.tensor) +
-                " with experts, which is not planned in this version, expected 1.");
-  if (setup.pipeline > 1)
-    refuse_axis("pp: got " + std::to_string(setup.pipeline) +
-                " with experts, which is not planned in this version, expected 1.");
   if (setup.experts == 1) return;
   check_counts("ep", setup.experts, {{"experts of a layer", config.experts.count}});
   if (setup.optimizer == Optimizer::kMuon || setup.optimizer == Optimizer::kAdamW8Bit)
@@ -156,14 +185,6 @@ void check_stages(const DecoderConfig& config, const Setup& setup) {
         std::to_string(config.num_hidden_layers) + ".");
 }
 
-bool has_adapters(const PlannedModel& model) {
-  return std::any_of(model.blocks.begin(), model.blocks.end(), [](const PlannedUnit& block) {
-    return std::any_of(block.parameters.begin(), block.parameters.end(), [](const PlannedParameter& parameter) {
-      return parameter.name.find(".lora_A.") != std::string::npos;
-    });
-  });
-}
-
 }  // namespace
 
 void check_axes(const PlannedModel& model, const Setup& setup) {
@@ -178,9 +199,6 @@ void check_axes(const PlannedModel& model, const Setup& setup) {
   if (setup.context > 1) check_counts("cp", setup.context, {{"tokens of a sequence", setup.work.sequence_length / 2}});
   if (setup.tensor == 1) return;
   check_counts("tp", setup.tensor, counts_of(*model.decoder, setup));
-  if (has_adapters(model))
-    refuse_axis("tp: got " + std::to_string(setup.tensor) +
-                " with adapters, which is not planned in this version, expected 1.");
   if (setup.optimizer == Optimizer::kMuon || setup.optimizer == Optimizer::kAdamW8Bit)
     refuse_axis("tp: got it with optimizer " + std::string(name(setup.optimizer)) +
                 ", which wants whole matrices or blocks, expected adamw, lion or sgd.");
@@ -188,11 +206,16 @@ void check_axes(const PlannedModel& model, const Setup& setup) {
     refuse_axis("tp: got it with recompute " + std::string(name(setup.work.recompute)) + ", expected none or block.");
 }
 
+bool has_cut_mlp(const DecoderConfig& config, int64_t layer) {
+  return !config.has_experts(layer) || config.experts.shared_inner_size > 0;
+}
+
 DecoderConfig part_of_rank(const DecoderConfig& config, int64_t tensor) {
   DecoderConfig part = config;
   part.num_attention_heads /= tensor;
-  part.num_key_value_heads /= tensor;
+  part.num_key_value_heads /= parts_of_keys(config, tensor);
   part.intermediate_size /= tensor;
+  part.experts.shared_inner_size /= tensor;
   part.vocab_size /= tensor;
   return part;
 }
@@ -200,8 +223,9 @@ DecoderConfig part_of_rank(const DecoderConfig& config, int64_t tensor) {
 PlannedModel part_of_rank(const PlannedModel& model, int64_t tensor) {
   PlannedModel part = model;
   if (tensor == 1) return part;
-  for (PlannedUnit& block : part.blocks) cut(block, tensor);
-  cut(part.root, tensor);
+  const int64_t of_keys = part.decoder ? parts_of_keys(*part.decoder, tensor) : tensor;
+  for (PlannedUnit& block : part.blocks) cut(block, tensor, of_keys);
+  cut(part.root, tensor, of_keys);
   if (part.decoder) part.decoder = part_of_rank(*part.decoder, tensor);
   return part;
 }
@@ -211,7 +235,7 @@ int64_t tensor_call_bytes(const DecoderConfig& whole, const Setup& setup) {
 }
 
 int64_t context_call_bytes(const DecoderConfig& whole, const Setup& setup) {
-  const int64_t keys = whole.num_key_value_heads / setup.tensor * whole.head_dim;
+  const int64_t keys = whole.num_key_value_heads / parts_of_keys(whole, setup.tensor) * whole.head_dim;
   return setup.work.microbatch_tokens() * 2 * keys * setup.activation_bytes();
 }
 
@@ -228,7 +252,7 @@ bool takes_ring(const DecoderConfig& part, const Setup& setup) {
 }
 
 int64_t expert_call_bytes(const DecoderConfig& whole, const Setup& setup) {
-  return setup.rank_tokens() * whole.experts.per_token * whole.hidden_size * setup.activation_bytes();
+  return setup.rank_tokens() / setup.tensor * whole.experts.per_token * whole.hidden_size * setup.activation_bytes();
 }
 
 int64_t stage_message_bytes(const DecoderConfig& whole, const Setup& setup) {
@@ -243,10 +267,10 @@ void add_axis_calls(const PlannedModel& whole, const RankPart& part, const Setup
   call.load = CollectiveLoad::kActivations;
   if (setup.tensor > 1) {
     call.axis = CollectiveAxis::kTensor;
-    call.group = rank_group(setup.tensor, 1, setup.node_size);
+    call.group = rank_group(setup.tensor, setup.experts, setup.node_size);
     const int64_t of_root = 2 * ((part.has_start() ? models::kTensorCallsOfEmbedding : 0) +
                                  (part.has_end() ? models::kTensorCallsOfHead : 0));
-    const int64_t times = passes_of_blocks(part, work) * models::kTensorCallsOfBlock + of_root;
+    const int64_t times = tensor_calls_of_blocks(part, work, config) + of_root;
     const int64_t bytes = tensor_call_bytes(config, setup);
     for (const CollectiveKind kind : {CollectiveKind::kGather, CollectiveKind::kReduceScatter})
       add_calls(calls, call, kind, work.microbatches * times / 2, bytes);

@@ -15,10 +15,14 @@ namespace fsdp::plan {
 void check_axes(const PlannedModel& model, const Setup& setup);
 
 // What one of `tensor` ranks has of a decoder's layers: outputs of q, k, v, gate and up, inputs of o and down, a part
-// of the vocabulary; norms whole. The model itself where `tensor` is 1. REQUIRES: check_axes().
+// of the vocabulary; norms and experts whole. Where heads of keys and values are fewer than ranks, some have the same
+// one; adapters are cut where their map is. The model itself where `tensor` is 1. REQUIRES: check_axes().
 PlannedModel part_of_rank(const PlannedModel& model, int64_t tensor);
 // The configuration of that part: fewer heads, inner features and tokens of the vocabulary.
 models::DecoderConfig part_of_rank(const models::DecoderConfig& config, int64_t tensor);
+
+// Whether a layer has an MLP for every token, which `tensor` ranks cut; experts see a token by itself and stay whole.
+bool has_cut_mlp(const models::DecoderConfig& config, int64_t layer);
 
 // Bytes of what travels in one call, of all ranks of the axis together: a hidden state; keys and values.
 int64_t tensor_call_bytes(const models::DecoderConfig& whole, const Setup& setup);

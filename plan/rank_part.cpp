@@ -26,25 +26,33 @@ bool computes_behind_experts(const PlannedUnit& block) {
 
 std::string name_of_experts(const PlannedUnit& block) { return block.name + ".mlp.experts"; }
 
-// Experts of each block become a unit within it.
+// Takes a block's experts out of it, those of one of so many ranks; of a block without any a unit without parameters.
+PlannedUnit take_experts(PlannedUnit& block, int64_t ranks) {
+  PlannedUnit experts;
+  experts.name = name_of_experts(block);
+  experts.layer = block.layer;
+  experts.of_experts = true;
+  for (PlannedParameter& parameter : block.parameters) {
+    if (!is_of_experts(parameter)) continue;
+    experts.parameters.push_back(parameter);
+    experts.parameters.back().shape.front() /= ranks;
+  }
+  std::erase_if(block.parameters, is_of_experts);
+  return experts;
+}
+
+// Experts of each block become a unit within it; those of a block that is the root, within that.
 void spread_experts(PlannedModel& model, int64_t ranks) {
   std::vector<PlannedUnit> blocks;
   for (PlannedUnit& block : model.blocks) {
-    PlannedUnit experts;
-    experts.name = name_of_experts(block);
-    experts.layer = block.layer;
-    experts.of_experts = true;
-    for (PlannedParameter& parameter : block.parameters) {
-      if (!is_of_experts(parameter)) continue;
-      experts.parameters.push_back(parameter);
-      experts.parameters.back().shape.front() /= ranks;
-    }
-    std::erase_if(block.parameters, is_of_experts);
+    PlannedUnit experts = take_experts(block, ranks);
     blocks.push_back(std::move(block));
     if (experts.parameters.empty()) continue;
     experts.within = static_cast<int64_t>(blocks.size()) - 1;
     blocks.push_back(std::move(experts));
   }
+  PlannedUnit of_root = take_experts(model.root, ranks);
+  if (!of_root.parameters.empty()) blocks.push_back(std::move(of_root));
   model.blocks = std::move(blocks);
 }
 
@@ -78,13 +86,17 @@ void add_layers(PlannedStage& stage, const PlannedModel& model, int root) {
   const auto add = [&](size_t i) {
     stage.visits.push_back({static_cast<int>(i), blocks[i].layer, blocks[i].trains()});
   };
+  const auto add_root = [&] { stage.visits.push_back({root, model.root.layer, model.root.trains()}); };
+  if (stage.layers.contains(model.root.layer)) add_root();
   for (size_t i = 0; i < blocks.size(); ++i) {
     if (!stage.layers.contains(blocks[i].layer)) continue;
     add(i);
-    if (blocks[i].of_experts && computes_behind_experts(blocks[static_cast<size_t>(blocks[i].within)]))
-      add(static_cast<size_t>(blocks[i].within));
+    if (!blocks[i].of_experts) continue;
+    const bool is_within_root = blocks[i].within < 0;
+    const PlannedUnit& around = is_within_root ? model.root : blocks[static_cast<size_t>(blocks[i].within)];
+    if (!computes_behind_experts(around)) continue;
+    is_within_root ? add_root() : add(static_cast<size_t>(blocks[i].within));
   }
-  if (stage.layers.contains(model.root.layer)) stage.visits.push_back({root, model.root.layer, model.root.trains()});
 }
 
 void add_visits(PlannedStage& stage, const PlannedModel& model) {
@@ -118,15 +130,16 @@ RankPart rank_part(const PlannedModel& model, const Setup& setup, int64_t place)
   for (const models::BlockRange& layers : own)
     part.stages.push_back({layers, layers.first == all.front().first, layers.last == all.back().last, {}});
   if (setup.pipeline > 1) keep_stages(part);
-  if (setup.experts > 1) spread_experts(part.model, setup.experts);
+  // Beside layers that are cut experts are whole, over more ranks than the rest of their block.
+  if (setup.experts > 1 || setup.tensor > 1) spread_experts(part.model, setup.experts);
   for (PlannedStage& stage : part.stages) add_visits(stage, part.model);
   return part;
 }
 
 Setup setup_of_experts(const Setup& setup) {
   Setup experts = setup;
-  experts.shards /= setup.experts;
-  experts.tensor *= setup.experts;
+  experts.shards = setup.shards * setup.tensor / setup.experts;
+  experts.tensor = setup.experts;
   experts.experts = 1;
   return experts;
 }

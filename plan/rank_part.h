@@ -42,7 +42,8 @@ std::vector<models::BlockRange> stages_of(const PlannedModel& model, const Setup
 // Of the ranks at `place` along `pp`. REQUIRES: check_axes().
 RankPart rank_part(const PlannedModel& model, const Setup& setup, int64_t place = 0);
 
-// To its experts, ranks along `ep` are as ranks along `tp` are to layers: each has another part.
+// To its experts, ranks along `ep` are as ranks along `tp` are to layers: each has another part. Those along `tp` have
+// the same experts, each for its own tokens, and so share their weights as those along `shard` do.
 Setup setup_of_experts(const Setup& setup);
 Setup setup_of(const PlannedUnit& unit, const Setup& setup);
 

@@ -63,7 +63,7 @@ StageReport report_at(const PlannedModel& model, const Setup& setup, const Repor
   report.memory = plan_memory(part, units, report.step, options.reserve, setup);
   report.traffic = plan_traffic(units, report.step.calls, setup, options.network);
   Setup uncut = setup;
-  uncut.tensor = 1;
+  uncut.tensor = uncut.experts = 1;
   const int64_t parameters =
       setup.pipeline > 1 ? rank_part(model, uncut, place).model.num_parameters() : report.parameters;
   StagePlan summary{{}, parameters, report.memory.at_rest(), report.memory.total()};

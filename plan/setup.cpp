@@ -215,7 +215,7 @@ void check(const Setup& setup) {
            std::to_string(setup.node_size) + ", expected all on one node. Use two_level, or larger nodes.");
   check_order(setup);
   const int64_t group = setup.forward_group();
-  const int64_t of_experts = setup.shards / setup.experts;
+  const int64_t of_experts = setup.shards * setup.tensor / setup.experts;
   if (setup.reshards() && setup.experts > 1 && group != setup.shards && of_experts % group != 0)
     refuse("reshard after forward: got groups of " + std::to_string(group) + " ranks, and experts in shard groups of " +
            std::to_string(of_experts) + ", expected a divisor of both: " + divisors_text(of_experts) + ".");

@@ -29,6 +29,7 @@ int64_t from_outside(int64_t received, const RankGroup& group, int64_t islands) 
 int64_t stride_of(const Collective& call, const Setup& setup) {
   switch (call.axis) {
     case CollectiveAxis::kTensor:
+      return setup.experts;
     case CollectiveAxis::kExperts:
       return 1;
     case CollectiveAxis::kStages:
@@ -40,7 +41,8 @@ int64_t stride_of(const Collective& call, const Setup& setup) {
     case CollectiveAxis::kContext:
       break;
   }
-  return setup.tensor * (call.of_experts || call.axis == CollectiveAxis::kContext ? setup.experts : 1);
+  if (call.of_experts) return setup.experts;
+  return setup.tensor * (call.axis == CollectiveAxis::kContext ? setup.experts : 1);
 }
 
 // What comes from outside of an exchange or of another stage comes whole.

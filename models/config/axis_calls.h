@@ -7,6 +7,8 @@ namespace fsdp::models {
 
 // Attention and MLP each gather the tokens that they read, and scatter sums of what they computed.
 inline constexpr int64_t kTensorCallsOfBlock = 4;
+// Experts see a token by itself: where all are experts, but for attention nothing is gathered.
+inline constexpr int64_t kTensorCallsOfBlockWithExperts = 2;
 inline constexpr int64_t kTensorCallsOfEmbedding = 1;
 inline constexpr int64_t kTensorCallsOfHead = 1;
 // Keys and values together.

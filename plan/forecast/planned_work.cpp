@@ -123,7 +123,8 @@ time::StepWork planned_work(const PlannedModel& model, const Setup& setup, const
     work.context_gradient_bytes = context_gradient_bytes(*model.decoder, setup);
   }
   if (setup.experts > 1) work.expert_bytes = expert_call_bytes(*model.decoder, setup);
-  if (setup.experts > 1 || setup.pipeline > 1) keep_part(work, part);
+  const bool spreads_experts = config.experts.count > 0 && (setup.experts > 1 || setup.tensor > 1);
+  if (spreads_experts || setup.pipeline > 1) keep_part(work, part);
   work.holds_weights = setup.pipeline > 1;
   if (config.experts.count > 0 || config.latent.rank > 0 || setup.pipeline > 1) {
     const double tokens =

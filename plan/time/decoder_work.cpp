@@ -102,13 +102,16 @@ class DecoderWorkMaker {
     const std::vector<bool>& dense = shape_.experts.dense_layers;
     return shape_.experts.count > 0 && (dense.empty() || !dense.at(static_cast<size_t>(layer)));
   }
-  bool spreads_experts(int64_t layer) const { return setup_.expert_ranks > 1 && has_experts(layer); }
+  bool spreads_experts(int64_t layer) const {
+    return (setup_.expert_ranks > 1 || setup_.tensor_ranks > 1) && has_experts(layer);
+  }
+  int64_t own_tokens() const { return std::max<int64_t>(1, tokens_ / setup_.tensor_ranks); }
 
   // Rows travel to the experts of this rank, each of which gets as many, and back.
   Passage passage_of_experts(int64_t layer) const {
     Passage passage;
     const models::ExpertsConfig& experts = shape_.experts;
-    const int64_t own = experts.count / setup_.expert_ranks, rows = tokens_ * experts.per_token;
+    const int64_t own = experts.count / setup_.expert_ranks, rows = own_tokens() * experts.per_token;
     const int64_t of_each = std::max<int64_t>(1, rows / own);
     for (const Matrix& matrix : {Matrix{2 * experts.inner_size, hidden_}, Matrix{hidden_, experts.inner_size}}) {
       add_forward(passage.forward, of_each, matrix, own);
@@ -140,12 +143,11 @@ class DecoderWorkMaker {
     return all;
   }
 
-  // But for those of experts.
+  // But for those of experts and their router, which see a rank's own tokens.
   std::vector<Matrix> matrices(int64_t layer) const {
     std::vector<Matrix> all = attention_matrices();
     if (has_experts(layer)) {
       const int64_t shared = shape_.experts.shared_inner_size;
-      all.push_back({shape_.experts.count, hidden_});
       if (shared > 0) all.insert(all.end(), {{shared, hidden_}, {shared, hidden_}, {hidden_, shared}});
       return all;
     }
@@ -182,14 +184,21 @@ class DecoderWorkMaker {
       add_forward(passage.forward, tokens_, matrix);
       add_backward(passage.backward, tokens_, matrix);
     }
+    if (has_experts(layer)) {
+      const Matrix router{shape_.experts.count, hidden_};
+      add_forward(passage.forward, own_tokens(), router);
+      add_backward(passage.backward, own_tokens(), router);
+    }
     passage.forward.attention_forward_flops = scores;
     passage.backward.attention_backward_flops = 2.5 * scores;
     passage.forward.bytes = touched.forward * token_bytes;
     passage.backward.bytes = touched.backward * token_bytes;
     passage.forward.kernels = setup_.fusion == Fusion::kFused ? 8 : 30;
     passage.backward.kernels = 2 * passage.forward.kernels;
-    passage.forward.tensor_calls = passage.backward.tensor_calls =
-        setup_.tensor_ranks > 1 ? models::kTensorCallsOfBlock : 0;
+    const bool is_cut_whole = !has_experts(layer) || shape_.experts.shared_inner_size > 0;
+    if (setup_.tensor_ranks > 1)
+      passage.forward.tensor_calls = passage.backward.tensor_calls =
+          is_cut_whole ? models::kTensorCallsOfBlock : models::kTensorCallsOfBlockWithExperts;
     add_context_calls(passage);
     if (is_recomputed(layer)) passage.backward += recomputed(passage.forward, layer);
     if (has_experts(layer) && !spreads_experts(layer)) {

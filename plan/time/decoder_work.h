@@ -79,9 +79,9 @@ struct DecoderSetup {
 };
 
 // Units as train/model/parallelize.cpp makes them: a block for each layer, and the root, which has embedding, last norm
-// and head, so that it is used first and last. With `expert_ranks` the experts of a layer have a passage of their own
-// behind the layer's. With experts or latent attention no bytes of weights and FLOPs are counted. Bytes are those of
-// the parameters, without padding. Throws std::invalid_argument for sizes that are not positive.
+// and head, so that it is used first and last. With `expert_ranks` or `tensor_ranks` the experts of a layer have a
+// passage of their own behind the layer's. With experts or latent attention no bytes of weights and FLOPs are counted.
+// Bytes are those of the parameters, without padding. Throws std::invalid_argument for sizes that are not positive.
 StepWork decoder_work(const DecoderShape& shape, const DecoderSetup& setup);
 
 // Per token, forward and backward, with causal attention; recomputation does not count. The formula of

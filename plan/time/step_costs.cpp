@@ -19,11 +19,12 @@ class Prices {
         experts_(RankGroup::neighbours(work.expert_ranks, work.ranks_per_node)),
         world_(RankGroup::neighbours(work.ranks(), work.ranks_per_node)) {}
 
-  // Ranks along `ep` have different experts, as ranks along `tp` have different parts of a layer.
+  // Ranks along `ep` have different experts, as ranks along `tp` have different parts of a layer; those along `tp` have
+  // the same, as those along `shard` do.
   StepCosts::Unit of_experts(UnitWork unit) const {
     StepWork work = work_;
-    work.shard_ranks /= work_.expert_ranks;
-    work.tensor_ranks *= work_.expert_ranks;
+    work.shard_ranks = work_.shard_ranks * work_.tensor_ranks / work_.expert_ranks;
+    work.tensor_ranks = work_.expert_ranks;
     work.expert_ranks = 1;
     if (work.reshard_after_forward)
       work.reshard_after_forward = std::min(*work.reshard_after_forward, work.shard_ranks);

@@ -59,7 +59,8 @@ class Recorder : private schedule::UnitWeights {
 
   // ---- what the strategy says
   bool is_sharded(int unit) const {
-    return work_.shard_ranks > (work_.units[index(unit)].of_experts ? work_.expert_ranks : 1);
+    if (!work_.units[index(unit)].of_experts) return work_.shard_ranks > 1;
+    return work_.shard_ranks * work_.tensor_ranks > work_.expert_ranks;
   }
   bool is_released(int unit) const { return traits_.gather >= GatherTiming::kPerForward && is_sharded(unit); }
   bool is_gathered(int unit) const { return traits_.gather != GatherTiming::kNever && is_sharded(unit); }

@@ -1,5 +1,5 @@
 // Axes together with each other and with what trains: the run of one rank, or of one that is plainer, whatever the
-// mesh.
+// mesh, and what its plan says of memory.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -28,6 +28,7 @@ class MeshCompositions : public MeshRuns {
       const CommandResult result = launch_fsdp(count, command("cut", mesh));
       ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
       expect_same_run("cut", "one", bound);
+      expect_parts_as_planned(result.out);
     }
   }
   double fullest_expert(const std::string& folder) const {

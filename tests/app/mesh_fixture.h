@@ -6,6 +6,7 @@
 #include <bit>
 #include <filesystem>
 #include <functional>
+#include <regex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -62,6 +63,20 @@ class MeshRuns : public TrainingFixture {
     }
     EXPECT_NEAR(heldout_loss(folder), heldout_loss(other), 2 * bound * heldout_loss(other));
   }
+  // What a run said of this rank's weights, gradients, optimizer and buffers, and of those of other stages: no byte is
+  // beside the plan.
+  void expect_parts_as_planned(const std::string& output) const {
+    for (const char* part : {"weights", "gradients", "optimizer", "buffers"}) {
+      const std::regex line("plan: this rank holds .*" + std::string(part) + " [0-9.]+ [KM]?i?B \\(([^%]*) %\\)");
+      std::smatch found;
+      ASSERT_TRUE(std::regex_search(output, found, line)) << part << "\n" << output;
+      EXPECT_EQ(std::stod(found[1]), 0) << part << "\n" << output;
+    }
+    if (contains(output, "of all stages are")) {
+      EXPECT_TRUE(contains(output, "of all stages are 0 bytes from their plans")) << output;
+    }
+  }
+
   // A small Mixtral. The loss that balances experts is that of all ranks' tokens together.
   std::string run_experts(const std::string& folder, const std::string& more = "",
                           const std::string& family = "mixtral") const {

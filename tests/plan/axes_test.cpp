@@ -49,6 +49,33 @@ TEST(PlanAxes, PartsMakeUpTheModel) {
   }
 }
 
+// Where ranks are more than heads of keys and values, each head's maps are on several of them.
+TEST(PlanAxes, FewHeadsOfKeysAndValuesAreOnSeveralRanks) {
+  const models::DecoderConfig& config = llama_70b();
+  const int64_t norms = (2 * config.num_hidden_layers + 1) * config.hidden_size;
+  const int64_t keys = 2 * config.num_hidden_layers * config.hidden_size * config.num_key_value_heads * config.head_dim;
+  for (const int64_t tensor : {16, 64}) {
+    const PlannedModel part = part_of_rank(model_70b(), tensor);
+    EXPECT_EQ(part.decoder->num_key_value_heads, 1);
+    EXPECT_EQ(tensor * part.num_parameters(),
+              model_70b().num_parameters() + (tensor - 1) * norms + (tensor / config.num_key_value_heads - 1) * keys);
+  }
+}
+
+// Adapters lie where their map is cut: B with rows of outputs, A with columns of inputs, the other one whole.
+TEST(PlanAxes, AdaptersAreCutWithTheirMaps) {
+  const auto shapes = [](const char* map) {
+    PlannedModel model = model_70b();
+    model.blocks = {{"model.layers.0",
+                     {{std::string("self_attn.") + map + ".lora_A.weight", {16, 8192}},
+                      {std::string("self_attn.") + map + ".lora_B.weight", {8192, 16}}}}};
+    const std::vector<PlannedParameter> parts = part_of_rank(model, 4).blocks.front().parameters;
+    return std::vector<std::vector<int64_t>>{parts[0].shape, parts[1].shape};
+  };
+  EXPECT_EQ(shapes("q_proj"), (std::vector<std::vector<int64_t>>{{16, 8192}, {2048, 16}}));
+  EXPECT_EQ(shapes("o_proj"), (std::vector<std::vector<int64_t>>{{16, 2048}, {8192, 16}}));
+}
+
 // 16 bytes a parameter (fp32 weight, gradient, two moments) over all ranks, but for norms and padding.
 TEST(PlanAxes, StateIsSharedByAllRanks) {
   const double whole = 16.0 * static_cast<double>(model_70b().num_parameters()) / 128;
@@ -210,7 +237,8 @@ TEST(PlanAxes, WhatDoesNotDivideIsRefused) {
   const auto refused = [](const plan::Setup& setup) { return complaint([&] { make_report(model_70b(), setup); }); };
   EXPECT_THAT(refused(setup_of(16, 1, 3)),
               HasSubstr("[plan] tp: got 3 with 64 attention heads, expected one of 1, 2, 4, 8"));
-  EXPECT_THAT(refused(setup_of(16, 1, 16)), HasSubstr("got 16 with 8 heads of keys and values"));
+  EXPECT_THAT(refused(setup_of(16, 1, 24)), HasSubstr("tp: got 24 with 64 attention heads, expected one of 1, 2, 4, 8, "
+                                                      "16, 32, 64."));
   EXPECT_THAT(refused(setup_of(6, 3, 1)), HasSubstr("[plan] cp: got 3 with 4096 tokens"));
   EXPECT_THAT(refused(setup_of(6, 4, 1)), HasSubstr("[plan] cp: got 4 in shard groups of 6 ranks"));
   plan::Setup setup = setup_of(16, 1, 8);

@@ -64,13 +64,6 @@ plan::Report plan_run(const Config& config, const ModelChoice& choice, const Wor
   return plan::make_stage_report(planned_model(config, choice), setup, {}, place);
 }
 
-std::optional<plan::Report> plan_if_known(const Config& config, const ModelChoice& choice, const World& world) {
-  if (choice.config.experts.count > 0 && config.mesh.tp * config.mesh.pp > 1) return std::nullopt;
-  if (config.mesh.tp > choice.config.num_key_value_heads) return std::nullopt;  // each is on several ranks
-  if (config.mesh.tp > 1 && config.tune.method == "lora") return std::nullopt;
-  return plan_run(config, choice, world);
-}
-
 std::string planned_optimizer(const plan::Report& plan) {
   return ", optimizer " + format_bytes(plan.memory.size_of(plan::Part::kOptimizer));
 }

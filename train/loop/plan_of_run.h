@@ -16,10 +16,6 @@ namespace fsdp::train {
 // Of this rank's stage, with the ranks, the transport and the copies of weights that this world has. Local.
 plan::Report plan_run(const Config& config, const ModelChoice& choice, const World& world);
 
-// The same, or nothing where the planner does not know the composition of axes:
-// experts in stages or beside layers that are cut, more ranks along "tp" than heads of keys and values, adapters there.
-std::optional<plan::Report> plan_if_known(const Config& config, const ModelChoice& choice, const World& world);
-
 // How long its steps take on output.hardware; nothing where that is empty. Local. Throws Error(kUsage) or
 // io::Error(kUsage) naming it where there is no such hardware, or no prediction for it.
 std::optional<plan::Forecast> forecast_run(const Config& config, const ModelChoice& choice, const plan::Report& plan);

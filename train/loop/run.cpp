@@ -71,7 +71,7 @@ class Run {
         writer_(config.sample, config.train.seed, tokenizer_),
         peak_flops_(peak_of_a_rank(world, config.train.peak_tflops, multiplied_type(config.shard), device_)),
         tuning_(std::move(prepared.tuning)),
-        plan_(plan_if_known(config, prepared.choice, world)),
+        plan_(plan_run(config, prepared.choice, world)),
         model_(build_model(prepared.choice, tuning_, config, world, device_)),
         flops_per_token_(trained_flops_per_token(model_, config.data.sequence_length)),
         batches_(config, model_.place, splits_.train),
@@ -89,7 +89,7 @@ class Run {
         profile_(world_, parse_profiled_steps(config.train.profile_steps)) {
     fault_point("model.built");
     on_rank0(world_, [&] {
-      if (plan_) forecast_ = forecast_run(config_, prepared.choice, *plan_);
+      forecast_ = forecast_run(config_, prepared.choice, plan_);
       make_output(folder_);
       lock_.emplace(folder_.root);
       start_output(folder_, config_, check_output(folder_, config_));
@@ -152,10 +152,10 @@ class Run {
 
   int end() {
     console_.line("train: " + std::to_string(trainer_.steps_done()) + " steps in " + clock_text(pace_.elapsed()));
-    if (plan_ && pace_.mean_step_seconds() > 0) {
-      console_.line("train: " + compare_with_plan(*plan_, model_.root, trainer_.optimizer_bytes()));
+    if (pace_.mean_step_seconds() > 0) {
+      console_.line("train: " + compare_with_plan(plan_, model_.root, trainer_.optimizer_bytes()));
       if (model_.pipeline)
-        console_.line("train: " + compare_all_ranks(*plan_, model_.root, trainer_.optimizer_bytes(), world_));
+        console_.line("train: " + compare_all_ranks(plan_, model_.root, trainer_.optimizer_bytes(), world_));
     }
     if (forecast_ && batches_.is_flat())
       console_.line("train: " + compare_with_forecast(*forecast_, pace_.median_step_seconds()));
@@ -340,8 +340,8 @@ class Run {
     if (const std::string text = describe(tuning_, model_); !text.empty()) console_.line("train: " + text);
     const int64_t trained = trainable_size(model_).local_bytes;
     console_.line("train: at rest each rank holds weights " + format_bytes(rest.main_weight + rest.model_weight) +
-                  ", gradients " + format_bytes(trained) + (plan_ ? planned_optimizer(*plan_) : ""));
-    if (plan_) console_.line("train: " + describe_plan(*plan_));
+                  ", gradients " + format_bytes(trained) + planned_optimizer(plan_));
+    console_.line("train: " + describe_plan(plan_));
     if (forecast_) console_.line("train: " + describe_forecast(*forecast_));
   }
 
@@ -457,7 +457,7 @@ class Run {
   SampleWriter writer_;
   double peak_flops_;  // of one rank; at least what a step has reached
   Tuning tuning_;
-  std::optional<plan::Report> plan_;  // of this rank; none where the planner does not know the composition of axes
+  plan::Report plan_;                       // of this rank
   std::optional<plan::Forecast> forecast_;  // of rank 0
   ShardedModel model_;
   double flops_per_token_;
