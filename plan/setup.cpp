@@ -279,8 +279,8 @@ int64_t state_bytes(Optimizer optimizer, int64_t numel, int64_t element_bytes) {
       return numel * element_bytes;
     case Optimizer::kAdamWCompensated:
       return 3 * numel * element_bytes;
-    case Optimizer::kAdamW8Bit:  // two codes, and two fp32 scales for each 256
-      return 2 * numel + 8 * ((numel + 255) / 256);
+    case Optimizer::kAdamW8Bit:  // two codes, and two fp32 scales for each 256; of bf16 weights also eight more bits
+      return (element_bytes == 2 ? 3 : 2) * numel + 8 * ((numel + 255) / 256);
   }
   return 0;
 }

@@ -139,7 +139,7 @@ Optimizer parse_optimizer(std::string_view text);  // "adamw", "sgd", "sgd_momen
                                                    // "adamw_8bit", "adamw_compensated" (WeightDigits)
 std::string_view name(Optimizer optimizer);
 // Bytes that it keeps of so many elements of a main weight. kMuon: of what it leaves to AdamW. kAdamW8Bit: but for what
-// blocks of a tensor's end that are not full add, 8 bytes for each tensor.
+// blocks of a tensor's end that are not full add, 8 bytes for each tensor; with eight more bits of bf16 weights.
 int64_t state_bytes(Optimizer optimizer, int64_t numel, int64_t element_bytes);
 models::Recompute parse_recompute(std::string_view text);  // "none", "elementwise", "gate_up", "block"
 std::string_view name(models::Recompute recompute);

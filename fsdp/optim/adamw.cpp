@@ -30,6 +30,10 @@ void check_options(const AdamWOptions& options) {
 }
 
 LeafNeeds adamw_needs(const AdamWOptions& options) {
+  FSDP_CHECK(
+      options.digits == WeightDigits::kRounded || options.digits == WeightDigits::kCompensated,
+      "[AdamW] digits: got eight bits of them, expected WeightDigits::kRounded or kCompensated. Take LowBitAdamW "
+      "for eight.");
   LeafNeeds needs{{{"exp_avg", options.exp_avg_dtype}, {"exp_avg_sq", options.exp_avg_sq_dtype}}};
   if (options.digits == WeightDigits::kCompensated) {
     needs.states.push_back({"compensation"});

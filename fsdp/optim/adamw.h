@@ -17,6 +17,10 @@ enum class WeightDigits {
   // They are kept, in the weight's type, and come back with the next update (Kahan's sum): bf16 and fp16 weights learn
   // from updates that are far smaller than their last digit. CPU. One more tensor in the state: `compensation`.
   kCompensated,
+  // Of LowBitAdamW, whose weights are bf16 then, on the CPU: the next eight are kept, in a byte beside the weight, and
+  // what they have no room for is rounded to the nearest. One more tensor in the state: `digits`.
+  kEightBits,
+  kEightBitsAtRandom,  // the same, but rounded up or down at random, so that in the mean nothing is lost
 };
 
 struct AdamWOptions {

@@ -10,7 +10,7 @@ namespace fsdp {
 
 // Throws Error(kUsage) for numbers out of range.
 void check_options(const AdamWOptions& options);
-// Its two moments.
+// Its two moments. Throws Error(kUsage) for digits that only LowBitAdamW keeps.
 LeafNeeds adamw_needs(const AdamWOptions& options);
 void adamw_update(const FlatRun& run, const AdamWOptions& options, const GradientFactor& factor);
 

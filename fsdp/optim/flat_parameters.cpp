@@ -70,7 +70,9 @@ FlatParameters::FlatParameters(std::string optimizer, const std::vector<LeafGrou
       FSDP_CHECK(seen.insert(tensor.unsafeGetTensorImpl()).second,
                  "[optimizer] a parameter stands twice in its groups.");
       // A frozen one may be unfrozen later.
-      if (tensor.requires_grad() || can_step(tensor, group.needs.weights)) add_leaf(tensor, options);
+      if (tensor.requires_grad() || can_step(tensor, group.needs.weights)) {
+        add_leaf(tensor, options, seen.size());
+      }
     }
   }
   std::stable_sort(leaves_.begin(), leaves_.end(), [](const Leaf& a, const Leaf& b) {
@@ -79,16 +81,17 @@ FlatParameters::FlatParameters(std::string optimizer, const std::vector<LeafGrou
   lay_out_states();
 }
 
-void FlatParameters::add_leaf(const at::Tensor& tensor, size_t options) {
+void FlatParameters::add_leaf(const at::Tensor& tensor, size_t options, size_t number) {
   FSDP_CHECK(tensor.is_leaf(), "[optimizer] got a tensor that is computed from others, expected leaves.");
   check_is_not_sharded(tensor);
   FSDP_CHECK(can_step(tensor, needs_[options].weights), "[optimizer] got a parameter of dtype ", tensor.scalar_type(),
              " on ", tensor.device(),
              ", expected fp32 main weights, or fp64 on the CPU. Use torch::optim, or shard fp32 parameters with "
-             "Precision::bf16(), or take AdamW with WeightDigits::kCompensated on the CPU.");
+             "Precision::bf16(), or take AdamW with WeightDigits::kCompensated or LowBitAdamW with "
+             "WeightDigits::kEightBits on the CPU.");
   FSDP_CHECK(tensor.is_contiguous(),
              "[optimizer] got a parameter with gaps between its elements, expected a contiguous one.");
-  Leaf leaf{tensor, nullptr, 0, 0, options, 0, 0};
+  Leaf leaf{tensor, nullptr, 0, 0, options, number, 0, 0};
   if (const auto member = registry::find_leaf(tensor)) {
     leaf.group = member->group;
     leaf.index = member->index;
@@ -125,8 +128,10 @@ void FlatParameters::check_blocks(const Leaf& leaf) const {
   int64_t block = 1;
   for (const StateSpec& spec : needs_of(leaf).states) block = std::max(block, spec.block);
   const std::string name = name_of(leaf);
-  FSDP_CHECK(leaf.tensor.scalar_type() == at::kFloat, "[", optimizer_, "] ", name, ": got dtype ",
-             leaf.tensor.scalar_type(), ", expected fp32.");
+  const bool are_narrow = needs_of(leaf).weights == WeightTypes::k16Bit;
+  FSDP_CHECK(leaf.tensor.scalar_type() == (are_narrow ? at::kBFloat16 : at::kFloat), "[", optimizer_, "] ", name,
+             ": got dtype ", leaf.tensor.scalar_type(), ", expected ",
+             are_narrow ? "bf16, as its WeightDigits::kEightBits say." : "fp32.");
   FSDP_CHECK(!leaf.group || leaf.group->is_cut_only_at(leaf.index, block), "[", optimizer_, "] ", name, " of unit '",
              leaf.group->unit_name(), "' is cut between ranks inside a block of ", block,
              " elements, expected each block whole on one. Set ShardOptions::layout = {.granularity = "
@@ -218,6 +223,10 @@ FlatRun FlatParameters::make_run(size_t first, size_t end, bool write_copy) {
   for (size_t i = first; i < end; ++i) leaves_[i].step = run.step;
   run.of = needs_of(head).run;
   if (run.of == RunOf::kTensor) run.sizes = logical_sizes(head.tensor);
+  if (run.of == RunOf::kBlocks) {
+    for (const StateSpec& spec : needs_of(head).states) run.blocks.push_back(spec.block);
+  }
+  run.parameter = head.number;
   const Stretch& stretch = states_of(head);
   if (!head.group) {
     run.weight = head.tensor.detach().view({-1});
@@ -225,6 +234,7 @@ FlatRun FlatParameters::make_run(size_t first, size_t end, bool write_copy) {
     run.states = stretch.states;
     return run;
   }
+  if (run.of == RunOf::kBlocks) run.begin = local_range(head.tensor).begin;
   const Leaf& last = leaves_[end - 1];
   const int64_t numel = last.begin + last.tensor.numel() - head.begin;
   run.weight = head.group->main_weight().local().narrow(0, head.begin, numel);

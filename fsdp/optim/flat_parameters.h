@@ -27,7 +27,9 @@ struct StateSpec {
 // The weights that a rule can update.
 enum class WeightTypes {
   kWide,  // fp32, and fp64 on the CPU
-  k16Bit  // those, and bf16 and fp16 on the CPU: the rule minds their rounding, and the types of its states
+  // Those, and bf16 and fp16 on the CPU: the rule minds their rounding, and the types of its states. RunOf::kBlocks:
+  // bf16 alone.
+  k16Bit
 };
 
 // What an optimizer's rule wants of the leaves with some options.
@@ -87,6 +89,7 @@ class FlatParameters {
     size_t index = 0;                       // in the group
     int64_t begin = 0;                      // in the group's local main weight
     size_t options = 0;
+    size_t number = 0;  // among all that the optimizer was given
     int64_t step = 0;
     size_t stretch = 0;
   };
@@ -100,7 +103,7 @@ class FlatParameters {
   void enter_library() const;
   void read_ahead_from(const Leaf& leaf) const;
   void update_run(size_t first, size_t end, const Update& update);
-  void add_leaf(const at::Tensor& tensor, size_t options);
+  void add_leaf(const at::Tensor& tensor, size_t options, size_t number);
   std::string name_of(const Leaf& leaf) const;
   void check_uncut(const Leaf& leaf) const;
   void check_whole(const Leaf& leaf) const;

@@ -24,7 +24,7 @@ void write_behind_of(const FlatRun& run) {
 }  // namespace
 
 void pass_over_disk(const FlatRun& run, const std::function<void(const FlatRun&)>& update) {
-  if (run.of != RunOf::kNeighbours) {  // is one piece, whose states may have other lengths
+  if (run.of == RunOf::kTensor) {  // is one piece
     read_ahead_of(run);
     update(run);
     write_behind_of(run);

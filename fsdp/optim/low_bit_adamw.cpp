@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -11,12 +10,12 @@
 #include "fsdp/base/check.h"
 #include "fsdp/optim/adamw_update.h"
 #include "fsdp/optim/update_rule.h"
-#include "kernels/flat/adamw.h"
+#include "kernels/flat/low_bit_adamw.h"
 
 namespace fsdp {
 namespace {
 
-// Both moments' codes on one device.
+// Both moments' codes on a device that is not the host.
 struct MomentCoders {
   MomentCoders(BlockCode code, c10::Device device)
       : first(code, CodeSign::kSigned, device), second(code, CodeSign::kUnsigned, device) {}
@@ -31,35 +30,80 @@ struct Blocks {
   int64_t width;
 };
 
+kernels::raw::BlockCodes host_codes(BlockCode code, CodeSign sign) {
+  return kernels::raw::BlockCodes(code_table(code, sign).const_data_ptr<float>());
+}
+
+bool keeps_digits(const AdamWOptions& options) { return options.digits != WeightDigits::kRounded; }
+
+void check_low_bit_options(const AdamWOptions& options, const AdamWOptions& first) {
+  check_options(options);
+  FSDP_CHECK(!options.exp_avg_dtype && !options.exp_avg_sq_dtype,
+             "[LowBitAdamW] exp_avg_dtype, exp_avg_sq_dtype: got a dtype, expected none: moments have 8 bits.");
+  FSDP_CHECK(options.digits != WeightDigits::kCompensated,
+             "[LowBitAdamW] digits: got WeightDigits::kCompensated, expected kRounded for fp32 weights, or kEightBits "
+             "or kEightBitsAtRandom for bf16 ones.");
+  FSDP_CHECK(options.digits == first.digits, "[LowBitAdamW] digits: got groups that differ, expected the same in all.");
+}
+
 class LowBitAdamWRule : public RuleOf<AdamWOptions> {
  public:
-  LowBitAdamWRule(std::vector<AdamWGroup> groups, BlockCode code) : code_(code) {
-    const std::string kind = code == BlockCode::kDynamic ? "dynamic" : "linear";
-    const StateSpec codes{"exp_avg_" + kind, at::kByte}, square_codes{"exp_avg_sq_" + kind, at::kByte};
-    const StateSpec scales{"exp_avg_scale", at::kFloat, kCodeBlock},
-        square_scales{"exp_avg_sq_scale", at::kFloat, kCodeBlock};
+  LowBitAdamWRule(std::vector<AdamWGroup> groups, BlockCode code)
+      : code_(code), first_(host_codes(code, CodeSign::kSigned)), second_(host_codes(code, CodeSign::kUnsigned)) {
     for (AdamWGroup& group : groups) {
-      check_options(group.options);
-      FSDP_CHECK(!group.options.exp_avg_dtype && !group.options.exp_avg_sq_dtype,
-                 "[LowBitAdamW] exp_avg_dtype, exp_avg_sq_dtype: got a dtype, expected none: moments have 8 bits.");
+      check_low_bit_options(group.options, groups.front().options);
       options.push_back(group.options);
-      leaves_.push_back({std::move(group.parameters), {{codes, scales, square_codes, square_scales}, RunOf::kBlocks}});
+      leaves_.push_back({std::move(group.parameters), needs_of(group.options)});
     }
   }
 
   const char* name() const override { return "LowBitAdamW"; }
 
-  // Whole blocks in pieces that stay in a cache, then what is left of a tensor's end.
   void update(const FlatRun& run, const GradientFactor& factor) override {
-    const int64_t numel = run.weight.numel(), whole = numel / kCodeBlock;
-    const int64_t longest = run.weight.is_cpu() ? 64 : std::max<int64_t>(whole, 1);
-    for (int64_t block = 0; block < whole; block += longest) {
-      update_blocks(run, factor, {block * kCodeBlock, std::min(longest, whole - block), kCodeBlock});
-    }
-    if (numel % kCodeBlock != 0) update_blocks(run, factor, {whole * kCodeBlock, 1, numel % kCodeBlock});
+    run.weight.is_cpu() ? update_on_host(run, factor) : update_on_device(run, factor);
   }
 
  private:
+  LeafNeeds needs_of(const AdamWOptions& options) const {
+    const std::string kind = code_ == BlockCode::kDynamic ? "dynamic" : "linear";
+    LeafNeeds needs{{{"exp_avg_" + kind, at::kByte},
+                     {"exp_avg_scale", at::kFloat, kCodeBlock},
+                     {"exp_avg_sq_" + kind, at::kByte},
+                     {"exp_avg_sq_scale", at::kFloat, kCodeBlock}},
+                    RunOf::kBlocks};
+    if (keeps_digits(options)) {
+      needs.states.push_back({"digits", at::kChar});
+      needs.weights = WeightTypes::k16Bit;
+    }
+    return needs;
+  }
+
+  kernels::AdamWStep step_of(const FlatRun& run, const GradientFactor& factor) const {
+    const AdamWOptions& group = options[run.options];
+    return {group.lr,           group.beta1, group.beta2,   group.eps,
+            group.weight_decay, run.step,    factor.number, factor.on_device_of(run.weight)};
+  }
+
+  void update_on_host(const FlatRun& run, const GradientFactor& factor) const {
+    static_assert(kCodeBlock == kernels::kMomentBlock);
+    const AdamWOptions& group = options[run.options];
+    kernels::KeptWeights weights{run.weight};
+    if (keeps_digits(group)) weights.digits = run.states[4];
+    if (group.digits == WeightDigits::kEightBitsAtRandom) {
+      weights.random_seed = static_cast<uint64_t>(run.parameter) << 40 ^ static_cast<uint64_t>(run.step);
+      weights.begin = run.begin;
+    }
+    kernels::low_bit_adamw_step(weights, run.gradient, {run.states[0], run.states[1], &first_},
+                                {run.states[2], run.states[3], &second_}, run.copy, step_of(run, factor));
+  }
+
+  // By LibTorch's operators: whole blocks, then what is left of a tensor's end.
+  void update_on_device(const FlatRun& run, const GradientFactor& factor) {
+    const int64_t numel = run.weight.numel(), whole = numel / kCodeBlock;
+    if (whole > 0) update_blocks(run, factor, {0, whole, kCodeBlock});
+    if (numel % kCodeBlock != 0) update_blocks(run, factor, {whole * kCodeBlock, 1, numel % kCodeBlock});
+  }
+
   void update_blocks(const FlatRun& run, const GradientFactor& factor, const Blocks& blocks) {
     const auto part = [&](const at::Tensor& tensor) {
       return tensor.narrow(0, blocks.begin, blocks.count * blocks.width);
@@ -69,11 +113,8 @@ class LowBitAdamWRule : public RuleOf<AdamWOptions> {
     const MomentCoders& coders = coders_on(run.weight.device());
     const at::Tensor first = coders.first.decode(codes(0), scales(1));
     const at::Tensor second = coders.second.decode(codes(2), scales(3));
-    const AdamWOptions& group = options[run.options];
     kernels::adamw_step(part(run.weight), part(run.gradient), first.view(-1), second.view(-1),
-                        run.copy.defined() ? part(run.copy) : at::Tensor(),
-                        {group.lr, group.beta1, group.beta2, group.eps, group.weight_decay, run.step, factor.number,
-                         factor.on_device_of(run.weight)});
+                        run.copy.defined() ? part(run.copy) : at::Tensor(), step_of(run, factor));
     coders.first.encode(first, codes(0), scales(1));
     coders.second.encode(second, codes(2), scales(3));
   }
@@ -84,6 +125,7 @@ class LowBitAdamWRule : public RuleOf<AdamWOptions> {
   }
 
   BlockCode code_;
+  kernels::raw::BlockCodes first_, second_;
   std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, MomentCoders> coders_;
 };
 
