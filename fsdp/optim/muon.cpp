@@ -45,6 +45,13 @@ void muon_update(const FlatRun& run, const MuonOptions& options, const GradientF
   if (run.copy.defined()) run.copy.copy_(run.weight);
 }
 
+void muon_update_by_heads(const FlatRun& run, int64_t rows, const MuonOptions& options, const GradientFactor& factor) {
+  for_each_piece(run, rows * run.sizes[1], [&](FlatRun head) {
+    head.sizes = {rows, run.sizes[1]};
+    muon_update(head, options, factor);
+  });
+}
+
 class MuonRule : public UpdateRule {
  public:
   MuonRule(MuonGroups groups, const MuonOptions& options, const AdamWOptions& adamw) : muon(options) {
@@ -55,6 +62,7 @@ class MuonRule : public UpdateRule {
       others.push_back(group.options);
       leaves_.push_back({std::move(group.parameters), adamw_needs(adamw)});
     }
+    for (MuonHeads& group : groups.heads) add_heads(std::move(group));
   }
 
   const char* name() const override { return "Muon"; }
@@ -62,12 +70,32 @@ class MuonRule : public UpdateRule {
   double& lr(size_t group) override { return group == 0 ? muon.lr : others.at(group - 1).lr; }
   void update(const FlatRun& run, const GradientFactor& factor) override {
     if (run.options == 0) return muon_update(run, muon, factor);
-    adamw_update(run, others[run.options - 1], factor);
+    if (run.options <= others.size()) return adamw_update(run, others[run.options - 1], factor);
+    muon_update_by_heads(run, head_rows_[run.options - 1 - others.size()], muon, factor);
   }
 
   MuonOptions muon;
   std::vector<AdamWOptions> others;
+
+ private:
+  void add_heads(MuonHeads heads) {
+    for (const at::Tensor& matrix : heads.matrices) {
+      const std::vector<int64_t> sizes = logical_sizes(matrix);
+      FSDP_CHECK(heads.rows > 0 && sizes.size() == 2 && sizes[0] % heads.rows == 0, "[Muon] heads: got sizes [",
+                 c10::Join(", ", sizes), "] with heads of ", heads.rows, " rows, expected a matrix of whole heads.");
+    }
+    head_rows_.push_back(heads.rows);
+    leaves_.push_back({std::move(heads.matrices), {{{"momentum_buffer"}}, RunOf::kTensor}});
+  }
+
+  std::vector<int64_t> head_rows_;
 };
+
+bool is_one_of(const std::string& name, const std::vector<std::string>& words) {
+  return std::any_of(words.begin(), words.end(), [&](const std::string& word) {
+    return name == word + ".weight" || name.ends_with("." + word + ".weight");
+  });
+}
 
 }  // namespace
 
@@ -88,8 +116,28 @@ MuonGroups muon_groups(const torch::nn::Module& module, double weight_decay, con
   return groups;
 }
 
+MuonGroups split_heads(MuonGroups groups, const torch::nn::Module& module, int64_t rows,
+                       const std::vector<std::string>& words) {
+  MuonHeads heads{{}, rows};
+  for (const auto& [name, leaf] : named_parameters(module)) {
+    if (!is_one_of(name, words)) continue;
+    const auto found = std::find_if(groups.matrices.begin(), groups.matrices.end(),
+                                    [&leaf = leaf](const at::Tensor& each) { return each.is_same(leaf); });
+    if (found == groups.matrices.end()) continue;
+    const int64_t all = logical_sizes(leaf)[0];
+    FSDP_CHECK(rows > 0 && all % rows == 0, "[Muon] heads of ", rows, " rows: got '", name, "' with ", all,
+               " rows, expected a multiple.");
+    heads.matrices.push_back(leaf);
+    groups.matrices.erase(found);
+  }
+  FSDP_CHECK(!heads.matrices.empty(), "[Muon] heads: got no matrix called ", c10::Join(", ", words),
+             ", expected one. Name the projections of this model.");
+  groups.heads.push_back(std::move(heads));
+  return groups;
+}
+
 Muon::Muon(std::vector<at::Tensor> matrices, MuonOptions options)
-    : Muon(MuonGroups{std::move(matrices), {}}, options, {}) {}
+    : Muon(MuonGroups{std::move(matrices), {}, {}}, options, {}) {}
 Muon::Muon(MuonGroups groups, MuonOptions options, AdamWOptions adamw)
     : FlatOptimizer(std::make_unique<MuonRule>(std::move(groups), options, adamw)) {}
 

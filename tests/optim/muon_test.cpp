@@ -88,6 +88,57 @@ TEST(Muon, FollowsTheFormulaOnPlainTensors) {
   }
 }
 
+// Each head as a matrix of its own.
+TEST(Muon, HeadsAreMatricesOfTheirOwn) {
+  constexpr int64_t kRows = 4, kHeads = 3;
+  for (const MuonOptions& options : muon_variants()) {
+    Tensors leaves = {torch::randn({kHeads * kRows, 10}, generator(1)).requires_grad_(),
+                      torch::randn({6, 5}, generator(2)).requires_grad_()};
+    std::vector<MuonReference> heads;
+    for (int64_t h = 0; h < kHeads; ++h)
+      heads.push_back({leaves[0].detach().slice(0, h * kRows, (h + 1) * kRows).clone()});
+    MuonReference whole{leaves[1].detach().clone()};
+    Muon optimizer({.matrices = {leaves[1]}, .others = {}, .heads = {{{leaves[0]}, kRows}}}, options, AdamWOptions{});
+    for (int step = 0; step < 3; ++step) {
+      for (size_t i = 0; i < leaves.size(); ++i) leaves[i].mutable_grad() = gradient_of(leaves[i].sizes(), step, i);
+      for (int64_t h = 0; h < kHeads; ++h)
+        heads[static_cast<size_t>(h)].step(leaves[0].grad().slice(0, h * kRows, (h + 1) * kRows), options);
+      whole.step(leaves[1].grad(), options);
+      optimizer.step();
+    }
+    Tensors parts;
+    for (const MuonReference& head : heads) parts.push_back(head.weight);
+    EXPECT_TRUE(torch::allclose(leaves[0], torch::cat(parts), 1e-6, 1e-6)) << options.lr;
+    EXPECT_TRUE(torch::allclose(leaves[1], whole.weight, 1e-6, 1e-6)) << options.lr;
+  }
+}
+
+struct HeadsNet : torch::nn::Module {
+  HeadsNet() {
+    for (const char* name : {"q_proj", "k_proj", "o_proj"})
+      register_module(name, torch::nn::Linear(torch::nn::LinearOptions(8, 12).bias(false)));
+  }
+};
+
+TEST(Muon, SplitHeadsMovesProjectionsAndRefusesByName) {
+  HeadsNet net;
+  const MuonGroups groups = split_heads(muon_groups(net, 0.1), net, 4);
+  EXPECT_EQ(groups.matrices.size(), 1u);
+  EXPECT_TRUE(groups.matrices[0].is_same(net.named_parameters()["o_proj.weight"]));
+  ASSERT_EQ(groups.heads.size(), 1u);
+  EXPECT_EQ(groups.heads[0].matrices.size(), 2u);
+  EXPECT_THAT([&] { split_heads(muon_groups(net, 0.1), net, 5); },
+              ThrowsMessage<Error>(HasSubstr("heads of 5 rows: got 'q_proj.weight' with 12 rows")));
+  EXPECT_THAT([&] { split_heads(muon_groups(net, 0.1), net, 4, {"query"}); },
+              ThrowsMessage<Error>(HasSubstr("got no matrix called query")));
+  const Tensors odd{torch::ones({7, 3}, torch::requires_grad())};
+  EXPECT_THAT(
+      [&] {
+        Muon({.matrices = {}, .others = {}, .heads = {{odd, 4}}}, {}, AdamWOptions{});
+      },
+      ThrowsMessage<Error>(HasSubstr("heads of 4 rows, expected a matrix of whole heads")));
+}
+
 // Against the singular value decomposition in fp64.
 TEST(Muon, TurnsSingularValuesToOne) {
   for (const auto& sizes : std::vector<std::vector<int64_t>>{{24, 24}, {16, 40}, {40, 16}}) {
