@@ -56,6 +56,7 @@ TEST_F(Checkpoint, StoppedRunGoesOnBitForBit) {
         Kind{"ZeRO-2", 2, "--shard.strategy=optim_grads"}, Kind{"ZeRO-1", 2, "--shard.strategy=optim"},
         Kind{"HSDP", 4, "--shard.strategy=hybrid --shard.replicas=2"},
         Kind{"8-bit moments", 2, "--optimizer.name=adamw_8bit"},
+        Kind{"7 bytes a parameter", 2, "--optimizer.name=adamw_8bit --shard.precision=o3"},
         Kind{"8-bit moments on a disk", 3, "--optimizer.name=adamw_8bit --shard.offload=disk"},
         Kind{"Lion", 2, "--optimizer.name=lion --train.lr=1e-4"}, Kind{"Muon", 3, "--optimizer.name=muon"},
         Kind{"Muon in bf16", 2, "--optimizer.name=muon --optimizer.muon_by=polar_express --shard.precision=bf16"},

@@ -108,6 +108,19 @@ TEST_F(PrecisionRecipes, OfMixedPrecisionFollowFp32) {
   }
 }
 
+// bf16 weights, eight more bits of each, moments of 8 bits.
+TEST_F(PrecisionRecipes, OfSevenBytesAParameterFollowsFp32AndItsPlan) {
+  ASSERT_EQ(launch_fsdp(2, with("fp32", "fp32")).exit_code, 0);
+  const double expected = number(ledger("fp32").back()["loss"]);
+  for (const std::string rounding : {"nearest", "random"}) {
+    const std::string more = "--optimizer.name=adamw_8bit --optimizer.weight_rounding=" + rounding;
+    const CommandResult result = launch_fsdp(2, with("o3", rounding, more));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_TRUE(contains(result.out, "(+0.00 %) (how far")) << result.out;
+    EXPECT_NEAR(number(ledger(rounding).back()["loss"]), expected, 0.05 * expected) << rounding;
+  }
+}
+
 TEST_F(PrecisionRecipes, OfMixedPrecisionGoOnFromCheckpoints) {
   for (const std::string precision : {"o1", "o3"}) {
     ASSERT_EQ(launch_fsdp(2, with(precision, "whole")).exit_code, 0);
@@ -135,6 +148,8 @@ TEST_F(PrecisionRecipes, OfOtherWeightsAreRefusedByName) {
 TEST_F(PrecisionRecipes, DoNotGoWithEverything) {
   for (const auto& [options, text] : std::vector<std::pair<std::string, std::string>>{
            {"--optimizer.name=muon", "got o3 with optimizer.name = \"muon\""},
+           {"--optimizer.weight_rounding=random", "got o3 with optimizer.weight_rounding = \"random\""},
+           {"--optimizer.muon_per_head=true", "optimizer.muon_per_head: got true"},
            {"--train.world_invariant=true", "got o3 with train.world_invariant"},
            {"--mesh.tp=2", "got o3 with mesh.tp = 2"}}) {
     const CommandResult result = launch_fsdp(2, with("o3", "refused", options));

@@ -21,6 +21,8 @@ inline torch::ScalarType torch_dtype_of(io::DType dtype) {
   switch (dtype) {
     case io::DType::U8:
       return torch::kByte;
+    case io::DType::I8:
+      return torch::kChar;
     case io::DType::I64:
       return torch::kLong;
     case io::DType::BF16:

@@ -33,7 +33,13 @@ std::shared_ptr<OddModel> make_odd_model(uint64_t seed, bool alike) {
   return model;
 }
 
+// Statistics stay fp32.
+void halve_parameters(OddModel& model) {
+  for (torch::Tensor& parameter : model.parameters()) parameter.set_data(parameter.detach().to(torch::kBFloat16));
+}
+
 Unit shard(OddModel& model, const World& world, const TrainingPlan& plan) {
+  if (plan.optimizer == OptimizerKind::kAdamW24Bit) halve_parameters(model);
   const Mesh mesh(world, {{"replicate", plan.replicas}, {"shard", plan.shards}});
   ShardOptions options;
   options.strategy = plan.strategy;
@@ -42,7 +48,7 @@ Unit shard(OddModel& model, const World& world, const TrainingPlan& plan) {
   if (plan.optimizer == OptimizerKind::kMuon) {
     options.layout = {.granularity = layout::Granularity::kTensor, .owners = layout::Owners::kBalanced};
   }
-  if (plan.optimizer == OptimizerKind::kAdamW8Bit) {
+  if (plan.optimizer == OptimizerKind::kAdamW8Bit || plan.optimizer == OptimizerKind::kAdamW24Bit) {
     options.layout = {.granularity = layout::Granularity::kBlock, .block = kCodeBlock};
   }
   options.ignored_parameters = {model.plain};
@@ -77,6 +83,8 @@ std::string name(OptimizerKind kind) {
       return "Lion";
     case OptimizerKind::kAdamW8Bit:
       return "AdamW8Bit";
+    case OptimizerKind::kAdamW24Bit:
+      return "AdamW24Bit";
     case OptimizerKind::kTorchAdamW:
       return "TorchAdamW";
     case OptimizerKind::kTorchAmsgrad:
@@ -115,6 +123,7 @@ std::unique_ptr<optim::Optimizer> make_torch_optimizer(OptimizerKind kind,
     case OptimizerKind::kMuon:
     case OptimizerKind::kLion:
     case OptimizerKind::kAdamW8Bit:
+    case OptimizerKind::kAdamW24Bit:
       break;  // LibTorch has none
   }
   throw std::logic_error("optimizer");
@@ -126,8 +135,9 @@ AnyOptimizer::AnyOptimizer(OptimizerKind kind, const std::vector<torch::Tensor>&
     flat_ = std::make_unique<AdamW>(leaves, options);
   } else if (kind == OptimizerKind::kSGD) {
     flat_ = std::make_unique<SGD>(leaves, SGDOptions{.lr = kRate, .momentum = kMomentum});
-  } else if (kind == OptimizerKind::kAdamW8Bit) {
-    const AdamWOptions options{.lr = kFastRate, .eps = kEps, .weight_decay = kDecay};
+  } else if (kind == OptimizerKind::kAdamW8Bit || kind == OptimizerKind::kAdamW24Bit) {
+    AdamWOptions options{.lr = kFastRate, .eps = kEps, .weight_decay = kDecay};
+    if (kind == OptimizerKind::kAdamW24Bit) options.digits = WeightDigits::kEightBitsAtRandom;
     flat_ = std::make_unique<LowBitAdamW>(leaves, options);
   } else if (kind == OptimizerKind::kLion) {
     flat_ = std::make_unique<Lion>(leaves, LionOptions{.lr = kRate / 10, .weight_decay = kDecay});

@@ -73,6 +73,9 @@ TEST(PlanSetup, NamesAndSizesAreRead) {
   EXPECT_THAT(complaint([] { parse_planned_precision("fp8"); }), HasSubstr("expected one of fp32, bf16, bf16_reduce"));
   EXPECT_THAT(complaint([] { parse_optimizer("tiger"); }),
               HasSubstr("expected one of adamw, sgd, sgd_momentum, muon, lion, adamw_8bit"));
+  // Two codes and two scales a block of 256, and eight more bits of a bf16 weight.
+  EXPECT_EQ(state_bytes(Optimizer::kAdamW8Bit, 1000, 4), 2000 + 4 * 8);
+  EXPECT_EQ(state_bytes(Optimizer::kAdamW8Bit, 1000, 2), 3000 + 4 * 8);
   EXPECT_EQ(parse_bytes("80GiB"), int64_t{80} << 30);
   EXPECT_EQ(parse_bytes("80 GB"), 80'000'000'000);
   EXPECT_EQ(parse_bytes("1.5KiB"), 1536);

@@ -140,6 +140,53 @@ TEST(DiskOffload, OtherOptimizers) {
   });
 }
 
+constexpr LayoutOptions kInBlocks{.granularity = layout::Granularity::kBlock, .block = kCodeBlock};
+
+TEST(DiskOffload, MomentsOf8Bits) {
+  const io::TemporaryFolder folder;
+  for_strategies(
+      [&](const World& world, const ShardOptions& options) {
+        expect_same_training(world, options, folder, [](const torch::nn::Module& module) {
+          return LowBitAdamW(parameters(module), {.lr = 0.02});
+        });
+      },
+      {.layout = kInBlocks});
+}
+
+// Two ranks, by gradients that are the same in both.
+std::vector<torch::Tensor> train_24_bits(const World& world, const ShardOptions& options, int64_t hidden) {
+  torch::nn::Sequential net = testing::make_seeded(
+      3, [] { return torch::nn::Sequential(torch::nn::Linear(32, 40), torch::nn::Tanh(), torch::nn::Linear(40, 24)); });
+  net->to(torch::kBFloat16);
+  fully_shard(*net, Mesh::shard(world), options);
+  LowBitAdamW optimizer(parameters(*net), {.lr = 0.02, .digits = WeightDigits::kEightBitsAtRandom});
+  for (uint64_t step = 0; step < 3; ++step) {
+    const torch::Tensor x = torch::randn({8, 32}, testing::generator(step)).to(torch::kBFloat16);
+    net->forward(x).to(torch::kFloat).square().mean().backward();
+    optimizer.step();
+    zero_grad(*net);
+  }
+  std::vector<torch::Tensor> leaves;
+  for (const torch::Tensor& leaf : parameters(*net)) {
+    EXPECT_EQ(leaf.numel() > 0 && is_on_disk(leaf), leaf.numel() > 0 && !options.offload_folder.empty());
+    leaves.push_back(leaf.detach().clone());
+  }
+  return leaves;
+}
+
+// Of weights that go over the disk in one piece, and of longer ones.
+TEST(DiskOffload, WeightsOf24Bits) {
+  const io::TemporaryFolder folder;
+  for (const int64_t hidden : {40, 140000}) {
+    run_ranks(2, [&](const World& world) {
+      const ShardOptions options{.layout = kInBlocks};
+      const auto memory = train_24_bits(world, options, hidden);
+      const auto disk = train_24_bits(world, on_disk(options, folder), hidden);
+      for (size_t i = 0; i < memory.size(); ++i) EXPECT_TRUE(torch::equal(disk[i], memory[i])) << i;
+    });
+  }
+}
+
 // Then no gradient goes to the disk.
 TEST(DiskOffload, UpdatesInTheBackward) {
   const io::TemporaryFolder folder;

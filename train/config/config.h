@@ -96,7 +96,9 @@ struct OptimizerConfig {
   std::string muon_by = "newton_schulz";
   int64_t muon_iterations = 5;
   std::string muon_dtype = "bf16";
+  bool muon_per_head = false;
   std::string moment_code = "dynamic";
+  std::string weight_rounding = "nearest";
 };
 
 struct ShardConfig {

@@ -222,6 +222,10 @@ void check_training(const Config& config) {
   if (train.eval_weights == "ema" && train.ema == 0) {
     refuse("train.eval_weights: got \"ema\" without averages; set train.ema, such as 0.999");
   }
+  if (config.optimizer.muon_per_head && config.optimizer.name != "muon") {
+    refuse("optimizer.muon_per_head: got true with optimizer.name = \"" + config.optimizer.name +
+           "\", expected muon; set that, or muon_per_head to false");
+  }
   if (train.fit_minutes > 0 && train.warmup_steps < 10) {
     refuse("train.fit_minutes needs train.warmup_steps of at least 10: speed is measured during the warm-up");
   }

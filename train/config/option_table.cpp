@@ -241,8 +241,14 @@ std::vector<Option> optimizer_options() {
       {"optimizer.muon_iterations", FSDP_SLOT(optimizer.muon_iterations), between(1, 99), "of that"},
       {"optimizer.muon_dtype", FSDP_SLOT(optimizer.muon_dtype), one_of({"bf16", "fp32"}),
        "in which matrices are multiplied for it; fp32 is faster on CPUs without bf16 products"},
+      {"optimizer.muon_per_head", FSDP_SLOT(optimizer.muon_per_head), any(),
+       "muon: updates of q_proj, k_proj and v_proj are made orthogonal and scaled head by head"},
       {"optimizer.moment_code", FSDP_SLOT(optimizer.moment_code), one_of({"dynamic", "linear"}),
        "adamw_8bit: the 256 fractions of a block's largest moment: spread over 7 decades, or evenly"},
+      {"optimizer.weight_rounding", FSDP_SLOT(optimizer.weight_rounding), one_of({"nearest", "random"}),
+       "adamw_8bit with shard.precision=o3, whose weights are 24 bits: rounded to the nearest, or up or down at "
+       "random, "
+       "in the mean to what they were"},
   };
 }
 
@@ -259,7 +265,8 @@ std::vector<Option> shard_options() {
       {"shard.precision", FSDP_SLOT(shard.precision), one_of({"fp32", "bf16", "fp16", "fp8", "o1", "o3"}),
        "bf16, fp16: compute and gather in it; main weights and gradient sums in fp32. fp16: losses are scaled, and "
        "steps whose gradients overflow skipped. fp8: bf16, with products of fp8 numbers in the blocks. o1: fp32, "
-       "with products of bf16 numbers. o3: all in bf16, weights, gradients and AdamW's state, which keeps what "
+       "with products of bf16 numbers. o3: all in bf16, weights, gradients and AdamW's state (8 bits with adamw_8bit), "
+       "which keeps what "
        "rounding "
        "takes from the weights; see docs/precision.md"},
       {"shard.fp8_recipe", FSDP_SLOT(shard.fp8_recipe),

@@ -25,6 +25,11 @@ void refuse_misfits(const std::string& precision, const std::vector<Misfit>& mis
 
 void check_precision(const Config& config) {
   const std::string& precision = config.shard.precision;
+  const bool has_digits = precision == "o3" && config.optimizer.name == "adamw_8bit";
+  refuse_misfits(precision, {{config.optimizer.weight_rounding != "nearest" && !has_digits,
+                              "optimizer.weight_rounding = \"" + config.optimizer.weight_rounding +
+                                  "\" and optimizer.name = \"" + config.optimizer.name + "\"",
+                              "nearest, or o3 with adamw_8bit, whose weights have 24 bits"}});
   if (precision != "o1" && precision != "o3") return;
   refuse_misfits(
       precision,
@@ -33,9 +38,9 @@ void check_precision(const Config& config) {
   if (precision == "o1") return;
   refuse_misfits(
       precision,
-      {{config.optimizer.name != "adamw",
+      {{config.optimizer.name != "adamw" && config.optimizer.name != "adamw_8bit",
         "optimizer.name = \"" + config.optimizer.name + "\", which loses what bf16 weights round away",
-        "adamw, which keeps it"},
+        "adamw or adamw_8bit, which keep it"},
        {config.train.ema > 0, "train.ema, whose averages change places with weights", "0, or bf16 there"},
        {config.tune.method == "lora", "tune.method = \"lora\", whose adapters are fp32", "bf16 there"},
        {config.train.world_invariant, "train.world_invariant, whose sums are fp32", "false, or bf16 there"}});

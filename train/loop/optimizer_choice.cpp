@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace fsdp::train {
@@ -11,13 +12,18 @@ AdamWOptions adamw_options(const TrainConfig& train) {
   return {train.lr, train.beta1, train.beta2, train.eps, train.weight_decay};
 }
 
-// Weights of 16 bits learn nothing from updates smaller than their last digit, unless that is kept.
-WeightDigits digits_for(const torch::nn::Module& model) {
+bool has_narrow_weights(const torch::nn::Module& model) {
   const std::vector<at::Tensor> leaves = parameters(model);
-  const bool are_narrow = std::any_of(leaves.begin(), leaves.end(), [](const at::Tensor& leaf) {
+  return std::any_of(leaves.begin(), leaves.end(), [](const at::Tensor& leaf) {
     return leaf.requires_grad() && leaf.scalar_type() == at::kBFloat16;
   });
-  return are_narrow ? WeightDigits::kCompensated : WeightDigits::kRounded;
+}
+
+// Weights of 16 bits learn nothing from updates smaller than their last digit, unless that is kept.
+WeightDigits digits_for(const OptimizerConfig& config, const torch::nn::Module& model) {
+  if (!has_narrow_weights(model)) return WeightDigits::kRounded;
+  if (config.name != "adamw_8bit") return WeightDigits::kCompensated;
+  return config.weight_rounding == "random" ? WeightDigits::kEightBitsAtRandom : WeightDigits::kEightBits;
 }
 
 SGDOptions sgd_options(const OptimizerConfig& config, const TrainConfig& train) {
@@ -41,32 +47,46 @@ MuonOptions muon_options(const OptimizerConfig& config, const TrainConfig& train
   return options;
 }
 
+MuonGroups muon_leaves(const OptimizerConfig& config, const TrainConfig& train, models::Decoder model) {
+  MuonGroups groups = muon_groups(*model, train.weight_decay);
+  if (!config.muon_per_head) return groups;
+  if (model->config().latent.rank > 0) {
+    throw Error(ErrorCode::kUsage,
+                "[config] optimizer.muon_per_head: got true with model_type " + model->config().model_type +
+                    ", whose heads share projections, expected one with q_proj, k_proj and v_proj. Set it to false.");
+  }
+  return split_heads(std::move(groups), *model, model->config().head_dim);
+}
+
 std::unique_ptr<FlatOptimizer> make_optimizer(const OptimizerConfig& config, const TrainConfig& train,
-                                              const torch::nn::Module& model) {
+                                              const models::Decoder& decoder) {
+  const torch::nn::Module& model = *decoder;
   if (config.name == "sgd") {
     return std::make_unique<SGD>(decay_groups(model, train.weight_decay), sgd_options(config, train));
   }
   if (config.name == "adamw_8bit") {
     const auto code = config.moment_code == "linear" ? BlockCode::kLinear : BlockCode::kDynamic;
-    return std::make_unique<LowBitAdamW>(decay_groups(model, train.weight_decay), adamw_options(train), code);
+    AdamWOptions options = adamw_options(train);
+    options.digits = digits_for(config, model);
+    return std::make_unique<LowBitAdamW>(decay_groups(model, train.weight_decay), options, code);
   }
   if (config.name == "lion") {
     return std::make_unique<Lion>(decay_groups(model, train.weight_decay),
                                   LionOptions{.lr = train.lr, .beta1 = train.beta1, .beta2 = train.beta2});
   }
   if (config.name == "muon") {
-    return std::make_unique<Muon>(muon_groups(model, train.weight_decay), muon_options(config, train),
+    return std::make_unique<Muon>(muon_leaves(config, train, decoder), muon_options(config, train),
                                   adamw_options(train));
   }
   AdamWOptions options = adamw_options(train);
-  options.digits = digits_for(model);
+  options.digits = digits_for(config, model);
   return std::make_unique<AdamW>(decay_groups(model, train.weight_decay), options);
 }
 
 }  // namespace
 
 ChosenOptimizer::ChosenOptimizer(const OptimizerConfig& config, const TrainConfig& train, const ShardedModel& model)
-    : optimizer_(make_optimizer(config, train, *model.decoder)), lr_ratios_(optimizer_->num_groups(), 1) {
+    : optimizer_(make_optimizer(config, train, model.decoder)), lr_ratios_(optimizer_->num_groups(), 1) {
   if (config.name == "muon") lr_ratios_.front() = config.muon_lr_ratio;
 }
 

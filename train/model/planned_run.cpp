@@ -28,7 +28,7 @@ plan::PlannedParameter planned_parameter(const std::string& name, const at::Tens
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::kUsage, "[plan] " + message); }
 
 plan::Optimizer optimizer_of(const Config& config) {
-  if (keeps_narrow_weights(config.shard)) return plan::Optimizer::kAdamWCompensated;
+  if (keeps_narrow_weights(config.shard) && config.optimizer.name == "adamw") return plan::Optimizer::kAdamWCompensated;
   const bool sgd_keeps_momentum = config.optimizer.name == "sgd" && config.optimizer.momentum > 0;
   return plan::parse_optimizer(sgd_keeps_momentum ? "sgd_momentum" : config.optimizer.name);
 }
