@@ -261,7 +261,7 @@ nlohmann::json measure(const Options& options) {
   return {{"isa", kernels::describe_cpu_isa()},
           {"threads", options.threads},
           {"elements", options.matrices * options.width * options.width},
-          {"copy_ms_per_byte_each", copy_ms(options.matrices * options.width * options.width)},
+          {"copy_of_a_byte_each_ms", copy_ms(options.matrices * options.width * options.width)},
           {"rows", rows}};
 }
 
@@ -269,7 +269,7 @@ Options parse(int argc, char** argv) {
   Options options;
   CLI::App app("Times optimizers over flat memory, and weighs them");
   app.add_option("--rounds", options.rounds, "of which the median counts")->check(CLI::PositiveNumber);
-  app.add_option("--threads", options.threads, "")->check(CLI::PositiveNumber);
+  app.add_option("--threads", options.threads, "of LibTorch")->check(CLI::PositiveNumber);
   app.add_option("--width", options.width, "of square matrices, a multiple of 16")->check(CLI::PositiveNumber);
   app.add_option("--matrices", options.matrices, "how many")->check(CLI::PositiveNumber);
   app.add_option("--only", options.only, "rows whose name contains this");

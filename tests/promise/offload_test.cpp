@@ -155,8 +155,9 @@ TEST(DiskOffload, MomentsOf8Bits) {
 
 // Two ranks, by gradients that are the same in both.
 std::vector<torch::Tensor> train_24_bits(const World& world, const ShardOptions& options, int64_t hidden) {
-  torch::nn::Sequential net = testing::make_seeded(
-      3, [] { return torch::nn::Sequential(torch::nn::Linear(32, 40), torch::nn::Tanh(), torch::nn::Linear(40, 24)); });
+  torch::nn::Sequential net = testing::make_seeded(3, [&] {
+    return torch::nn::Sequential(torch::nn::Linear(32, hidden), torch::nn::Tanh(), torch::nn::Linear(hidden, 24));
+  });
   net->to(torch::kBFloat16);
   fully_shard(*net, Mesh::shard(world), options);
   LowBitAdamW optimizer(parameters(*net), {.lr = 0.02, .digits = WeightDigits::kEightBitsAtRandom});
