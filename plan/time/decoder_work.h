@@ -25,8 +25,8 @@ struct DecoderShape {
   int64_t num_positions = 0;           // rows of a table of learnt positions; 0: none
   int64_t extra_layer_parameters = 0;  // biases, and norms of heads, beside a layer's two norms
   std::vector<int64_t> windows;        // of each layer, 0: none; empty: none at all
-  models::LatentConfig latent;
-  models::ExpertsConfig experts;
+  models::LatentConfig latent = {};
+  models::ExpertsConfig experts = {};
 
   static DecoderShape of(const models::DecoderConfig& config);
   int64_t layer_matrix_parameters() const;

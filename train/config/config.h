@@ -171,7 +171,6 @@ struct TuneConfig {
   std::string lora_scale = "rank";
   std::string lora_kind = "lora";
   std::string lora_init = "random";
-  std::string base_embedding = "bf16";
   std::string base = "bf16";
   std::string loss = "sft";
   double dpo_beta = 0.1;
