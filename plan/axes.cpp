@@ -9,6 +9,7 @@
 
 #include "io/base/error.h"
 #include "models/config/axis_calls.h"
+#include "models/config/axis_counts.h"
 
 namespace fsdp::plan {
 namespace {
@@ -20,50 +21,24 @@ using models::Recompute;
   throw io::Error(io::ErrorKind::kUsage, "[plan] " + message);
 }
 
-// As the trainer's (train/axes/axis_checks.cpp).
-struct Count {
-  std::string what;
-  int64_t number;
-  bool may_repeat = false;  // ranks may have the same one, where there are more of them
-
-  bool fits(int64_t parts) const { return number % parts == 0 || (may_repeat && parts % number == 0); }
-};
-using Counts = std::vector<Count>;
-
-bool has_dense_layer(const DecoderConfig& config) {
-  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    if (!config.has_experts(layer)) return true;
-  }
-  return false;
-}
+using Counts = std::vector<models::AxisCount>;
 
 Counts counts_of(const DecoderConfig& config, const Setup& setup) {
   Counts counts = {{"attention heads", config.num_attention_heads},
                    {"heads of keys and values", config.num_key_value_heads, /*may_repeat=*/true},
                    {"entries of the vocabulary", config.vocab_size},
                    {"tokens of a sequence", setup.work.sequence_length}};
-  if (has_dense_layer(config)) counts.push_back({"inner features of the MLP", config.intermediate_size});
+  if (models::has_dense_layer(config)) counts.push_back({"inner features of the MLP", config.intermediate_size});
   if (config.experts.shared_inner_size > 0)
     counts.push_back({"inner features of the shared experts", config.experts.shared_inner_size});
   return counts;
 }
 
-std::string legal_parts(const Counts& counts) {
-  int64_t most = 1;
-  for (const Count& count : counts) most = std::max(most, count.number);
-  std::string legal;
-  for (int64_t parts = 1; parts <= std::min(most, kMostRanks); ++parts) {
-    const bool fits = std::all_of(counts.begin(), counts.end(), [&](const Count& count) { return count.fits(parts); });
-    if (fits) legal += (legal.empty() ? "" : ", ") + std::to_string(parts);
-  }
-  return legal;
-}
-
 void check_counts(const std::string& axis, int64_t parts, const Counts& counts) {
-  for (const Count& count : counts) {
+  for (const models::AxisCount& count : counts) {
     if (!count.fits(parts))
       refuse_axis(axis + ": got " + std::to_string(parts) + " with " + std::to_string(count.number) + " " + count.what +
-                  ", expected one of " + legal_parts(counts) + ".");
+                  ", expected one of " + models::legal_parts(counts, kMostRanks) + ".");
   }
 }
 

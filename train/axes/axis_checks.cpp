@@ -1,33 +1,21 @@
 #include "train/axes/axis_checks.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "fsdp/fsdp.h"
+#include "models/config/axis_counts.h"
 #include "train/base/format.h"
 #include "train/config/sum_tree.h"
 
 namespace fsdp::train {
 namespace {
 
-struct Count {
-  std::string what;
-  int64_t number;
-  bool may_repeat = false;  // ranks may have the same one, where there are more of them
-
-  bool fits(int64_t parts) const { return number % parts == 0 || (may_repeat && parts % number == 0); }
-};
-using Counts = std::vector<Count>;
+using Counts = std::vector<models::AxisCount>;
 
 [[noreturn]] void refuse_axis(const std::string& message) { throw Error(ErrorCode::kUsage, "[mesh] " + message); }
-
-bool has_dense_layer(const models::DecoderConfig& model) {
-  for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer) {
-    if (!model.has_experts(layer)) return true;
-  }
-  return false;
-}
 
 // What a layer is cut into.
 Counts counts_of(const Config& config, const models::DecoderConfig& model) {
@@ -35,32 +23,22 @@ Counts counts_of(const Config& config, const models::DecoderConfig& model) {
                    {"heads of keys and values (model.kv_heads)", model.num_key_value_heads, /*may_repeat=*/true},
                    {"entries of the vocabulary (model.vocab_size)", model.vocab_size},
                    {"tokens of a sequence (data.sequence_length)", config.data.sequence_length}};
-  if (has_dense_layer(model)) counts.push_back({"inner features of the MLP (model.ffn_size)", model.intermediate_size});
+  if (models::has_dense_layer(model))
+    counts.push_back({"inner features of the MLP (model.ffn_size)", model.intermediate_size});
   if (model.experts.shared_inner_size > 0)
     counts.push_back({"inner features of the shared experts", model.experts.shared_inner_size});
   return counts;
 }
 
-std::string divisors_of_all(const Counts& counts) {
-  int64_t most = 1;
-  for (const Count& count : counts) most = std::max(most, count.number);
-  std::string text;
-  for (int64_t parts = 1; parts <= most; ++parts) {
-    const bool fits = std::all_of(counts.begin(), counts.end(), [&](const Count& count) { return count.fits(parts); });
-    if (fits) text += (text.empty() ? "" : ", ") + std::to_string(parts);
-  }
-  return text;
-}
-
 void check_counts(const std::string& key, int64_t parts, const Counts& counts) {
-  for (const Count& count : counts) {
+  for (const models::AxisCount& count : counts) {
     if (count.fits(parts)) continue;
     const int64_t below = count.number / parts * parts;
     refuse_axis(key + ": got " + std::to_string(parts) + " with " + std::to_string(count.number) + " " + count.what +
-                ", expected " + (count.may_repeat ? "a divisor or " : "") +
-                "a multiple of it: " + (below > 0 ? std::to_string(below) + " or " : "") +
-                std::to_string(below + parts) + ". With this model " +
-                (key == "mesh.tp" ? "and these sequences " : "") + key + " may be " + divisors_of_all(counts) + ".");
+                ", expected " + (count.may_repeat ? "a divisor or " : "") + "a multiple of it: " +
+                (below > 0 ? std::to_string(below) + " or " : "") + std::to_string(below + parts) +
+                ". With this model " + (key == "mesh.tp" ? "and these sequences " : "") + key + " may be " +
+                models::legal_parts(counts, std::numeric_limits<int64_t>::max()) + ".");
   }
 }
 
