@@ -64,6 +64,7 @@ void print_advice(const fsdp::Advice& advice) {
 
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // past a limit on the size of files, writes then fail with a message
+  fsdp::train::advise_where_memory_ends();
   fsdp::set_advice_handler(print_advice);
   try {
     fsdp::train::leave(run({argv + 1, argv + argc}));

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <mutex>
+#include <new>
 #include <unordered_map>
 #include <utility>
 
@@ -148,10 +149,19 @@ class HostCache final : public c10::Allocator {
       const auto found = cache.sizes_.find(data);
       bytes = found->second;
       cache.sizes_.erase(found);
-      cache.free_.add(offset, offset + bytes);
+      cache.release(offset, offset + bytes);
       cache.stats_.in_use_bytes -= bytes;
     }
     cache.report(data, -bytes);
+  }
+
+  // A deleter lets no error out, and comes when memory has run out more often than at any other time: then the range is
+  // not used again.
+  void release(int64_t begin, int64_t end) noexcept {
+    try {
+      free_.add(begin, end);
+    } catch (const std::bad_alloc&) {
+    }
   }
 
   // LibTorch's profiler shows memory by what allocators tell it.

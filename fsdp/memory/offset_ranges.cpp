@@ -10,13 +10,17 @@ void OffsetRanges::add(int64_t begin, int64_t end) {
   auto range = ends_.upper_bound(begin);
   if (range != ends_.begin() && std::prev(range)->second >= begin) {
     --range;
-    begin = range->first;
+  } else if (range != ends_.end() && range->first <= end) {
+    auto node = ends_.extract(range);
+    node.key() = begin;
+    range = ends_.insert(std::move(node)).position;
+  } else {
+    range = ends_.emplace_hint(range, begin, end);
   }
-  while (range != ends_.end() && range->first <= end) {
-    end = std::max(end, range->second);
-    range = ends_.erase(range);
+  range->second = std::max(range->second, end);
+  for (auto next = std::next(range); next != ends_.end() && next->first <= range->second; next = ends_.erase(next)) {
+    range->second = std::max(range->second, next->second);
   }
-  ends_.emplace_hint(range, begin, end);
 }
 
 void OffsetRanges::remove(int64_t begin, int64_t end) {

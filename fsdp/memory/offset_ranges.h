@@ -11,6 +11,7 @@ namespace fsdp {
 // A set of offsets, kept as ranges [begin, end) that neither overlap nor touch.
 class OffsetRanges {
  public:
+  // Allocates only where the range touches no other one; if that fails (std::bad_alloc), the set is as it was.
   void add(int64_t begin, int64_t end);
   void remove(int64_t begin, int64_t end);
   // Where the first range of at least `bytes` begins; -1 if there is none.

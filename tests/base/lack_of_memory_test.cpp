@@ -19,6 +19,8 @@ TEST(LackOfMemory, IsSeenInWhateverForm) {
       is_lack_of_memory(std::system_error(EAGAIN, std::generic_category(), "thread")));  // as std::thread throws it
   EXPECT_TRUE(is_lack_of_memory(std::runtime_error(std::string("[tcp/pair.cc:4] socket: ") + std::strerror(ENOMEM))));
   EXPECT_TRUE(is_lack_of_memory(std::runtime_error("could not create a primitive")));  // oneDNN's
+  EXPECT_TRUE(is_lack_of_memory(std::runtime_error("could not create an engine")));    // likewise
+  EXPECT_TRUE(is_lack_of_memory(std::runtime_error("DefaultCPUAllocator: can't allocate memory")));
 }
 
 TEST(LackOfMemory, IsNothingElse) {

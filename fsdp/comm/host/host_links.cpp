@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "fsdp/base/check.h"
+#include "fsdp/base/lack_of_memory.h"
 
 namespace fsdp::comm {
 namespace {
@@ -93,6 +94,7 @@ std::shared_ptr<HostLinks> HostLinks::try_connect(const c10::intrusive_ptr<c10d:
     if (!peers) return nullptr;
     return std::shared_ptr<HostLinks>(new HostLinks(rank, std::move(arena), std::move(*peers)));
   } catch (const std::exception& error) {
+    if (is_lack_of_memory(error)) throw;
     FSDP_THROW(kCommunication, "[init] rank ", rank, " cannot ask the store who shares its host: ", error.what());
   }
 }

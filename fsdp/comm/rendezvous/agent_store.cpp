@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "fsdp/base/check.h"
+#include "fsdp/base/lack_of_memory.h"
 #include "fsdp/base/number_text.h"
 #include "fsdp/comm/rendezvous/store.h"
 #include "fsdp/comm/store/sockets.h"
@@ -49,6 +50,7 @@ AgentStore::AgentStore(const LaunchEnvironment& env, std::chrono::milliseconds d
     auto store = c10::make_intrusive<c10d::TCPStore>(env.store_host, options);
     store_ = c10::make_intrusive<c10d::PrefixStore>("fsdp/" + env.attempt, std::move(store));
   } catch (const std::exception& error) {
+    if (is_lack_of_memory(error)) throw;
     throw_no_agent(env, deadline, first_line_of(error));
   }
 }
@@ -71,6 +73,7 @@ std::optional<StoreAddress> AgentStore::find(const JobSecret& secret) {
   try {
     text = to_text(store_->get(kAddressKey));
   } catch (const std::exception& error) {
+    if (is_lack_of_memory(error)) throw;
     FSDP_THROW(kCommunication, "[init] ", describe_rank(env_), ": rank 0 has not started within ",
                std::chrono::duration<double>(deadline_).count(), " s (", first_line_of(error),
                "). Start one process for each rank.");

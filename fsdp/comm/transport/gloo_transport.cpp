@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/base/lack_of_memory.h"
 #include "kernels/flat/sum_chunks.h"
 
 namespace fsdp::comm {
@@ -20,7 +21,9 @@ struct PeerWork {
   WorkPtr work;
 };
 
+// In a handler.
 [[noreturn]] void rethrow_as_failure(int peer, const std::exception& error) {
+  if (is_lack_of_memory(error)) throw;
   const std::string text = error.what();
   auto kind = TransferFailure::Kind::kOther;
   for (const char* sign : {"closed by peer", "reset by peer", "Broken pipe", "Connection refused"}) {

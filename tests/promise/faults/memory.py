@@ -1,6 +1,7 @@
 """Models and machines that do not fit: exit code 8 with advice, and what was saved stays."""
 
 import functools
+import pathlib
 import resource
 
 from case import UNREACHED, Case, Violation
@@ -16,6 +17,11 @@ MIDDLE = ("--model.hidden_size=384", "--model.ffn_size=1536", "--model.layers=8"
           "--train.warmup_steps=1", "--checkpoint.every_steps=1", "--train.final_eval_batches=1")
 # MiB, from what is just enough to load the libraries and to connect.
 LIMITS = {1: range(500, 1500, 75), 2: range(725, 1700, 75)}
+
+# Of calls of `operator new` in a rank, from main on: the first ones are those of libraries that start, and about 60,000
+# take such a run to its end.
+REFUSED = range(1000, 60000)
+REFUSED_CASES = 40
 
 
 def check_advice(scene, job):
@@ -43,7 +49,22 @@ def too_little(mebibytes, ranks, scene):
     return "REFUSED"
 
 
+def refused_new(scene):
+    """One small allocation or several, wherever it is: also where C++ lets no exception out."""
+    trial = Trial(scene)
+    first, number, rank = scene.random.choice(REFUSED), scene.random.choice((1, 4)), scene.random.randrange(2)
+    library = scene.workload.library(pathlib.Path(__file__).with_name("refused_new.cpp"))
+    job = trial.run(environment={"LD_PRELOAD": str(library), "REFUSED_NEW": f"{first}:{number}:{rank}"})
+    if job.code == 0:
+        trial.check_exact()
+        return UNREACHED
+    check_advice(scene, job)
+    return trial.finish()
+
+
 def cases():
+    for number in range(REFUSED_CASES):
+        yield Case(PART, f"refused-new:{number}", refused_new, 4)
     for ranks in (1, 2):
         yield Case(PART, f"huge-model:{ranks}-ranks", functools.partial(huge_model, ranks), 6)
         for mebibytes in LIMITS[ranks]:

@@ -6,9 +6,10 @@ import json
 import pathlib
 import re
 import shutil
+import subprocess
 import threading
 
-from case import Violation
+from case import Skipped, Violation
 from job import Job
 
 STEPS = 24
@@ -144,6 +145,10 @@ class Workload:
         """Output folder of a run that was asked to stop and saved that step. To be copied, not changed."""
         return self._once(("stopped", setup, step), lambda: self._run_stopped(setup, step))
 
+    def library(self, source):
+        """Of one C++ source, to be preloaded."""
+        return self._once(("library", source), lambda: self._build_library(source))
+
     def _once(self, key, make):
         with self._lock:
             entry = self._made.setdefault(key, {"lock": threading.Lock()})
@@ -168,6 +173,14 @@ class Workload:
         job = Job([self.binary, "prepare", str(text), "-o", str(self.data), "--holdout", "2"], self.folder / "log")
         job.wait()
         job.must_end(0)
+
+    def _build_library(self, source):
+        compiler = shutil.which("c++")
+        if compiler is None:
+            raise Skipped(f"{source.name}: no c++ here to compile it")
+        path = self.folder / source.with_suffix(".so").name
+        subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", path, source], check=True)
+        return path
 
     def _run_reference(self, setup):
         folder = self._new_folder()

@@ -4,6 +4,8 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
+#include <exception>
 #include <filesystem>
 #include <new>
 #include <stdexcept>
@@ -39,6 +41,24 @@ TEST(Failures, OthersAreWhatTheyAre) {
   EXPECT_EQ(failure_of(std::system_error(no_entry)).exit_code, code_for(ErrorCode::kInternal));
   EXPECT_EQ(failure_of(std::invalid_argument("a")).exit_code, code_for(ErrorCode::kUsage));
   EXPECT_EQ(describe_failure(std::make_exception_ptr(7)).exit_code, code_for(ErrorCode::kInternal));
+}
+
+// As LibTorch's threads do: the exception meets a function that lets none out.
+template <class Exception>
+void end_by(const Exception& exception) {
+  advise_where_memory_ends();
+  const std::exception_ptr thrown = std::make_exception_ptr(exception);
+  [&]() noexcept { std::rethrow_exception(thrown); }();
+}
+
+TEST(FailuresDeathTest, LackOfMemoryThatNobodyCanCatchHasItsCodeAndAdvice) {
+  ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  const c10::Error torch({"here", "there", 1},
+                         "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes");
+  EXPECT_EXIT(end_by(std::bad_alloc()), ::testing::ExitedWithCode(code_for(ErrorCode::kMemory)),
+              "Use a smaller microbatch, or more ranks");
+  EXPECT_EXIT(end_by(torch), ::testing::ExitedWithCode(code_for(ErrorCode::kMemory)), "more ranks");
+  EXPECT_EXIT(end_by(std::logic_error("a mistake")), ::testing::KilledBySignal(SIGABRT), "a mistake");
 }
 
 }  // namespace
