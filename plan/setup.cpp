@@ -131,6 +131,22 @@ NamedSizes parse_sizes(std::string_view text) {
   return sizes;
 }
 
+// Of a setup whose ranks and sizes are checked one by one.
+void check_tokens(const Setup& setup) {
+  const Work& work = setup.work;
+  if (work.microbatches > kMostMicrobatches)
+    refuse("microbatches: got " + std::to_string(work.microbatches) + ", expected at most " +
+           std::to_string(kMostMicrobatches) + " in a step of a rank. Make each of more sequences.");
+  if (work.microbatch_sequences > kMostMicrobatchTokens / work.sequence_length)
+    refuse("tokens of a microbatch: got " + std::to_string(work.microbatch_sequences) + " sequences of " +
+           std::to_string(work.sequence_length) + ", expected at most " + std::to_string(kMostMicrobatchTokens) +
+           " tokens. Take more microbatches of fewer sequences.");
+  if (setup.sequence_groups() * work.microbatches > kMostStepTokens / work.microbatch_tokens())
+    refuse("tokens of a step: got " + std::to_string(setup.sequence_groups()) + " x " +
+           std::to_string(work.microbatches) + " microbatches of " + std::to_string(work.microbatch_tokens()) +
+           ", expected at most " + std::to_string(kMostStepTokens) + " tokens. Take fewer microbatches.");
+}
+
 // As the trainer does (train/axes/axis_checks.cpp).
 void check_order(const Setup& setup) {
   const bool is_interleaved = setup.order == pipeline::Order::kInterleaved;
@@ -205,6 +221,7 @@ void check(const Setup& setup) {
            (setup.tensor > 1 ? " x " + std::to_string(setup.tensor) : std::string()) + " ranks" +
            (setup.pipeline > 1 ? " in each of " + std::to_string(setup.pipeline) + " stages" : std::string()) +
            ", expected at most " + std::to_string(kMostRanks) + ".");
+  check_tokens(setup);
   if (traits(setup.strategy).mesh == MeshNeed::kShardAndReplicateAxis && setup.replicas == 1)
     refuse("strategy " + std::string(fsdp::name(setup.strategy)) + " with one replica of " +
            std::to_string(setup.shards) + " shards: it needs an axis 'replicate'. Set the mesh to " +
@@ -234,12 +251,12 @@ MeshShape parse_mesh(std::string_view text, int64_t world) {
   const NamedSizes sizes = parse_sizes(text);
   const int64_t context = sizes.context.value_or(1), tensor = sizes.tensor.value_or(1);
   const int64_t experts = sizes.experts.value_or(1), pipeline = sizes.pipeline.value_or(1);
-  if (world == 0) return {sizes.replicas.value_or(1), sizes.shards.value_or(1), context, tensor, experts, pipeline};
   for (const auto& size : {sizes.replicas, sizes.shards, sizes.context, sizes.tensor, sizes.experts, sizes.pipeline}) {
     if (size.value_or(1) > kMostRanks)
       refuse("mesh " + std::string(text) + ": got " + std::to_string(*size) + " ranks, expected at most " +
              std::to_string(kMostRanks) + ".");
   }
+  if (world == 0) return {sizes.replicas.value_or(1), sizes.shards.value_or(1), context, tensor, experts, pipeline};
   if (static_cast<double>(context) * static_cast<double>(tensor) * static_cast<double>(experts) *
           static_cast<double>(pipeline) >
       static_cast<double>(world))

@@ -107,9 +107,13 @@ struct Setup {
 
 inline constexpr int64_t kAverageBytes = 4;  // of an element, with Averages::kEma
 inline constexpr int64_t kMostRanks = 16384;
+// Of a step of one rank; of one microbatch; of a step of all ranks. Above them bytes and turns do not fit their types.
+inline constexpr int64_t kMostMicrobatches = 1000000, kMostMicrobatchTokens = int64_t{1} << 32,
+                         kMostStepTokens = 1000000000000000;
 
-// Throws io::Error(kUsage) that says what would be legal: sizes below 1, more than kMostRanks ranks, a hybrid strategy
-// without replicas, a forward group that does not divide the shard group, a schedule that makes no sense.
+// Throws io::Error(kUsage) that says what would be legal: sizes below 1, more ranks, microbatches or tokens than above,
+// a hybrid strategy without replicas, a forward group that does not divide the shard group, a schedule that makes no
+// sense.
 void check(const Setup& setup);
 
 pipeline::Order parse_order(std::string_view text);  // "1f1b", "gpipe", "interleaved", "zero_bubble"

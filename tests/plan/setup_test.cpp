@@ -63,6 +63,24 @@ TEST(PlanSetup, WhatTheRuntimeRefusesThePlannerRefuses) {
   EXPECT_THAT(complaint([&] { check(setup); }), HasSubstr("expected at most 16384"));
 }
 
+// Numbers of microbatches and tokens are multiplied, and become turns of a pipeline.
+TEST(PlanSetup, StepsThatNoNumberHoldsAreRefused) {
+  plan::Setup setup;
+  setup.shards = 8;
+  setup.pipeline = 4;
+  setup.work.microbatches = kMostMicrobatches;
+  EXPECT_NO_THROW(check(setup));
+  setup.work.microbatches = (int64_t{1} << 32) + 8;
+  EXPECT_THAT(complaint([&] { check(setup); }), HasSubstr("microbatches: got 4294967304, expected at most 1000000"));
+  setup.work.microbatches = 8;
+  setup.work.microbatch_sequences = int64_t{1} << 53;  // of 4096 tokens: 2^65
+  EXPECT_THAT(complaint([&] { check(setup); }), HasSubstr("got 9007199254740992 sequences of 4096, expected at most"));
+  setup.work.microbatches = kMostMicrobatches;
+  setup.work.microbatch_sequences = kMostMicrobatchTokens / 4096;
+  EXPECT_THAT(complaint([&] { check(setup); }), HasSubstr("tokens of a step: got 8 x 1000000 microbatches"));
+  EXPECT_THAT(complaint([] { parse_mesh("shard=4611686018427387904,cp=4", 0); }), HasSubstr("expected at most 16384"));
+}
+
 TEST(PlanSetup, NamesAndSizesAreRead) {
   for (const char* name : {"fp32", "bf16", "bf16_reduce", "o3"})
     EXPECT_EQ(fsdp::plan::name(parse_planned_precision(name)), name);
