@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 
+#include "io/base/error.h"
 #include "io/hub/model_folder.h"
 #include "kernels/products/nf4_linear.h"
 #include "models/load_weights.h"
@@ -49,7 +50,12 @@ void move_to_large_pages(torch::nn::Module& module, const io::ModelFolder& folde
 void encode_maps(models::Decoder& decoder) {
   const at::NoGradGuard no_grad;
   for (const models::NamedLinear& linear : models::linears_in_blocks(decoder)) {
-    const at::Tensor codes = kernels::encode_nf4(linear.module->weight.cpu()).to(decoder->device());
+    const at::Tensor weight = linear.module->weight.cpu();
+    if (!weight.isfinite().all().item<bool>())
+      throw io::Error(io::ErrorKind::kModel, "[load] " + io::in_quotes(linear.name + ".weight") +
+                                                 ": got a number that is not finite, expected weights that NF4 codes "
+                                                 "can stand for. Repair the file, or leave --base out.");
+    const at::Tensor codes = kernels::encode_nf4(weight).to(decoder->device());
     linear.module->keep_as_nf4();
     linear.module->named_parameters()["weight_nf4"].set_data(codes);
   }

@@ -3,10 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "fsdp/base/error.h"
+#include "io/base/error.h"
+#include "tests/io/temporary_folder.h"
 #include "tests/train/model/model_files.h"
 #include "train/generate/generated_text.h"
+#include "train/model/inference_model.h"
 
 namespace fsdp::train {
 namespace {
@@ -186,6 +190,24 @@ TEST(Generation, RefusesWhatCannotWork) {
   EXPECT_THROW(Generator(tiny_model(), {.num_rows = 0}), Error);
   EXPECT_THROW(Generator(tiny_model(), {.num_rows = 1000}), Error);
   EXPECT_THROW(Generator(tiny_model(), {.context = 513}), Error);
+}
+
+// A model whose training diverged: its name and the file's fault, not an error of ours.
+TEST(Generation, NoCodesForNumbersThatAreNotFinite) {
+  const io::TemporaryFolder folder;
+  models::DecoderConfig diverged = small_config();
+  diverged.initializer_range = std::numeric_limits<double>::infinity();
+  write_model(folder / "model", diverged, 3);
+  std::ofstream(folder / "model/config.json") << models::to_hugging_face(small_config()).dump();
+  try {
+    const InferenceModel model(folder / "model", "fp32", World{}, c10::kCPU, {}, BaseFormat::kNf4);
+    FAIL() << "encoded";
+  } catch (const io::Error& error) {
+    EXPECT_EQ(error.kind(), io::ErrorKind::kModel);
+    EXPECT_NE(std::string(error.what()).find("'model.layers.0.self_attn.q_proj.weight': got a number that is not"),
+              std::string::npos)
+        << error.what();
+  }
 }
 
 TEST(GeneratedText, IsValidUtf8AndEndsBeforeTheStopString) {
