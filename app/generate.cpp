@@ -46,6 +46,7 @@ struct GenerateOptions {
   train::GenerationOptions generation;
   bool json = false;
 
+  bool keeps_codes() const { return train::has_codes(train::parse_base_format(base)); }
   bool is_interactive() const { return prompts.chat && prompts.messages.empty() && prompts.file.empty(); }
 };
 
@@ -84,9 +85,9 @@ void check_adapters(GenerateOptions& options) {
   if (options.adapters.size() > 1 && options.prompts.adapters.size() < options.adapters.size())
     throw Error(ErrorCode::kUsage,
                 "[generate] --adapter: got several, of which some have no name, expected NAME=FOLDER for each.");
-  if (options.base != "as_stored" && options.base != "nf4")
+  if (options.base != "as_stored" && !options.keeps_codes())
     throw Error(ErrorCode::kUsage,
-                "[generate] --base: got " + io::in_quotes(options.base) + ", expected as_stored or nf4.");
+                "[generate] --base: got " + io::in_quotes(options.base) + ", expected as_stored, nf4 or nf4_all.");
   if (!options.use.empty()) options.prompts.adapter = options.use;
   adapter_number(options.prompts, options.prompts.adapter);  // is there one?
 }
@@ -103,7 +104,8 @@ Parsed parse_generate(const Arguments& arguments, GenerateOptions& options) {
       "--use", options.use,
       "adapter of prompts that name none by {\"adapter\": NAME} in a .jsonl; default: base, which is none");
   parser.add_option("--base", options.base,
-                    "as_stored (default), or nf4: linear maps of the blocks rest as 4-bit codes once they are read");
+                    "as_stored (default), or nf4: linear maps of the blocks rest as 4-bit codes once they are read; "
+                    "nf4_all: embeddings and head, too");
   parser.add_option("--prompt", options.prompts.texts, "text to continue; default: the start of a document")
       ->allow_extra_args(false);
   parser.add_option("--prompts-file", options.prompts.file,
@@ -337,13 +339,14 @@ int run_generate(const Arguments& arguments) {
   train::set_threads(world);
   c10::Device device = c10::kCPU;
   train::on_all_ranks(world, [&] { device = train::choose_device(options.device, "[generate] --device", world); });
-  if (options.base == "nf4" && world.size > 1)
-    throw Error(ErrorCode::kUsage, "[generate] --base: got nf4 with " + std::to_string(world.size) +
+  if (options.keeps_codes() && world.size > 1)
+    throw Error(ErrorCode::kUsage, "[generate] --base: got " + options.base + " with " + std::to_string(world.size) +
                                        " ranks, expected one. Leave it out, or start one.");
-  if (options.base == "nf4" && !options.adapters.empty() && options.prompts.adapters.empty())
-    throw Error(ErrorCode::kUsage,
-                "[generate] --adapter: got one to be worked into weights that --base nf4 keeps as codes, expected a "
-                "name: --adapter NAME=FOLDER --use NAME keeps it beside them.");
+  if (options.keeps_codes() && !options.adapters.empty() && options.prompts.adapters.empty())
+    throw Error(ErrorCode::kUsage, "[generate] --adapter: got one to be worked into weights that --base " +
+                                       options.base +
+                                       " keeps as codes, expected a "
+                                       "name: --adapter NAME=FOLDER --use NAME keeps it beside them.");
   train::InferenceModel model(options.folder, options.precision, world, device, options.adapters,
                               train::parse_base_format(options.base));
   at::set_num_threads(train::useful_threads(models::num_parameters(model.config()), at::get_num_threads()));

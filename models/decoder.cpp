@@ -11,6 +11,7 @@
 #include "kernels/operators/cross_entropy.h"
 #include "kernels/operators/embedding.h"
 #include "kernels/products/linear.h"
+#include "kernels/products/nf4/nf4_embedding.h"
 #include "kernels/products/rowwise_scope.h"
 
 namespace fsdp::models {
@@ -71,6 +72,9 @@ at::TensorOptions DecoderBodyImpl::activation_options() const {
 }
 
 at::Tensor DecoderBodyImpl::embed(const at::Tensor& input_ids_BT) {
+  if (embed_tokens_->is_nf4())  // never cut
+    return kernels::nf4_embedding(embed_tokens_->codes(), embed_tokens_->out_features(), embed_tokens_->in_features(),
+                                  input_ids_BT, activation_options().dtype().toScalarType());
   const at::Tensor embedded_BTE = across_ ? across_->embed(embed_tokens_->weight, input_ids_BT)
                                           : kernels::embedding(embed_tokens_->weight, input_ids_BT);
   return embedded_BTE.to(activation_options().dtype());
@@ -170,7 +174,9 @@ void DecoderImpl::set_across(std::shared_ptr<AcrossRanks> across) {
   across_ = std::move(across);
 }
 
-const at::Tensor& DecoderImpl::head_VE() const { return lm_head_.is_empty() ? body_->embedding() : lm_head_->weight; }
+at::Tensor DecoderImpl::head_VE() const {
+  return head()->whole_weight(body_->activation_options().dtype().toScalarType());
+}
 
 at::Tensor DecoderImpl::compute_logits(const at::Tensor& hidden_BTE) { return kernels::linear(hidden_BTE, head_VE()); }
 
@@ -208,8 +214,11 @@ at::Tensor DecoderImpl::loss(const at::Tensor& input_ids_BT, const at::Tensor& t
 
 at::Tensor DecoderImpl::loss_of(const at::Tensor& hidden_BTE, const at::Tensor& targets_N, kernels::Reduction reduction,
                                 const kernels::LossTerms& terms) {
-  if (across_) return across_->loss(hidden_BTE, head_VE(), targets_N, reduction, terms);
   const at::Tensor hidden_NE = hidden_BTE.flatten(0, 1);
+  if (head()->is_nf4() && hidden_NE.is_cpu())  // never cut
+    return kernels::nf4_linear_cross_entropy(hidden_NE, head()->codes(), config_.vocab_size, targets_N, reduction,
+                                             terms);
+  if (across_) return across_->loss(hidden_BTE, head_VE(), targets_N, reduction, terms);
   const int64_t bytes = hidden_NE.size(0) * config_.vocab_size * static_cast<int64_t>(hidden_NE.element_size());
   // On the CPU linear_cross_entropy() keeps small logits itself.
   if (!hidden_NE.is_cpu() && bytes <= kMostLogitBytes)
@@ -242,9 +251,10 @@ at::Tensor DecoderImpl::token_losses(const at::Tensor& input_ids_BT, const at::T
   const int64_t num_tokens = hidden_NE.size(0);
   const int64_t step = std::max<int64_t>(1, kMostLogitBytes / 8 / config_.vocab_size);  // fp32, and its logarithm
   at::Tensor losses_N = at::empty({num_tokens}, hidden_NE.options().dtype(at::kFloat));
+  const at::Tensor weight_VE = head_VE();
   for (int64_t begin = 0; begin < num_tokens; begin += step) {
     const int64_t count = std::min(step, num_tokens - begin);
-    const at::Tensor logits_CV = compute_logits(hidden_NE.narrow(0, begin, count)).to(at::kFloat);
+    const at::Tensor logits_CV = kernels::linear(hidden_NE.narrow(0, begin, count), weight_VE).to(at::kFloat);
     const at::Tensor targets_C = targets_N.narrow(0, begin, count).unsqueeze(1);
     const at::Tensor picked_C1 = at::log_softmax(logits_CV, 1).gather(1, targets_C.clamp_min(0)).neg();
     losses_N.narrow(0, begin, count).copy_(picked_C1.masked_fill(targets_C.eq(kernels::kIgnoreIndex), 0).squeeze(1));

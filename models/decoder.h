@@ -47,8 +47,6 @@ class DecoderBodyImpl : public torch::nn::Module {
 
   // Null in a stage without it.
   const Linear& embed_tokens() const { return embed_tokens_; }
-  // The embedding's weight [V, E].
-  const at::Tensor& embedding() const { return embed_tokens_->weight; }
   // Of all layers of experts.
   ExpertBalance& balance() { return *balance_; }
   // Of the activations: those of the norms. Where no gradients are asked for, matrices may be bf16 when these are fp32:
@@ -70,7 +68,7 @@ class DecoderBodyImpl : public torch::nn::Module {
   int64_t num_blocks() const { return static_cast<int64_t>(layers_->size()); }
 
   std::shared_ptr<AcrossRanks> across_;
-  Linear embed_tokens_{nullptr};  // only its weight is used; null in a stage without it
+  Linear embed_tokens_{nullptr};  // a table: rows of it are looked up; null in a stage without it
   torch::nn::ModuleList layers_;
   RmsNorm norm_{nullptr};
   std::shared_ptr<ExpertBalance> balance_ = std::make_shared<ExpertBalance>();
@@ -151,8 +149,10 @@ class DecoderImpl : public torch::nn::Module {
   // head that is the embedding does, the last norm and the head where the last block does. Parameters keep their names.
   // Before it is sharded; afterwards only run_stage(), loss_of() and logits_of() are for it.
   void keep_blocks(const std::vector<BlockRange>& stages);
-  // What has the embedding's weight and nothing else; null in a stage without it.
+  // What has the embedding's weight [V, E] and nothing else; null in a stage without it. It may rest as codes.
   const Linear& embed_tokens() const { return body_->embed_tokens(); }
+  // What makes logits: the embedding where they are tied; null in a stage without it. It may rest as codes.
+  const Linear& head() const { return lm_head_.is_empty() ? embed_tokens() : lm_head_; }
   bool has_first_block() const { return has_first_block_; }
   bool has_last_block() const { return has_last_block_; }
   // `given` [B, T, E]: what the stage before returned, not read by that with the first block. The ids, of the same
@@ -173,7 +173,8 @@ class DecoderImpl : public torch::nn::Module {
  private:
   // Hidden states [B, T, E] after the last norm.
   at::Tensor run_body(const at::Tensor& input_ids_BT, const Sequence& sequence);
-  const at::Tensor& head_VE() const;
+  // The head's weight, decoded to the activations' type where it is codes.
+  at::Tensor head_VE() const;
   at::Tensor compute_logits(const at::Tensor& hidden_BTE);
   // Hidden states [B, T, E] of tokens that the cache's forward has begun with.
   at::Tensor hidden_cached(const at::Tensor& input_ids_BT, KeyValueCache& cache,

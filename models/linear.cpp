@@ -8,7 +8,7 @@
 
 #include "kernels/products/fused_linear.h"
 #include "kernels/products/linear.h"
-#include "kernels/products/nf4_linear.h"
+#include "kernels/products/nf4/nf4_linear.h"
 
 namespace fsdp::models {
 namespace {
@@ -68,8 +68,8 @@ at::Tensor norms_of_rows(const at::Tensor& weight) {
 
 }  // namespace
 
-at::Tensor LinearImpl::whole_weight() const {
-  return is_nf4() ? kernels::decode_nf4(codes_, out_, in_, at::kFloat) : weight;
+at::Tensor LinearImpl::whole_weight(at::ScalarType type) const {
+  return is_nf4() ? kernels::decode_nf4(codes_, out_, in_, type) : weight;
 }
 
 at::Tensor LinearImpl::row_norms() {
@@ -83,7 +83,7 @@ at::Tensor LinearImpl::magnitude_gain(at::ScalarType type) {
   {
     const at::NoGradGuard no_grad;
     const at::Tensor a = lora_a_->weight, b = lora_b_->weight.to(at::kFloat);
-    const at::Tensor base = is_nf4() ? kernels::decode_nf4(codes_, out_, in_, a.scalar_type()) : weight;
+    const at::Tensor base = whole_weight(a.scalar_type());
     of_base = norms_of_rows(base);
     const at::Tensor wide = a.to(at::kFloat);
     const at::Tensor both = at::matmul(base, a.to(base.scalar_type()).t()).to(at::kFloat).mul_(2);  // [out, rank]

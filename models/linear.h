@@ -57,13 +57,16 @@ class LinearImpl : public torch::nn::Module {
   // uninitialised. Once.
   void add_adapter(const AdapterShape& shape, const at::TensorOptions& options);
 
-  // The weight gives way to the parameter `weight_nf4`, the bytes of its codes (kernels/products/nf4_linear.h), uint8
-  // and without gradient, 0 until they are loaded. Products decode it. Once, before fully_shard(); may be deferred.
+  // The weight gives way to the parameter `weight_nf4`, the bytes of its codes (kernels/products/nf4/nf4_linear.h),
+  // uint8 and without gradient, 0 until they are loaded. Products decode it. Once, before fully_shard(); may be
+  // deferred.
   void keep_as_nf4();
   bool is_nf4() const { return codes_.defined(); }
 
-  // W as it is at hand, decoded to fp32 where it is codes.
-  at::Tensor whole_weight() const;
+  // W as it is at hand, decoded to `type` where it is codes.
+  at::Tensor whole_weight(at::ScalarType type = at::kFloat) const;
+  // The bytes of the codes; undefined without keep_as_nf4().
+  const at::Tensor& codes() const { return codes_; }
 
   // Adapters that are beside the map rather than in its parameters; for forwards without gradients.
   void serve(std::shared_ptr<const ServedMap> adapters) { served_ = std::move(adapters); }

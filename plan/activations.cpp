@@ -88,6 +88,15 @@ int64_t decoded_bytes(const PlannedUnit& block, int64_t element) {
   return most * element;
 }
 
+// The head's weight, if it is codes.
+int64_t decoded_head_bytes(const PlannedModel& model, int64_t element) {
+  const std::vector<PlannedParameter>& root = model.root.parameters;
+  const size_t first = model.head == TiedHead::kYes ? 0 : model.num_first;
+  int64_t coded = 0;
+  for (size_t i = first; i < root.size(); ++i) coded = std::max(coded, root[i].coded);
+  return coded * element;
+}
+
 struct LossBytes {
   int64_t kept, working;
 };
@@ -101,6 +110,13 @@ LossBytes loss_on_cpu(int64_t tokens, int64_t vocab, int64_t hidden, io::DType t
   const bool keeps_gradients = type != io::DType::F16 && vocab * hidden <= kernels::kMostGradientKept;
   if (keeps_gradients) return {rows + vocab * hidden * 4, 2 * chunk};
   return {0, 2 * chunk + rows};
+}
+
+// kernels::nf4_linear_cross_entropy(), whose `head` bytes are decoded while it runs.
+LossBytes loss_over_codes(int64_t tokens, int64_t vocab, int64_t hidden, int64_t element, int64_t head) {
+  const int64_t logits = tokens * vocab * element;
+  const int64_t chunk = std::min(logits, std::max(kernels::kLogitBytesAtATime, vocab * element));
+  return {tokens * hidden * element, 2 * chunk + head};
 }
 
 // Whole logits, or kernels/cuda/linear_cross_entropy_cuda.cpp.
@@ -149,7 +165,12 @@ Activations plan_activations(const PlannedModel& model, const Setup& setup) {
   result.border_kept = hidden + tables;
   const bool on_gpu = setup.transport == Transport::kNccl;
   const auto loss_of = setup.tensor > 1 ? loss_over_ranks : on_gpu ? loss_on_gpu : loss_on_cpu;
-  const LossBytes loss = loss_of(tokens, config.vocab_size, config.hidden_size, type);
+  LossBytes loss = loss_of(tokens, config.vocab_size, config.hidden_size, type);
+  if (const int64_t head = decoded_head_bytes(model, element); head > 0 && on_gpu) {
+    loss.working += head;
+  } else if (head > 0) {
+    loss = loss_over_codes(tokens, config.vocab_size, config.hidden_size, element, head);
+  }
   result.outer_kept = 2 * hidden + tokens * 4 + tables;
   result.loss_kept = loss.kept + tokens * 4;
   result.loss_working = loss.working;

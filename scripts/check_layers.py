@@ -128,7 +128,7 @@ PARTS = {"text/tokenizer/json": "text/tokenizer", "text/tokenizer/stages": "text
          "app/trace": "app", "app/bench": "app", "app/progress": "app", "app/child": "app",
          "app/fp8": "app", "app/nf4": "app",
          "fsdp/unit/sharding": "fsdp/unit", "train/model/nf4": "train/model", "train/model/adapters": "train/model",
-         "models/adapters": "models"}
+         "models/adapters": "models", "kernels/products/nf4": "kernels/products"}
 EVERYTHING = {"fsdp", "app"}  # `fsdp` is the umbrella header
 
 # These must build and run without LibTorch.

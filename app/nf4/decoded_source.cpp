@@ -126,7 +126,7 @@ class DecodedSource final : public io::WeightSource {
     std::map<std::string, std::vector<int64_t>> shapes;
     for (const auto& [name, index] : by_name_) {
       if (!io::is_nf4_name(name)) continue;
-      if (shapes.empty()) shapes = shapes_of_blocks(name);
+      if (shapes.empty()) shapes = shapes_of_matrices(name);
       const std::string weight = io::weight_of_nf4(name);
       const auto shape = shapes.find(weight);
       const io::WeightTensor& stored = base_->tensors()[index];
@@ -139,15 +139,18 @@ class DecodedSource final : public io::WeightSource {
     }
   }
 
-  std::map<std::string, std::vector<int64_t>> shapes_of_blocks(const std::string& name) const {
+  std::map<std::string, std::vector<int64_t>> shapes_of_matrices(const std::string& name) const {
     if (!config_) throw error(name, "got codes without config.json, expected it: it says what they are codes of.");
     const models::DecoderConfig config = models::parse_decoder_config(*config_, path_.string());
     std::map<std::string, std::vector<int64_t>> shapes;
-    for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-      for (const models::NamedShape& each : models::block_parameters(config, layer)) {
+    const auto add_matrices = [&shapes](const std::vector<models::NamedShape>& parameters) {
+      for (const models::NamedShape& each : parameters) {
         if (each.shape.size() == 2) shapes[each.name] = each.shape;
       }
-    }
+    };
+    add_matrices(models::outer_parameters(config));
+    for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer)
+      add_matrices(models::block_parameters(config, layer));
     return shapes;
   }
 

@@ -50,6 +50,13 @@ at::Tensor cross_entropy(const at::Tensor& logits_NV, const at::Tensor& targets_
 at::Tensor linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor& weight_VE, const at::Tensor& targets_N,
                                 Reduction reduction = Reduction::kMean, const LossTerms& terms = {});
 
+// The same with a frozen weight W [vocab, E] that rests as NF4 codes, `record` its nf4_bytes(vocab * E) bytes; x in
+// fp32 or bf16 on the CPU. W is decoded once, to x's dtype, and freed before this returns: the forward makes the
+// gradient of x, which is all that it keeps. Operator: fsdp::nf4_linear_cross_entropy.
+at::Tensor nf4_linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor& record, int64_t vocab,
+                                    const at::Tensor& targets_N, Reduction reduction = Reduction::kMean,
+                                    const LossTerms& terms = {});
+
 // How many targets are not kIgnoreIndex: what the mean divides by. targets int64, any shape, on the CPU.
 int64_t count_valid_targets(const at::Tensor& targets);
 

@@ -12,6 +12,7 @@
 #include "kernels/operators/cross_entropy_parts.h"
 #include "kernels/products/linear_parts.h"
 #include "kernels/products/narrow_linear.h"
+#include "kernels/products/nf4/nf4_linear.h"
 
 namespace fsdp::kernels {
 namespace {
@@ -208,6 +209,42 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
   }
 };
 
+// The weight is decoded in the forward only, which makes the gradient of x at once: nothing of it stays.
+struct Nf4LinearCrossEntropy : torch::autograd::Function<Nf4LinearCrossEntropy> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x_NE, const at::Tensor& record,
+                            int64_t vocab, const at::Tensor& targets_N, bool mean, double z_loss,
+                            double label_smoothing, bool records_graph) {
+    const Keeps keeps = records_graph && x_NE.requires_grad() ? Keeps::kGradients : Keeps::kNormalisers;
+    const at::AutoDispatchBelowADInplaceOrView below;  // observers have seen this operator's inputs
+    const at::Tensor weight_VE = decode_nf4(record, vocab, x_NE.size(1), x_NE.scalar_type());
+    const Results results = run_forward({x_NE, weight_VE, targets_N, mean, {z_loss, label_smoothing}, keeps});
+    context->save_for_backward({results.grad_x_NE});
+    return results.loss;
+  }
+
+  // The gradient stays as it is: a graph that is kept has a second backward.
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    torch::autograd::variable_list result(8);
+    if (context->needs_input_grad(0)) result[0] = context->get_saved_variables()[0] * grads[0];
+    return result;
+  }
+};
+
+at::Tensor nf4_linear_cross_entropy_without_gradient(const at::Tensor& x_NE, const at::Tensor& record, int64_t vocab,
+                                                     const at::Tensor& targets_N, bool mean, double z_loss,
+                                                     double label_smoothing) {
+  const at::Tensor weight_VE = decode_nf4(record, vocab, x_NE.size(1), x_NE.scalar_type());
+  return run_forward({x_NE, weight_VE, targets_N, mean, {z_loss, label_smoothing}, Keeps::kNormalisers}).loss;
+}
+
+at::Tensor differentiable_nf4_linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor& record, int64_t vocab,
+                                                   const at::Tensor& targets_N, bool mean, double z_loss,
+                                                   double label_smoothing) {
+  return Nf4LinearCrossEntropy::apply(x_NE, record, vocab, targets_N, mean, z_loss, label_smoothing,
+                                      at::GradMode::is_enabled());
+}
+
 at::Tensor linear_cross_entropy_without_gradient(const at::Tensor& x_NE, const at::Tensor& weight_VE,
                                                  const at::Tensor& targets_N, bool mean, double z_loss,
                                                  double label_smoothing) {
@@ -247,14 +284,31 @@ at::Tensor linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor& weight
   return op.call(x_NE, weight_VE, targets_N, reduction == Reduction::kMean, terms.z_loss, terms.label_smoothing);
 }
 
+at::Tensor nf4_linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor& record, int64_t vocab,
+                                    const at::Tensor& targets_N, Reduction reduction, const LossTerms& terms) {
+  static const auto op =
+      find_operator<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, const at::Tensor&, bool, double, double)>(
+          "fsdp::nf4_linear_cross_entropy");
+  TORCH_CHECK(x_NE.dim() == 2 && x_NE.is_cpu(), "[nf4] got x ", x_NE.sizes(), " on ", x_NE.device(),
+              ", expected [N, E] on the CPU.");
+  return op.call(x_NE, record, vocab, targets_N, reduction == Reduction::kMean, terms.z_loss, terms.label_smoothing);
+}
+
 TORCH_LIBRARY_FRAGMENT(fsdp, library) {
+  library.def(
+      "nf4_linear_cross_entropy(Tensor x, Tensor record, int vocab, Tensor targets, bool mean, float z_loss, float "
+      "label_smoothing) -> Tensor");
   library.def(
       "linear_cross_entropy(Tensor x, Tensor weight, Tensor targets, bool mean, float z_loss, float label_smoothing) "
       "-> Tensor");
 }
-TORCH_LIBRARY_IMPL(fsdp, CPU, library) { library.impl("linear_cross_entropy", linear_cross_entropy_without_gradient); }
+TORCH_LIBRARY_IMPL(fsdp, CPU, library) {
+  library.impl("linear_cross_entropy", linear_cross_entropy_without_gradient);
+  library.impl("nf4_linear_cross_entropy", nf4_linear_cross_entropy_without_gradient);
+}
 TORCH_LIBRARY_IMPL(fsdp, Autograd, library) {
   library.impl("linear_cross_entropy", differentiable_linear_cross_entropy);
+  library.impl("nf4_linear_cross_entropy", differentiable_nf4_linear_cross_entropy);
 }
 
 }  // namespace fsdp::kernels

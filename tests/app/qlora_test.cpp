@@ -45,29 +45,33 @@ class Qlora : public TuningFixture {
 TEST_F(Qlora, LearnsAsAdaptersOfABaseInBf16Do) {
   const std::string how = "--train.steps=60 --shard.precision=bf16 ";
   ASSERT_EQ(launch_fsdp(2, tune("bf16", how)).exit_code, 0);
-  const CommandResult result = launch_fsdp(2, tune("nf4", how + "--tune.base=nf4"));
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_TRUE(contains(result.out, "down_proj, base as NF4 codes: ")) << result.out;
-  const std::vector<double> expected = losses("bf16"), actual = losses("nf4");
-  ASSERT_EQ(actual.size(), 60u);
-  double ours = 0, theirs = 0;
-  for (size_t step = 40; step < 60; ++step) {
-    ours += actual[step];
-    theirs += expected[step];
-  }
-  EXPECT_NEAR(ours, theirs, 0.01 * theirs);
-  EXPECT_LT(actual.back(), actual.front() - 0.05);
-  EXPECT_NEAR(heldout("nf4"), heldout("bf16"), 0.01 * heldout("bf16"));
-  // The planner knows what it holds, to the byte.
-  EXPECT_TRUE(contains(result.out, "this rank holds weights ")) << result.out;
-  for (const char* part : {"weights", "gradients", "optimizer"}) {
-    const size_t place = result.out.rfind(std::string(part) + " ");
-    EXPECT_EQ(result.out.substr(result.out.find('(', place), 9), "(+0.00 %)") << part << result.out;
+  const std::vector<double> expected = losses("bf16");
+  for (const auto& [format, said] : {std::pair<std::string, std::string>{"nf4", "NF4 codes: "},
+                                     {"nf4_all", "NF4 codes, embeddings and head too: "}}) {
+    const CommandResult result = launch_fsdp(2, tune(format, how + "--tune.base=" + format));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_TRUE(contains(result.out, "down_proj, base as " + said)) << result.out;
+    const std::vector<double> actual = losses(format);
+    ASSERT_EQ(actual.size(), 60u);
+    double ours = 0, theirs = 0;
+    for (size_t step = 40; step < 60; ++step) {
+      ours += actual[step];
+      theirs += expected[step];
+    }
+    EXPECT_NEAR(ours, theirs, 0.01 * theirs) << format;
+    EXPECT_LT(actual.back(), actual.front() - 0.05) << format;
+    EXPECT_NEAR(heldout(format), heldout("bf16"), 0.01 * heldout("bf16"));
+    // The planner knows what it holds, to the byte.
+    EXPECT_TRUE(contains(result.out, "this rank holds weights ")) << result.out;
+    for (const char* part : {"weights", "gradients", "optimizer"}) {
+      const size_t place = result.out.rfind(std::string(part) + " ");
+      EXPECT_EQ(result.out.substr(result.out.find('(', place), 9), "(+0.00 %)") << part << result.out;
+    }
   }
 }
 
 TEST_F(Qlora, RanksDoNotMatter) {
-  const std::string how = "--train.batch_sequences=12 --tune.base=nf4 ";
+  const std::string how = "--train.batch_sequences=12 --tune.base=nf4_all ";
   ASSERT_EQ(run_fsdp(tune("one", how)).exit_code, 0);
   const std::vector<double> expected = losses("one");
   for (const int ranks : {2, 3}) {
@@ -86,10 +90,11 @@ TEST_F(Qlora, StoppedRunsGoOnBitForBit) {
     const char* name;
     std::string options;
   };
-  for (const Kind& kind : {Kind{"with the base", ""}, Kind{"adapters alone, state on a disk",
-                                                           "--shard.offload=disk --checkpoint.content=adapter "}}) {
+  for (const Kind& kind : {Kind{"with the base", "--tune.base=nf4 "}, Kind{"with all of it", "--tune.base=nf4_all "},
+                           Kind{"adapters alone, state on a disk",
+                                "--tune.base=nf4_all --shard.offload=disk --checkpoint.content=adapter "}}) {
     const std::string how = kind.options +
-                            "--tune.base=nf4 --shard.precision=bf16 --train.steps=9 --checkpoint.every_steps=4 "
+                            "--shard.precision=bf16 --train.steps=9 --checkpoint.every_steps=4 "
                             "--resume=auto --output.overwrite=replace";
     std::filesystem::remove_all(path("straight"));
     std::filesystem::remove_all(path("stopped"));
@@ -105,16 +110,19 @@ TEST_F(Qlora, StoppedRunsGoOnBitForBit) {
 }
 
 // What was trained is the decoded base and its adapter: a checkpoint has both, and so has the base as bitsandbytes
-// stores it.
+// stores it where embeddings and head are no codes.
 TEST_F(Qlora, MergesIntoTheBaseThatWasTrainedOn) {
-  const CommandResult result =
-      launch_fsdp(2, tune("run", "--train.steps=8 --checkpoint.every_steps=8 --tune.base=nf4"));
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  const std::string step = path("run") + "/checkpoints/step-8";
-  ASSERT_EQ(run_fsdp("verify " + step).exit_code, 0);
-  const CommandResult whole = run_fsdp("export " + step + " --dtype fp32 -o " + path("whole"));
-  ASSERT_EQ(whole.exit_code, 0) << whole.err;
-  EXPECT_NEAR(worth(path("whole"), "fp32"), heldout("run"), 1e-6);
+  for (const std::string format : {"nf4_all", "nf4"}) {
+    for (const char* folder : {"run", "whole"}) std::filesystem::remove_all(path(folder));
+    const CommandResult result =
+        launch_fsdp(2, tune("run", "--train.steps=8 --checkpoint.every_steps=8 --tune.base=" + format));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const std::string step = path("run") + "/checkpoints/step-8";
+    ASSERT_EQ(run_fsdp("verify " + step).exit_code, 0);
+    const CommandResult whole = run_fsdp("export " + step + " --dtype fp32 -o " + path("whole"));
+    ASSERT_EQ(whole.exit_code, 0) << whole.err;
+    EXPECT_NEAR(worth(path("whole"), "fp32"), heldout("run"), 1e-6) << format;
+  }
 
   const CommandResult coded = run_fsdp("export " + base() + " --dtype nf4 -o " + path("coded"));
   ASSERT_EQ(coded.exit_code, 0) << coded.err;
@@ -220,7 +228,8 @@ TEST_F(Qlora, RefusesWhatDoesNotGoWithCodes) {
         Refusal{"--shard.precision=fp8", "shard.precision = \"fp8\"", "expected bf16"},
         Refusal{"--train.projections=fused", "train.projections", "expected separate"},
         Refusal{"--mesh.pp=2", "mesh.pp = 2", "expected 1"},
-        Refusal{"--tune.base=int4", "tune.base", "one of: bf16, nf4"}}) {
+        Refusal{"--tune.base=nf4_all --mesh.tp=2", "got nf4_all with mesh.tp = 2", "expected 1"},
+        Refusal{"--tune.base=int4", "tune.base", "one of: bf16, nf4, nf4_all"}}) {
     const std::string command = tune("refused", "--tune.base=nf4 " + refusal.options);
     const CommandResult result = contains(refusal.options, "mesh") ? launch_fsdp(2, command) : run_fsdp(command);
     EXPECT_EQ(result.exit_code, 2) << refusal.options;
@@ -230,8 +239,8 @@ TEST_F(Qlora, RefusesWhatDoesNotGoWithCodes) {
 
 // Along a context too, adapters count on every map.
 TEST_F(Qlora, AContextDoesNotMatter) {
-  ASSERT_EQ(run_fsdp(tune("whole", "--tune.base=nf4")).exit_code, 0);
-  const CommandResult result = launch_fsdp(2, tune("parts", "--tune.base=nf4 --mesh.cp=2"));
+  ASSERT_EQ(run_fsdp(tune("whole", "--tune.base=nf4_all")).exit_code, 0);
+  const CommandResult result = launch_fsdp(2, tune("parts", "--tune.base=nf4_all --mesh.cp=2"));
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const std::vector<double> expected = losses("whole"), actual = losses("parts");
   ASSERT_EQ(actual.size(), expected.size());

@@ -213,7 +213,7 @@ TEST_F(Tune, SeveralAdaptersAreServedByName) {
     return values;
   };
   const std::string how = "generate " + base() + " --max-tokens 16 --temperature 1 --json --precision ";
-  for (const std::string kind : {"fp32", "bf16", "fp32 --base nf4"}) {
+  for (const std::string kind : {"fp32", "bf16", "fp32 --base nf4", "fp32 --base nf4_all"}) {
     const std::string every = how + kind + named + " --use second --seed 3 --prompts-file " + path("prompts.jsonl");
     const CommandResult together = run_fsdp(every);
     ASSERT_EQ(together.exit_code, 0) << together.err;

@@ -8,9 +8,12 @@
 
 #include "fsdp/fsdp.h"
 #include "models/decoder.h"
+#include "plan/activations.h"
 #include "plan/report.h"
 #include "tests/support/ranks.h"
+#include "train/model/nf4/base_format.h"
 #include "train/model/parallelize.h"
+#include "train/model/planned_run.h"
 #include "train/model/recomputation.h"
 
 namespace fsdp::plan::activations_test {
@@ -25,6 +28,7 @@ class PeakBytes : public c10::MemoryReportingInfoBase {
   }
   bool memoryProfilingEnabled() const override { return true; }
   int64_t peak() const { return peak_; }
+  int64_t held() const { return held_; }
 
  private:
   int64_t held_ = 0;
@@ -126,6 +130,41 @@ TEST(PlanActivations, PeaksOfRealSteps) {
                   c.precision, measured, planned, error, report.memory.where.c_str());
       EXPECT_LE(std::abs(error), 5) << c.what;
     });
+  }
+}
+
+// A head that rests as codes is whole while the loss is computed, in what is computed with, and is gone after it.
+TEST(PlanActivations, ALossOverCodesHoldsWhatRealOnesHold) {
+  for (const bool tied : {false, true}) {
+    for (const auto& [rows, length] : {std::pair<int64_t, int64_t>{1, 256}, {8, 256}}) {
+      const Case c{"codes", 512, 256, 20000, 1, 4, 2, rows, length, models::Recompute::kNone, "bf16", tied};
+      train::Config config;
+      config.tune.method = "lora";
+      config.tune.base = "nf4_all";
+      config.shard.precision = c.precision;
+      const PlannedModel model = train::planned_model(config, {config_of(c)});
+      plan::Setup setup;
+      setup.precision = parse_planned_precision(c.precision);
+      setup.transport = Transport::kGloo;
+      setup.work.microbatch_sequences = rows;
+      setup.work.sequence_length = length;
+      const Activations planned = plan_activations(model, setup);
+
+      models::Decoder decoder(config_of(c), at::kBFloat16);
+      train::keep_as_codes(decoder, train::BaseFormat::kNf4All);
+      const at::Tensor hidden = at::zeros({rows, length, c.hidden}, at::kBFloat16).requires_grad_();
+      const at::Tensor targets = at::arange(rows * length, at::kLong);
+      const auto account = std::make_shared<PeakBytes>();
+      {
+        const c10::DebugInfoGuard counting(c10::DebugInfoKind::PROFILER_STATE, account);
+        const at::Tensor loss = decoder->loss_of(hidden, targets);
+        EXPECT_LE(account->held(), planned.loss_kept + 64);
+        loss.backward();
+      }
+      const double measured = static_cast<double>(account->peak());
+      EXPECT_NEAR(static_cast<double>(planned.loss_kept + planned.loss_working), measured, 0.03 * measured)
+          << (tied ? "tied, " : "") << rows << " rows";
+    }
   }
 }
 

@@ -414,9 +414,10 @@ std::vector<Option> tune_options() {
       {"tune.lora_init", FSDP_SLOT(tune.lora_init), one_of({"random", "pissa"}),
        "lora: random: A begins at random and B as zero; pissa: both begin with the largest singular values of the "
        "weight, which the base then lacks (PiSSA)"},
-      {"tune.base", FSDP_SLOT(tune.base), one_of({"bf16", "nf4"}),
+      {"tune.base", FSDP_SLOT(tune.base), one_of({"bf16", "nf4", "nf4_all"}),
        "lora: bf16: the base rests in the type that is computed with, that of shard.precision; nf4: linear maps of the "
-       "blocks rest as 4-bit codes, 0.52 bytes a weight, and are decoded for each product (QLoRA)"},
+       "blocks rest as 4-bit codes, 0.52 bytes a weight, and are decoded for each product (QLoRA); nf4_all: embeddings "
+       "and head, too"},
       {"tune.loss", FSDP_SLOT(tune.loss), one_of({"sft", "dpo"}),
        "sft: cross entropy of what documents say next; dpo: preference of the chosen answer of each pair to the "
        "rejected one (`fsdp prepare --pairs`), against the model that the run starts from"},

@@ -7,7 +7,7 @@
 
 #include "io/base/error.h"
 #include "io/hub/model_folder.h"
-#include "kernels/products/nf4_linear.h"
+#include "kernels/products/nf4/nf4_linear.h"
 #include "models/load_weights.h"
 #include "models/lora.h"
 #include "train/base/agreement.h"
@@ -46,29 +46,35 @@ void move_to_large_pages(torch::nn::Module& module, const io::ModelFolder& folde
   }
 }
 
-// One map after the other, so that numbers and codes of no two are there.
-void encode_maps(models::Decoder& decoder) {
+void encode(const std::string& name, models::LinearImpl& linear, c10::Device device) {
+  const at::Tensor weight = linear.weight.cpu();
+  if (!weight.isfinite().all().item<bool>())
+    throw io::Error(io::ErrorKind::kModel, "[load] " + io::in_quotes(name + ".weight") +
+                                               ": got a number that is not finite, expected weights that NF4 codes "
+                                               "can stand for. Repair the file, or leave --base out.");
+  const at::Tensor codes = kernels::encode_nf4(weight).to(device);
+  linear.keep_as_nf4();
+  linear.named_parameters()["weight_nf4"].set_data(codes);
+}
+
+// One matrix after the other, so that numbers and codes of no two are there.
+void encode_base(models::Decoder& decoder, BaseFormat base) {
   const at::NoGradGuard no_grad;
-  for (const models::NamedLinear& linear : models::linears_in_blocks(decoder)) {
-    const at::Tensor weight = linear.module->weight.cpu();
-    if (!weight.isfinite().all().item<bool>())
-      throw io::Error(io::ErrorKind::kModel, "[load] " + io::in_quotes(linear.name + ".weight") +
-                                                 ": got a number that is not finite, expected weights that NF4 codes "
-                                                 "can stand for. Repair the file, or leave --base out.");
-    const at::Tensor codes = kernels::encode_nf4(weight).to(decoder->device());
-    linear.module->keep_as_nf4();
-    linear.module->named_parameters()["weight_nf4"].set_data(codes);
-  }
+  for (const models::NamedLinear& linear : models::linears_in_blocks(decoder))
+    encode(linear.name, *linear.module, decoder->device());
+  if (base != BaseFormat::kNf4All) return;
+  models::Linear embedding = decoder->embed_tokens(), head = decoder->head();
+  encode("model.embed_tokens", *embedding, decoder->device());
+  if (!head->is_nf4()) encode("lm_head", *head, decoder->device());  // unless it is the embedding
 }
 
 models::Decoder load_whole(const models::DecoderConfig& config, const io::ModelFolder& folder, at::ScalarType dtype,
                            c10::Device device, BaseFormat base) {
   models::Decoder decoder(config, at::TensorOptions().dtype(dtype).device(device));
   for (const at::Tensor& parameter : decoder->parameters()) at::Tensor(parameter).set_requires_grad(false);
-  const bool has_codes = base == BaseFormat::kNf4;
-  if (device.is_cpu() && !has_codes) move_to_large_pages(*decoder, folder);
+  if (device.is_cpu() && !has_codes(base)) move_to_large_pages(*decoder, folder);
   models::load_weights(*decoder, config, folder);
-  if (has_codes) encode_maps(decoder);
+  if (has_codes(base)) encode_base(decoder, base);
   return decoder;
 }
 

@@ -21,8 +21,8 @@ class InferenceModel {
   // stored in bf16 as they are, which changes no value; in a larger one each rank holds its shards in fp32. Throws
   // Error(kUsage) for another precision, io::Error(kModel) for files that do not fit.
   // `adapters`: one without a name is worked into the weights; those with names stay beside them, and requests say
-  // which they want (adapters()). io::Error as load_adapter(). `base`: kNf4 keeps linear maps of the blocks as codes
-  // once they are read; a world of one.
+  // which they want (adapters()). io::Error as load_adapter(). `base`: matrices that it keeps as codes once they are
+  // read; a world of one.
   InferenceModel(const std::filesystem::path& folder, const std::string& precision, const World& world,
                  c10::Device device = c10::kCPU, const std::vector<NamedAdapter>& adapters = {},
                  BaseFormat base = BaseFormat::kAsComputed);

@@ -10,7 +10,6 @@
 
 #include "fsdp/fsdp.h"
 #include "io/hub/model_identity.h"
-#include "models/nf4_base.h"
 #include "train/base/format.h"
 #include "train/config/precision_checks.h"
 #include "train/model/frozen.h"
@@ -118,7 +117,7 @@ bool needs_its_base(const Config& config, const Tuning& tuning) {
 }
 
 std::string identify_base(const Tuning& tuning, const io::ModelFolder& weights) {
-  const std::string format = tuning.base == BaseFormat::kNf4 ? " as NF4 codes" : "";
+  const std::string format = has_codes(tuning.base) ? " as " + describe(tuning.base) : "";
   if (tuning.init == LoraInit::kRandom) return io::identify_model(weights) + format;
   return io::identify_model(weights) +
          format_text(" less %lld singular values, in factors for %.17g of ", static_cast<long long>(tuning.lora->rank),
@@ -129,7 +128,7 @@ std::string identify_base(const Tuning& tuning, const io::ModelFolder& weights) 
 void apply_tuning(const Tuning& tuning, models::Decoder& decoder, uint64_t seed) {
   if (tuning.lora) {
     add_adapters(*tuning.lora, decoder, seed);
-    if (tuning.base == BaseFormat::kNf4) models::keep_blocks_as_nf4(decoder);  // before a value is asked for
+    keep_as_codes(decoder, tuning.base);  // before a value is asked for
     return;
   }
   const std::set<std::string> frozen(tuning.frozen.begin(), tuning.frozen.end());
@@ -180,7 +179,7 @@ std::string describe(const Tuning& tuning, const ShardedModel& model) {
                 "%s of rank %lld, alpha %g on %s", tuning.lora->kind == models::AdapterKind::kDora ? "DoRA" : "LoRA",
                 static_cast<long long>(tuning.lora->rank), tuning.lora->alpha, join(tuning.lora->targets).c_str()) +
                 (tuning.init == LoraInit::kPrincipal ? ", begun with the largest singular values" : "") +
-                (tuning.base == BaseFormat::kNf4 ? ", base as NF4 codes" : "")
+                (has_codes(tuning.base) ? ", base as " + describe(tuning.base) : "")
           : std::to_string(tuning.frozen.size()) + " tensors are frozen";
   return how + ": " + with_thousands(trained) + " of " + with_thousands(all) + " parameters train (" +
          format_text("%.2f %%)", 100 * static_cast<double>(trained) / static_cast<double>(all));

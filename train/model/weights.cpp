@@ -252,6 +252,7 @@ NamedLeaves stored_leaves(NamedLeaves leaves) {
 }  // namespace
 
 void check_names_and_shapes(const ShardedModel& model, const io::ModelFolder& folder) {
+  check_codes_are_kept(model, folder);
   std::vector<models::ExpectedTensor> expected, codes;
   for (const WholeTensor& tensor : whole_tensors(model)) {
     if (io::is_adapter_name(tensor.name)) continue;

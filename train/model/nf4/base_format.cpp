@@ -1,6 +1,7 @@
 #include "train/model/nf4/base_format.h"
 
 #include "fsdp/base/error.h"
+#include "models/nf4_base.h"
 
 namespace fsdp::train {
 namespace {
@@ -17,11 +18,22 @@ bool multiplies_decoded(const std::string& precision) {
 }  // namespace
 
 BaseFormat parse_base_format(const std::string& name) {
+  if (name == "nf4_all") return BaseFormat::kNf4All;
   return name == "nf4" ? BaseFormat::kNf4 : BaseFormat::kAsComputed;
 }
 
+std::string describe(BaseFormat base) {
+  if (!has_codes(base)) return "";
+  return base == BaseFormat::kNf4All ? "NF4 codes, embeddings and head too" : "NF4 codes";
+}
+
+void keep_as_codes(const models::Decoder& decoder, BaseFormat base) {
+  if (base == BaseFormat::kNf4) models::keep_blocks_as_nf4(decoder);
+  if (base == BaseFormat::kNf4All) models::keep_all_as_nf4(decoder);
+}
+
 void check_base_format(const Config& config, const ModelChoice& choice) {
-  if (parse_base_format(config.tune.base) != BaseFormat::kNf4) {
+  if (!has_codes(parse_base_format(config.tune.base))) {
     if (!choice.has_codes) return;
     throw Error(ErrorCode::kUsage, "[tune] model.path: got " + config.model.path +
                                        ", whose quantization_config says that its weights are codes in 4 or 8 bits, "
@@ -45,8 +57,8 @@ void check_base_format(const Config& config, const ModelChoice& choice) {
   };
   for (const BaseMisfit& each : misfits) {
     if (!each.is_asked) continue;
-    throw Error(ErrorCode::kUsage, "[tune] tune.base: got nf4 with " + each.setting + ", expected " + each.instead +
-                                       ". Set that, or tune.base to bf16.");
+    throw Error(ErrorCode::kUsage, "[tune] tune.base: got " + config.tune.base + " with " + each.setting +
+                                       ", expected " + each.instead + ". Set that, or tune.base to bf16.");
   }
 }
 

@@ -5,6 +5,7 @@
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
+#include <set>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -133,6 +134,19 @@ void load_leaf(const CodedLeaf& coded, const models::DecoderConfig& config, cons
 
 bool has_codes_of(const io::ModelFolder& folder, const std::string& weight) {
   return folder.find(weight + suffix(Beside::kState)).has_value();
+}
+
+void check_codes_are_kept(const ShardedModel& model, const io::ModelFolder& folder) {
+  std::set<std::string> kept;
+  for (const auto& [parameter, weight] : models::coded_weights(model.decoder)) kept.insert(weight.name);
+  for (const WholeTensor& tensor : whole_tensors(model)) {
+    if (kept.contains(tensor.name) || !has_codes_of(folder, tensor.name)) continue;
+    throw io::Error(
+        io::ErrorKind::kModel,
+        "[load] " + io::in_quotes(folder.path().string()) + ": tensor " + io::in_quotes(tensor.name) +
+            ": got NF4 codes, expected numbers. Train adapters on them with tune.base = \"nf4_all\" (\"nf4\" "
+            "if they are of linear maps of the blocks alone), or turn them into numbers with `fsdp import`.");
+  }
 }
 
 std::vector<models::ExpectedTensor> expected_codes(const io::ModelFolder& folder, const WholeTensor& weight) {

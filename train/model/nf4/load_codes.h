@@ -14,6 +14,8 @@ struct AdapterStart;  // train/model/adapters/adapter_start.h
 
 // Whether the files have codes of that weight, as bitsandbytes stores them.
 bool has_codes_of(const io::ModelFolder& folder, const std::string& weight);
+// Throws io::Error(kModel) where they have codes of a weight that the model keeps as numbers, naming it.
+void check_codes_are_kept(const ShardedModel& model, const io::ModelFolder& folder);
 // What they have to have of it then: codes and what belongs to them.
 std::vector<models::ExpectedTensor> expected_codes(const io::ModelFolder& folder, const WholeTensor& weight);
 

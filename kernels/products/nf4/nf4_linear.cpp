@@ -1,12 +1,10 @@
-#include "kernels/products/nf4_linear.h"
+#include "kernels/products/nf4/nf4_linear.h"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <algorithm>
-#include <map>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -14,31 +12,18 @@
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/raw_pointer.h"
 #include "kernels/products/linear_parts.h"
+#include "kernels/products/nf4/nf4_record.h"
 #include "kernels/raw/formats/nf4.h"
 
 namespace fsdp::kernels {
 namespace {
 
-// Elements that are decoded at once on a device: bounds the memory of what lies between bytes and weights.
-constexpr int64_t kDevicePiece = int64_t{1} << 22;
 // Of a task on the CPU: whole blocks.
 constexpr int64_t kBlocksPerTask = 256;
 
-void check_record(const at::Tensor& record, int64_t out, int64_t in) {
-  TORCH_CHECK(record.scalar_type() == at::kByte && record.dim() == 1 && record.is_contiguous(),
-              "[nf4] got a record of ", record.scalar_type(), " ", record.sizes(),
-              ", expected contiguous bytes in one dimension.");
-  TORCH_CHECK(out >= 0 && in >= 0 && record.numel() == nf4_bytes(out * in), "[nf4] got a record of ", record.numel(),
-              " bytes for a weight of ", out, " x ", in, ", expected ", nf4_bytes(out * in), ".");
-}
-
-void check_type(at::ScalarType type) {
-  TORCH_CHECK(type == at::kFloat || type == at::kBFloat16, "[nf4] got ", type, ", expected float32 or bfloat16.");
-}
-
 at::Tensor decode_on_cpu(const at::Tensor& record, int64_t out, int64_t in, at::ScalarType type) {
-  check_record(record, out, in);
-  check_type(type);
+  check_nf4_record(record, out, in);
+  check_nf4_type(type);
   at::Tensor weight = at::empty({out, in}, at::TensorOptions().dtype(type));
   const raw::Nf4Layout layout{out * in};
   dispatch_dtype("decode_nf4", weight, [&]<class T>(T) {
@@ -50,38 +35,6 @@ at::Tensor decode_on_cpu(const at::Tensor& record, int64_t out, int64_t in, at::
     });
   });
   return weight;
-}
-
-// What bytes stand for, on a device.
-struct Nf4Tables {
-  at::Tensor pairs;   // the two values of each byte of codes: [256, 2]
-  at::Tensor scales;  // [256]
-};
-
-// Once for each device, so that no product waits for a copy from the host. They live as long as the process.
-const Nf4Tables& tables_on(c10::Device device) {
-  static std::mutex mutex;
-  static auto* all = new std::map<std::pair<c10::DeviceType, int>, Nf4Tables>;
-  const std::lock_guard lock(mutex);
-  const auto [place, is_new] = all->try_emplace({device.type(), device.index()});
-  if (!is_new) return place->second;
-  std::vector<float> pairs;
-  for (int pair = 0; pair < 256; ++pair) {
-    pairs.push_back(raw::nf4_values()[pair >> 4]);
-    pairs.push_back(raw::nf4_values()[pair & 15]);
-  }
-  place->second.pairs = at::tensor(pairs).view({256, 2}).to(device);
-  place->second.scales = at::tensor(at::ArrayRef<float>(raw::nf4_scale_values(), 256)).to(device);
-  return place->second;
-}
-
-// Of all blocks, fp32.
-at::Tensor block_scales(const at::Tensor& record, const raw::Nf4Layout& layout) {
-  const at::Tensor bytes = record.narrow(0, layout.block_scales(), layout.num_blocks());
-  const at::Tensor heads = record.narrow(0, 0, layout.block_scales()).view(at::kFloat);
-  const at::Tensor groups = heads.narrow(0, 0, layout.num_groups()).repeat_interleave(raw::kNf4Group);
-  at::Tensor scales = tables_on(record.device()).scales.index_select(0, bytes.to(at::kInt));
-  return scales.mul_(groups.narrow(0, 0, layout.num_blocks())).add_(heads.narrow(0, layout.num_groups(), 1));
 }
 
 at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& record, int64_t out) {
@@ -119,14 +72,14 @@ at::Tensor differentiable_nf4_linear(const at::Tensor& x, const at::Tensor& reco
 int64_t nf4_bytes(int64_t numel) { return raw::Nf4Layout{numel}.num_bytes(); }
 
 at::Tensor decode_nf4_by_operators(const at::Tensor& record, int64_t out, int64_t in, at::ScalarType type) {
-  check_record(record, out, in);
-  check_type(type);
+  check_nf4_record(record, out, in);
+  check_nf4_type(type);
   const raw::Nf4Layout layout{out * in};
   at::Tensor weight = at::empty({layout.numel}, record.options().dtype(type));
   if (layout.numel == 0) return weight.view({out, in});
-  const at::Tensor scales = block_scales(record, layout), pairs = tables_on(record.device()).pairs;
-  for (int64_t first = 0; first < layout.numel; first += kDevicePiece) {
-    const int64_t count = std::min(kDevicePiece, layout.numel - first), pairs_here = (count + 1) / 2;
+  const at::Tensor scales = nf4_scales(record, layout), pairs = nf4_tables(record.device()).pairs;
+  for (int64_t first = 0; first < layout.numel; first += kNf4DevicePiece) {
+    const int64_t count = std::min(kNf4DevicePiece, layout.numel - first), pairs_here = (count + 1) / 2;
     const at::Tensor bytes = record.narrow(0, layout.codes() + first / 2, pairs_here);
     at::Tensor values = pairs.index_select(0, bytes.to(at::kInt)).view(-1).narrow(0, 0, count);
     const int64_t blocks = (count + raw::kNf4Block - 1) / raw::kNf4Block;
@@ -150,8 +103,8 @@ at::Tensor decode_nf4(const at::Tensor& record, int64_t out, int64_t in, at::Sca
 at::Tensor nf4_linear(const at::Tensor& x, const at::Tensor& record, int64_t out) {
   TORCH_CHECK(x.dim() >= 1 && x.device() == record.device(), "[nf4] got x ", x.sizes(), " on ", x.device(),
               " and a record on ", record.device(), ", expected both on one device and x [..., in].");
-  check_record(record, out, x.size(-1));
-  check_type(x.scalar_type());
+  check_nf4_record(record, out, x.size(-1));
+  check_nf4_type(x.scalar_type());
   static const auto op = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t)>("fsdp::nf4_linear");
   return op.call(x, record, out);
 }
