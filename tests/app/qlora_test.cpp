@@ -228,7 +228,7 @@ TEST_F(Qlora, RefusesWhatDoesNotGoWithCodes) {
         Refusal{"--shard.precision=fp8", "shard.precision = \"fp8\"", "expected bf16"},
         Refusal{"--train.projections=fused", "train.projections", "expected separate"},
         Refusal{"--mesh.pp=2", "mesh.pp = 2", "expected 1"},
-        Refusal{"--tune.base=nf4_all --mesh.tp=2", "got nf4_all with mesh.tp = 2", "expected 1"},
+        Refusal{"--tune.base=nf4_all --mesh.pp=2", "got nf4_all with mesh.pp = 2", "expected 1"},
         Refusal{"--tune.base=int4", "tune.base", "one of: bf16, nf4, nf4_all"}}) {
     const std::string command = tune("refused", "--tune.base=nf4 " + refusal.options);
     const CommandResult result = contains(refusal.options, "mesh") ? launch_fsdp(2, command) : run_fsdp(command);

@@ -142,7 +142,7 @@ TEST(PlanActivations, ALossOverCodesHoldsWhatRealOnesHold) {
       config.tune.method = "lora";
       config.tune.base = "nf4_all";
       config.shard.precision = c.precision;
-      const PlannedModel model = train::planned_model(config, {config_of(c)});
+      const PlannedModel model = train::planned_model(config, {config_of(c), {}, false});
       plan::Setup setup;
       setup.precision = parse_planned_precision(c.precision);
       setup.transport = Transport::kGloo;
