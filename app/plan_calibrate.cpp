@@ -57,6 +57,10 @@ void print_measured(const plan::time::Hardware& hardware, const std::string& pre
   std::printf("  attention                  %8.1f GFLOP/s forward, %.1f backward\n",
               1e-9 * peak * hardware.attention_forward_efficiency,
               1e-9 * peak * hardware.attention_backward_efficiency);
+  std::printf("  with a mask                %8.1f GFLOP/s forward, %.1f backward\n",
+              1e-9 * peak * hardware.masked_attention_forward_efficiency,
+              1e-9 * peak * hardware.masked_attention_backward_efficiency);
+  std::printf("  other operators            %8.1f us each beside what they read and write\n", hardware.operator_us);
   std::printf("  memory                     %8.1f GB/s\n", 1e-9 * hardware.memory_bytes_per_second);
   if (world.size == 1) {
     std::printf("  links                      not measured with one rank: %.1f GB/s in a node, %.2f between nodes\n",

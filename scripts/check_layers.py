@@ -117,7 +117,7 @@ ALLOWED = {
     "train/evaluate": DATA | {"train/preference"},
     "train/generate": DATA,
     "train/logs": {"fsdp/base", "io/base", "train/base", "train/config"},
-    "train/loop": DATA | {"plan", "plan/forecast", "plan/time", "train/evaluate", "train/generate", "train/logs",
+    "train/loop": DATA | {"plan", "plan/forecast", "plan/time", "train/calibrate", "train/evaluate", "train/generate", "train/logs",
                           "train/preference", "train/profile"},
     "train/parity": DATA | {"train/loop"},
 }

@@ -41,6 +41,8 @@ time::DecoderSetup decoder_setup(const models::DecoderConfig& config, const Setu
   decoder.recompute = recompute_of(setup.work.recompute);
   decoder.recomputed_share = recomputed_share(config.num_hidden_layers, setup.work.recompute_every);
   decoder.dtype = dtype_of_products(setup);
+  // Axes beside the data's are trained on CPUs; what a device would do beside its calls is not known.
+  if (setup.transport != Transport::kNccl) decoder.beside_calls = time::BesideCalls::kThisProject;
   decoder.strategy = setup.strategy;
   decoder.sequence_ranks = setup.context;
   if (takes_ring(config, setup)) decoder.sequence_exchange = time::SequenceExchange::kRing;

@@ -11,8 +11,17 @@ int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 double attention_ms(const Work& work, Dtype dtype, const Hardware& hardware) {
   const double peak = hardware.flops(dtype == Dtype::kFp8 ? Dtype::kBf16 : dtype);
+  const auto masked = [](double share, double without) { return share > 0 ? share : without; };
+  const double masked_forward =
+      masked(hardware.masked_attention_forward_efficiency, hardware.attention_forward_efficiency);
+  const double masked_backward =
+      masked(hardware.masked_attention_backward_efficiency, hardware.attention_backward_efficiency);
   return 1e3 * (work.attention_forward_flops / (peak * hardware.attention_forward_efficiency) +
-                work.attention_backward_flops / (peak * hardware.attention_backward_efficiency));
+                work.attention_backward_flops / (peak * hardware.attention_backward_efficiency) +
+                work.masked_forward_flops / (peak * masked_forward) +
+                work.masked_backward_flops / (peak * masked_backward)) +
+         1e-3 * (work.attention_forward_rows * hardware.attention_forward_row_us +
+                 work.attention_backward_rows * hardware.attention_backward_row_us);
 }
 
 double tile_occupancy(const Product& product, const Hardware& hardware) {
@@ -35,7 +44,7 @@ double product_ms(const Product& product, Dtype dtype, const Hardware& hardware)
 
 double work_ms(const Work& work, Dtype dtype, const Hardware& hardware) {
   double ms = attention_ms(work, dtype, hardware) + memory_ms(work.bytes, hardware) +
-              hardware.launch_us * 1e-3 * static_cast<double>(work.kernels);
+              hardware.operator_cost_us() * 1e-3 * static_cast<double>(work.kernels);
   for (const Product& product : work.products) ms += product_ms(product, dtype, hardware);
   return ms;
 }

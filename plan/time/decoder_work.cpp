@@ -22,6 +22,9 @@ double mean_tokens_seen(int64_t length, int64_t window) {
   return (real(window) * (real(window) + 1) / 2 + real(length - window) * real(window)) / real(length);
 }
 
+constexpr int64_t kRouterOperators = 16;  // choosing experts, and watching how even it is
+constexpr double kMaskBytes = 40;         // that making a mask reads and writes for each of its entries
+
 // Elements that are read and written for each token, by what is not a product and not attention.
 struct Elements {
   double forward, backward;
@@ -117,16 +120,30 @@ class DecoderWorkMaker {
       add_forward(passage.forward, of_each, matrix, own);
       add_backward(passage.backward, of_each, matrix, own);
     }
-    // Rows are put in order on both ways, and added up for each token.
-    const double d = real(hidden_), f = real(experts.inner_size), row_bytes = real(rows) * element();
-    passage.forward.bytes = (5 * d + 3 * f) * row_bytes;
-    passage.backward.bytes = (10 * d + 5 * f) * row_bytes;
-    passage.forward.kernels = 6;
-    passage.backward.kernels = 12;
+    add_rows_of_experts(passage, real(rows) * element(), own);
     passage.forward.expert_calls = passage.backward.expert_calls =
         setup_.expert_ranks > 1 ? models::kExpertCallsOfBlock : 0;
     if (is_recomputed(layer) && setup_.recompute == Recompute::kBlock) passage.backward += passage.forward;
     return passage;
+  }
+
+  // Rows are put in order on both ways, and added up for each token: docs/plan_time.md counts it.
+  void add_rows_of_experts(Passage& passage, double row_bytes, int64_t own) const {
+    const double d = real(hidden_), f = real(shape_.experts.inner_size);
+    if (setup_.beside_calls == BesideCalls::kNothing) {
+      passage.forward.bytes = (5 * d + 3 * f) * row_bytes;
+      passage.backward.bytes = (10 * d + 5 * f) * row_bytes;
+      passage.forward.kernels = 6;
+      passage.backward.kernels = 12;
+      return;
+    }
+    const bool travels = setup_.expert_ranks > 1;  // then rows are put in order by rank and by expert
+    passage.forward.bytes = ((travels ? 14 : 10) * d + 7 * f) * row_bytes;
+    passage.backward.bytes =
+        ((travels ? 24 : 16) * d + 11 * f) * row_bytes + 12 * real(own) * d * f * real(element_bytes(setup_.dtype));
+    passage.forward.kernels = kRouterOperators + (travels ? 34 : 16) + 4 * own;
+    passage.backward.kernels = kRouterOperators + (travels ? 36 : 24) + 8 * own;
+    passage.forward.small_calls = travels ? 1 : 0;  // how many rows come
   }
 
   std::vector<Matrix> attention_matrices() const {
@@ -191,14 +208,19 @@ class DecoderWorkMaker {
     }
     passage.forward.attention_forward_flops = scores;
     passage.backward.attention_backward_flops = 2.5 * scores;
+    passage.forward.attention_forward_rows = passage.backward.attention_backward_rows =
+        setup_.tokens() * real(shape_.num_heads);
     passage.forward.bytes = touched.forward * token_bytes;
     passage.backward.bytes = touched.backward * token_bytes;
     passage.forward.kernels = setup_.fusion == Fusion::kFused ? 8 : 30;
     passage.backward.kernels = 2 * passage.forward.kernels;
-    const bool is_cut_whole = !has_experts(layer) || shape_.experts.shared_inner_size > 0;
+    if (setup_.beside_calls == BesideCalls::kThisProject) {
+      add_copies_of_tensor_calls(passage, is_cut_whole(layer) ? 4 : 2);
+      if (setup_.sequence_ranks > 1 && setup_.sequence_exchange == SequenceExchange::kGather) use_mask(passage);
+    }
     if (setup_.tensor_ranks > 1)
       passage.forward.tensor_calls = passage.backward.tensor_calls =
-          is_cut_whole ? models::kTensorCallsOfBlock : models::kTensorCallsOfBlockWithExperts;
+          is_cut_whole(layer) ? models::kTensorCallsOfBlock : models::kTensorCallsOfBlockWithExperts;
     add_context_calls(passage);
     if (is_recomputed(layer)) passage.backward += recomputed(passage.forward, layer);
     if (has_experts(layer) && !spreads_experts(layer)) {
@@ -208,6 +230,36 @@ class DecoderWorkMaker {
     }
     add_copies(passage, layer_parameters());
     return passage;
+  }
+
+  bool is_cut_whole(int64_t layer) const { return !has_experts(layer) || shape_.experts.shared_inner_size > 0; }
+
+  // fsdp/parallel/regions.h: tokens of several rows are put next to each other before or behind a call. Gradients of
+  // norms are sums over the ranks, of two calls each.
+  void add_copies_of_tensor_calls(Passage& passage, int64_t calls) const {
+    if (setup_.tensor_ranks == 1) return;
+    const double copies = setup_.sequences > 1 ? 2.0 * real(calls * hidden_) * setup_.tokens() * element() : 0;
+    passage.forward.bytes += copies;
+    passage.backward.bytes += copies;
+    passage.forward.kernels += 5 * calls;
+    passage.backward.kernels += 6 * calls + 12;
+    passage.backward.small_calls += 4;
+  }
+
+  // fsdp/parallel/context_attention.h: two chunks of queries, each with all keys up to its end, some of them masked;
+  // keys and values put in order, and given to each head of the queries. The backward adds up what both chunks say.
+  void use_mask(Passage& passage) const {
+    const double own = setup_.tokens(), all = own * real(setup_.sequence_ranks), q = real(query_), kv = 2 * real(key_);
+    const double chunk = real(setup_.sequence_length) / real(2 * setup_.sequence_ranks);
+    const double flops = 4 * own / 2 * real(2 * setup_.sequence_ranks + 1) * chunk * q;
+    passage.forward.attention_forward_flops = passage.backward.attention_backward_flops = 0;
+    passage.forward.attention_forward_rows = passage.backward.attention_backward_rows = 0;
+    passage.forward.masked_forward_flops = flops;
+    passage.backward.masked_backward_flops = 2.5 * flops;
+    passage.forward.bytes += (own * (2 * kv + 4 * q) + all * (3 * kv + 2 * q)) * element();
+    passage.backward.bytes += (own * (2 * kv + 9 * q) + all * (5 * kv + 16 * q)) * element();
+    passage.forward.kernels += 34;
+    passage.backward.kernels += 44;
   }
 
   void add_context_calls(Passage& passage) const {
@@ -264,6 +316,15 @@ class DecoderWorkMaker {
     // Its gradient is cleared, then rows are added.
     passage.backward.bytes = (3 * rows + real(shape_.vocab_size * hidden_)) * element();
     passage.forward.kernels = passage.backward.kernels = 2;
+    if (setup_.beside_calls == BesideCalls::kNothing) return passage;
+    if (setup_.tensor_ranks > 1) {  // rows of other ranks are cleared
+      passage.forward.bytes += 2 * rows * element();
+      passage.backward.bytes += 2 * rows * element();
+      add_copies_of_tensor_calls(passage, 1);
+      passage.backward.small_calls = 0;
+    }
+    if (setup_.sequence_ranks > 1 && setup_.sequence_exchange == SequenceExchange::kGather)
+      passage.forward.bytes += kMaskBytes * setup_.tokens() * real(setup_.sequence_length);  // one for all layers
     return passage;
   }
 
@@ -280,6 +341,15 @@ class DecoderWorkMaker {
     passage.forward.bytes = logits * (is_fused ? element() : 14) + 2 * setup_.tokens() * real(hidden_) * element();
     passage.backward.bytes = logits * (is_fused ? element() : 14) + 3 * setup_.tokens() * real(hidden_) * element();
     passage.forward.kernels = passage.backward.kernels = is_fused ? 3 : 8;
+    if (setup_.beside_calls == BesideCalls::kThisProject && setup_.tensor_ranks > 1) {
+      // fsdp/parallel/cross_entropy.h, in fp32: operator by operator, the largest and the sums over all ranks.
+      passage.forward.bytes += 8 * 4 * logits;
+      passage.backward.bytes += 2 * 4 * logits;
+      passage.forward.kernels += 30;
+      passage.backward.kernels += 10;
+      passage.forward.small_calls = 4;
+      add_copies_of_tensor_calls(passage, 1);
+    }
     add_copies(passage, root_parameters());
     return passage;
   }

@@ -46,6 +46,10 @@ enum class Fusion { kFused, kEager };
 // How ranks that share a sequence get at each other's keys and values: all at once, or block by block.
 enum class SequenceExchange { kGather, kRing };
 
+// What ranks that share layers, sequences or experts do beside the calls between them: nothing that counts, or what
+// this project's layers do, copies, masks and index arithmetic (fsdp/parallel/).
+enum class BesideCalls { kNothing, kThisProject };
+
 struct DecoderSetup {
   int64_t sequence_length = 0;
   int64_t sequences = 1;       // of a rank in a microbatch
@@ -57,6 +61,7 @@ struct DecoderSetup {
   Recompute recompute = Recompute::kNone;
   double recomputed_share = 1;  // of the blocks
   Fusion fusion = Fusion::kFused;
+  BesideCalls beside_calls = BesideCalls::kNothing;
   Dtype dtype = Dtype::kBf16;  // of weights and activations
 
   // ---- per parameter

@@ -103,6 +103,14 @@ void check(const Hardware& hardware) {
          hardware.attention_forward_efficiency, kShare);
   expect(share(hardware.attention_backward_efficiency), "attention_backward_efficiency",
          hardware.attention_backward_efficiency, kShare);
+  for (const auto& [field, value] :
+       {std::pair("masked_attention_forward_efficiency", hardware.masked_attention_forward_efficiency),
+        std::pair("masked_attention_backward_efficiency", hardware.masked_attention_backward_efficiency)})
+    expect(value >= 0 && value <= 1, field, value, "a share, or 0 where it is that without a mask");
+  for (const auto& [field, value] : {std::pair("attention_forward_row_us", hardware.attention_forward_row_us),
+                                     std::pair("attention_backward_row_us", hardware.attention_backward_row_us),
+                                     std::pair("operator_us", hardware.operator_us)})
+    expect(duration(value), field, value, kDuration);
   expect(positive(hardware.memory_bytes_per_second), "memory_bytes_per_second", hardware.memory_bytes_per_second,
          kPositive);
   expect(share(hardware.memory_efficiency), "memory_efficiency", hardware.memory_efficiency, kShare);

@@ -44,11 +44,18 @@ struct Hardware {
   // ---- attention, share of the peak
   double attention_forward_efficiency = 1;
   double attention_backward_efficiency = 1;
+  // Of a query of a head, beside the operations: what a row of scores costs however short it is.
+  double attention_forward_row_us = 0;
+  double attention_backward_row_us = 0;
+  // Share of the peak where a mask tells who sees whom, as between ranks that share sequences; 0: as without one.
+  double masked_attention_forward_efficiency = 0;
+  double masked_attention_backward_efficiency = 0;
 
   // ---- everything else
   double memory_bytes_per_second = 0;
   double memory_efficiency = 1;  // share of it that operators reach which are bound by memory
-  double launch_us = 0;          // of an operator, beside its work
+  double launch_us = 0;          // of a product, beside its work
+  double operator_us = 0;        // likewise of any other operator; 0: as a product
 
   // ---- communication
   Link node;                      // between ranks of one node
@@ -61,6 +68,7 @@ struct Hardware {
   // long.
   double slowdown_by_transfers = 0;
 
+  double operator_cost_us() const { return operator_us > 0 ? operator_us : launch_us; }
   double flops(Dtype dtype) const;  // the peak; throws std::invalid_argument naming what this hardware has
   bool operator==(const Hardware&) const = default;
 };

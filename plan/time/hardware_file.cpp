@@ -145,10 +145,15 @@ Hardware parse_hardware(const json& json, const std::string& origin) {
   fields.read("processors", hardware.processors);
   fields.read("attention_forward_efficiency", hardware.attention_forward_efficiency);
   fields.read("attention_backward_efficiency", hardware.attention_backward_efficiency);
+  fields.read("attention_forward_row_us", hardware.attention_forward_row_us);
+  fields.read("attention_backward_row_us", hardware.attention_backward_row_us);
+  fields.read("masked_attention_forward_efficiency", hardware.masked_attention_forward_efficiency);
+  fields.read("masked_attention_backward_efficiency", hardware.masked_attention_backward_efficiency);
   fields.get("memory_bytes_per_second", "bytes that are read or written in a second");
   fields.read("memory_bytes_per_second", hardware.memory_bytes_per_second);
   fields.read("memory_efficiency", hardware.memory_efficiency);
   fields.read("launch_us", hardware.launch_us);
+  fields.read("operator_us", hardware.operator_us);
   fields.read("node", hardware.node);
   fields.read("network", hardware.network);
   fields.read("network_efficiency", hardware.network_efficiency);
@@ -185,9 +190,14 @@ json to_json(const Hardware& hardware) {
           {"processors", hardware.processors},
           {"attention_forward_efficiency", hardware.attention_forward_efficiency},
           {"attention_backward_efficiency", hardware.attention_backward_efficiency},
+          {"attention_forward_row_us", hardware.attention_forward_row_us},
+          {"attention_backward_row_us", hardware.attention_backward_row_us},
+          {"masked_attention_forward_efficiency", hardware.masked_attention_forward_efficiency},
+          {"masked_attention_backward_efficiency", hardware.masked_attention_backward_efficiency},
           {"memory_bytes_per_second", hardware.memory_bytes_per_second},
           {"memory_efficiency", hardware.memory_efficiency},
           {"launch_us", hardware.launch_us},
+          {"operator_us", hardware.operator_us},
           {"node", link(hardware.node)},
           {"network", link(hardware.network)},
           {"network_efficiency", hardware.network_efficiency},

@@ -40,12 +40,17 @@ Work& Work::operator+=(const Work& other) {
   products.insert(products.end(), other.products.begin(), other.products.end());
   attention_forward_flops += other.attention_forward_flops;
   attention_backward_flops += other.attention_backward_flops;
+  attention_forward_rows += other.attention_forward_rows;
+  attention_backward_rows += other.attention_backward_rows;
+  masked_forward_flops += other.masked_forward_flops;
+  masked_backward_flops += other.masked_backward_flops;
   bytes += other.bytes;
   kernels += other.kernels;
   tensor_calls += other.tensor_calls;
   context_calls += other.context_calls;
   ring_rounds += other.ring_rounds;
   ring_gradient_rounds += other.ring_gradient_rounds;
+  small_calls += other.small_calls;
   expert_calls += other.expert_calls;
   return *this;
 }

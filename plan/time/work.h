@@ -32,8 +32,13 @@ struct Work {
   // (2.5 times as many: it computes the scores once more).
   double attention_forward_flops = 0;
   double attention_backward_flops = 0;
+  double attention_forward_rows = 0;  // queries of heads
+  double attention_backward_rows = 0;
+  // The same with a mask that is made, whose operations are all counted.
+  double masked_forward_flops = 0;
+  double masked_backward_flops = 0;
   double bytes = 0;     // that everything else reads and writes
-  int64_t kernels = 0;  // launches of everything else
+  int64_t kernels = 0;  // launches of everything else: operators
   // All-gathers and reduce-scatters of activations, for which the computation waits: StepWork::tensor_bytes over the
   // ranks that share a layer, StepWork::context_bytes over those that share sequences.
   int64_t tensor_calls = 0;
@@ -42,6 +47,7 @@ struct Work {
   // gradients.
   int64_t ring_rounds = 0;
   int64_t ring_gradient_rounds = 0;
+  int64_t small_calls = 0;   // of a few numbers, among the same ranks as tensor_calls, or as expert_calls
   int64_t expert_calls = 0;  // exchanges of StepWork::expert_bytes over the ranks that have all experts among them
 
   double product_flops() const;

@@ -88,6 +88,9 @@ TEST_F(SimulatedWorld, SaysWhatItIsAndWritesNothing) {
   EXPECT_THAT(result.out, HasSubstr("rank 0 of 16 ranks, the others of which do not exist; between them 100 Gb/s and "
                                     "5 us (as told)"));
   EXPECT_THAT(result.out, HasSubstr("losses and weights mean nothing"));
+  EXPECT_THAT(result.out, testing::ContainsRegex("plan: a step takes [0-9.]+ ms on this machine: "));
+  EXPECT_THAT(result.out, testing::ContainsRegex(
+                              "plan: a step took [0-9.]+ ms .[+-][0-9.]+ % of the [0-9.]+ planned on this mach"));
   EXPECT_THAT(result.out, HasSubstr("peak memory: "));
   EXPECT_FALSE(contains(result.out, "loss ")) << result.out;
   EXPECT_FALSE(fs::exists(path("out")));
@@ -100,8 +103,10 @@ TEST_F(SimulatedWorld, SaysWhatItIsAndWritesNothing) {
 TEST_F(SimulatedWorld, TheNetworkTakesItsTime) {
   const CommandResult result = run_fsdp(simulate("--simulate-latency-us=100000 --shard.prefetch_depth=0"));
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  const std::regex line("exposed: gathers ([0-9.]+) ms");
+  const std::regex line("exposed: gathers ([0-9.]+) ms"), planned("of the ([0-9.]+) planned on");
   std::smatch found;
+  ASSERT_TRUE(std::regex_search(result.out, found, planned)) << result.out;
+  EXPECT_GE(std::stod(found[1]), 8 * 100);
   ASSERT_TRUE(std::regex_search(result.out, found, line)) << result.out;
   // Root and four blocks in the forward, and of the blocks all but the last again.
   EXPECT_GE(std::stod(found[1]), 8 * 100);

@@ -151,8 +151,10 @@ plan::time::Hardware calibrate_ranks(const World& world, c10::ScalarType dtype, 
   plan::time::Hardware hardware = calibrate_cpu(dtype, (world.size > 1 ? 0.9 : 1.0) * seconds);
   if (world.size == 1) return hardware;
   for (auto& [type, peak] : hardware.peak_flops) peak = mean_over_ranks(world, peak);
-  for (double* value : {&hardware.launch_us, &hardware.attention_forward_efficiency,
-                        &hardware.attention_backward_efficiency, &hardware.memory_bytes_per_second})
+  for (double* value : {&hardware.launch_us, &hardware.operator_us, &hardware.attention_forward_efficiency,
+                        &hardware.attention_backward_efficiency, &hardware.attention_forward_row_us,
+                        &hardware.attention_backward_row_us, &hardware.masked_attention_forward_efficiency,
+                        &hardware.masked_attention_backward_efficiency, &hardware.memory_bytes_per_second})
     *value = mean_over_ranks(world, *value);
   RankLink link(world, dtype);
   link.set_link(hardware, 0.05 * seconds);

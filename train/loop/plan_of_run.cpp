@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "plan/forecast/planned_work.h"
 #include "plan/time/hardware_file.h"
 #include "train/base/format.h"
+#include "train/calibrate/calibration.h"
 #include "train/model/planned_run.h"
 
 namespace fsdp::train {
@@ -68,15 +70,41 @@ std::string planned_optimizer(const plan::Report& plan) {
   return ", optimizer " + format_bytes(plan.memory.size_of(plan::Part::kOptimizer));
 }
 
-std::optional<plan::Forecast> forecast_run(const Config& config, const ModelChoice& choice, const plan::Report& plan) {
-  const std::string& name = config.output.hardware;
-  if (name.empty()) return std::nullopt;
-  const plan::time::Hardware hardware = plan::time::choose_hardware(name);
+namespace {
+
+plan::Forecast forecast_on(const plan::time::Hardware& hardware, const Config& config, const ModelChoice& choice,
+                           const plan::Report& plan) {
   const plan::PlannedModel model = planned_model(config, choice);
   const plan::Network network{.rails = plan.setup.node_size};
   if (const auto reason = plan::why_no_forecast(model, plan.setup, network, hardware))
-    throw Error(ErrorCode::kUsage, "[plan] output.hardware '" + name + "': no time of a step: " + *reason);
+    throw Error(ErrorCode::kUsage,
+                "[plan] output.hardware '" + config.output.hardware + "': no time of a step: " + *reason);
   return plan::forecast(model, plan.setup, network, hardware);
+}
+
+}  // namespace
+
+std::optional<plan::Forecast> forecast_run(const Config& config, const ModelChoice& choice, const plan::Report& plan) {
+  if (config.output.hardware.empty()) return std::nullopt;
+  return forecast_on(plan::time::choose_hardware(config.output.hardware), config, choice, plan);
+}
+
+std::optional<plan::Forecast> forecast_simulated(const Config& config, const ModelChoice& choice,
+                                                 const plan::Report& plan, const comm::FabricModel& network) {
+  constexpr double kSecondsToMeasure = 2;
+  const bool is_named = !config.output.hardware.empty();
+  if (!is_named && plan.setup.transport == plan::Transport::kNccl) return std::nullopt;
+  const bool is_narrow = plan::dtype_of_products(plan.setup) == plan::time::Dtype::kBf16;
+  plan::time::Hardware hardware = is_named ? plan::time::choose_hardware(config.output.hardware)
+                                           : calibrate_cpu(is_narrow ? at::kBFloat16 : at::kFloat, kSecondsToMeasure);
+  // Transfers come one after the other, each after the latency: comm::FabricModel.
+  hardware.sharing = plan::time::Sharing::kQueue;
+  hardware.hops = plan::time::Hops::kNone;
+  hardware.start_us = std::chrono::duration<double, std::micro>(network.latency).count();
+  hardware.node = hardware.network = {network.bytes_per_second, 0};
+  hardware.network_efficiency = 1;
+  hardware.slowdown_by_transfers = 0;
+  return forecast_on(hardware, config, choice, plan);
 }
 
 std::string dry_run_text(const Config& config, const ModelChoice& choice, const World& world) {

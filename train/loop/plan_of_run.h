@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "fsdp/comm/connection.h"
 #include "fsdp/fsdp.h"
 #include "plan/forecast/forecast.h"
 #include "plan/report.h"
@@ -19,6 +20,11 @@ plan::Report plan_run(const Config& config, const ModelChoice& choice, const Wor
 // How long its steps take on output.hardware; nothing where that is empty. Local. Throws Error(kUsage) or
 // io::Error(kUsage) naming it where there is no such hardware, or no prediction for it.
 std::optional<plan::Forecast> forecast_run(const Config& config, const ModelChoice& choice, const plan::Report& plan);
+
+// The same over that network, of the one rank of a simulated world that exists. Without output.hardware what computing
+// takes is measured first, which takes two seconds; nothing on a GPU then. Local.
+std::optional<plan::Forecast> forecast_simulated(const Config& config, const ModelChoice& choice,
+                                                 const plan::Report& plan, const comm::FabricModel& network);
 
 // What a dry run prints: the tables of both.
 std::string dry_run_text(const Config& config, const ModelChoice& choice, const World& world);

@@ -1,6 +1,7 @@
 #include "train/loop/simulated_run.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -120,6 +121,7 @@ class SimulatedRun {
         memory_before_(process_memory().resident_bytes),
         splits_(std::move(prepared.splits)),
         plan_(plan_run(config, prepared.choice, world)),
+        forecast_(forecast_simulated(config, prepared.choice, plan_, simulated.network)),
         model_(build_model(prepared.choice, prepared.tuning, config, world, prepared.device)),
         batches_(config, model_.place, splits_.train),
         prefetch_(batches_),
@@ -147,6 +149,7 @@ class SimulatedRun {
                   with_thousands(rank_tokens() * world_.size) + " tokens per step, " + with_thousands(rank_tokens()) +
                   " of them rank 0's");
     console_.line("train: " + describe_plan(plan_));
+    if (forecast_) console_.line("train: " + describe_forecast(*forecast_));
   }
 
   void take_step() {
@@ -173,6 +176,7 @@ class SimulatedRun {
                     "of units; exposed: gathers %.2f ms, reductions %.2f ms",
                     median, ms.front(), ms.back(), ms.size(), static_cast<long long>(kLearningSteps),
                     middle(&MeasuredStep::exposed_gather_ms), middle(&MeasuredStep::exposed_reduce_ms)));
+    if (forecast_) console_.line("train: " + compare_with_forecast(*forecast_, 1e-3 * median));
     const double rate = 1e3 * static_cast<double>(rank_tokens()) / median;
     console_.line("train: " + with_thousands(static_cast<int64_t>(rate)) + " tok/s of this rank, " +
                   with_thousands(static_cast<int64_t>(rate * world_.size)) + " of all");
@@ -199,6 +203,7 @@ class SimulatedRun {
   int64_t memory_before_;
   Splits splits_;
   plan::Report plan_;
+  std::optional<plan::Forecast> forecast_;  // none on a GPU that no key names
   ShardedModel model_;
   PackedBatches batches_;
   Prefetch prefetch_;

@@ -55,6 +55,47 @@ TEST(Prices, MeasuredProductsGiveTheirLineBack) {
   EXPECT_THROW(fit_product_line(std::vector<ProductSample>{{1e6, 1}, {1e9, 1e-6}}), std::invalid_argument);
 }
 
+// What was measured of a machine counts beside operations and bytes; what was not, as what is nearest.
+TEST(Prices, RowsMasksAndOperatorsCostWhatWasMeasured) {
+  Hardware hardware = find_hardware("cpu-core");
+  Work work;
+  work.kernels = 100;
+  work.attention_forward_rows = 3000;
+  work.attention_backward_rows = 1000;
+  EXPECT_NEAR(work_ms(work, Dtype::kFp32, hardware), 100 * 1e-3 * hardware.launch_us, 1e-12);
+  hardware.operator_us = 7;
+  hardware.attention_forward_row_us = 0.1;
+  hardware.attention_backward_row_us = 0.5;
+  EXPECT_NEAR(work_ms(work, Dtype::kFp32, hardware), 0.7 + 0.3 + 0.5, 1e-12);
+  Work masked;
+  masked.masked_forward_flops = 1e9;
+  masked.masked_backward_flops = 2e9;
+  const double peak = hardware.flops(Dtype::kFp32);
+  EXPECT_NEAR(attention_ms(masked, Dtype::kFp32, hardware), 1e3 * (1e9 + 2e9) / (0.4 * peak), 1e-9);
+  hardware.masked_attention_forward_efficiency = 0.1;
+  hardware.masked_attention_backward_efficiency = 0.2;
+  EXPECT_NEAR(attention_ms(masked, Dtype::kFp32, hardware), 1e3 * (1e9 / 0.1 + 2e9 / 0.2) / peak, 1e-9);
+}
+
+// Of four ranks that share a sequence each has two of eight chunks, and multiplies the keys up to each one's end: 9 of
+// 64 products of chunks, where a causal mask leaves 8.
+TEST(Prices, AMaskIsMultipliedWhole) {
+  DecoderShape shape{512, 64, 128, 2, 4, 4, 16, Mlp::kGated, false, 0, 0, {}};
+  DecoderSetup setup;
+  setup.sequence_length = 1024;
+  setup.sequence_ranks = 4;
+  setup.beside_calls = BesideCalls::kThisProject;
+  const StepWork work = decoder_work(shape, setup);
+  const Work& forward = work.passages[1].forward;
+  EXPECT_DOUBLE_EQ(forward.masked_forward_flops, 4.0 * 9 / 64 * 1024 * 1024 * 64);
+  EXPECT_EQ(forward.attention_forward_flops, 0);
+  setup.beside_calls = BesideCalls::kNothing;
+  const StepWork other = decoder_work(shape, setup);
+  EXPECT_NEAR(other.passages[1].forward.attention_forward_flops, 4.0 * 8 / 64 * 1024 * 1024 * 64,
+              0.01 * forward.masked_forward_flops);
+  EXPECT_LT(other.passages[1].forward.bytes, forward.bytes);
+}
+
 TEST(Prices, ARingWithinANode) {
   const Hardware hardware = h100();
   const Transfer transfer = scatter_or_gather(int64_t{1} << 30, RankGroup::neighbours(8, 8), hardware);
