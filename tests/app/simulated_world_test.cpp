@@ -88,8 +88,8 @@ TEST_F(SimulatedWorld, SaysWhatItIsAndWritesNothing) {
   EXPECT_THAT(result.out, HasSubstr("rank 0 of 16 ranks, the others of which do not exist; between them 100 Gb/s and "
                                     "5 us (as told)"));
   EXPECT_THAT(result.out, HasSubstr("losses and weights mean nothing"));
-  EXPECT_THAT(result.out, testing::ContainsRegex("plan: a step takes [0-9.]+ ms on this machine: "));
-  EXPECT_THAT(result.out, testing::ContainsRegex(
+  EXPECT_THAT(result.out, ::testing::ContainsRegex("plan: a step takes [0-9.]+ ms on this machine: "));
+  EXPECT_THAT(result.out, ::testing::ContainsRegex(
                               "plan: a step took [0-9.]+ ms .[+-][0-9.]+ % of the [0-9.]+ planned on this mach"));
   EXPECT_THAT(result.out, HasSubstr("peak memory: "));
   EXPECT_FALSE(contains(result.out, "loss ")) << result.out;

@@ -15,6 +15,7 @@
 #include "fsdp/comm/connection.h"
 #include "kernels/products/linear.h"
 #include "train/calibrate/calibration.h"
+#include "train/calibrate/turns.h"
 
 namespace fsdp::train {
 namespace {
@@ -65,6 +66,28 @@ class RankLink {
     hardware.node = {found.bytes_per_second, 0};
     hardware.hops = plan::time::Hops::kNone;
     hardware.start_us = found.call_us;
+  }
+
+  // How much longer ranks take that meet about every 10 ms than one of them computes: they are never ready at the same
+  // moment, and share a machine with what else runs on it.
+  double meetings(double budget) {
+    constexpr double kBlock = 0.01;
+    const int64_t side = 256;
+    const at::Tensor x = at::full({side, side}, 0.5, dtype_), weight = at::full({side, side}, 0.25, dtype_);
+    const at::NoGradGuard no_grad;
+    const auto product = [&] { kernels::linear(x, weight); };
+    const double rate = rate_until(product, [&, begin = SteadyClock::now()] { return seconds_since(begin) > kBlock; });
+    const auto products = static_cast<int64_t>(std::max(1.0, mean_over_ranks(world_, rate) * kBlock));
+    const auto blocks = static_cast<int64_t>(std::max(10.0, budget / kBlock));
+    double computed = 0;
+    const auto begin = SteadyClock::now();
+    for (int64_t block = 0; block < blocks; ++block) {
+      const double start = own_seconds();
+      for (int64_t i = 0; i < products; ++i) product();
+      computed += own_seconds() - start;
+      call(1);
+    }
+    return std::max(1.0, mean_over_ranks(world_, seconds_since(begin)) / mean_over_ranks(world_, computed));
   }
 
   // How much longer computing takes while transfers run without a pause.
@@ -135,6 +158,15 @@ class RankLink {
   at::Tensor all_, shard_, staging_;
 };
 
+// All that is computed takes so many times as long.
+void slow_down(plan::time::Hardware& hardware, double times) {
+  for (auto& [type, peak] : hardware.peak_flops) peak /= times;
+  hardware.memory_bytes_per_second /= times;
+  for (double* cost : {&hardware.launch_us, &hardware.operator_us, &hardware.attention_forward_row_us,
+                       &hardware.attention_backward_row_us})
+    *cost *= times;
+}
+
 }  // namespace
 
 RankLinkSpeed measure_rank_link(const World& world, double seconds) {
@@ -148,7 +180,7 @@ plan::time::Hardware calibrate_ranks(const World& world, c10::ScalarType dtype, 
                                        " on this one, expected all on one host. Calibrate one host, and set `network` "
                                        "in its file to what a rank has between hosts.");
   barrier(world, "measuring this machine");
-  plan::time::Hardware hardware = calibrate_cpu(dtype, (world.size > 1 ? 0.9 : 1.0) * seconds);
+  plan::time::Hardware hardware = calibrate_cpu(dtype, (world.size > 1 ? 0.8 : 1.0) * seconds);
   if (world.size == 1) return hardware;
   for (auto& [type, peak] : hardware.peak_flops) peak = mean_over_ranks(world, peak);
   for (double* value : {&hardware.launch_us, &hardware.operator_us, &hardware.attention_forward_efficiency,
@@ -159,6 +191,7 @@ plan::time::Hardware calibrate_ranks(const World& world, c10::ScalarType dtype, 
   RankLink link(world, dtype);
   link.set_link(hardware, 0.05 * seconds);
   hardware.slowdown_by_transfers = link.slowdown(0.02 * seconds);
+  slow_down(hardware, link.meetings(0.1 * seconds));
   return hardware;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <numeric>
 #include <utility>
 
 namespace fsdp::train {
@@ -14,15 +15,14 @@ double clock_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// With one thread nothing of a piece of work is done elsewhere, and waiting for a processor is not part of it.
+}  // namespace
+
 double own_seconds() {
   if (at::get_num_threads() > 1) return clock_seconds();
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
-
-}  // namespace
 
 size_t TimedTurns::add(std::function<void()> run) {
   runs_.push_back(std::move(run));
@@ -45,9 +45,11 @@ void TimedTurns::run(double seconds) {
 
 double TimedTurns::seconds_of(size_t number) const {
   std::vector<double> times = times_.at(number);
-  const auto quarter = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 4);
-  std::nth_element(times.begin(), quarter, times.end());
-  return *quarter;
+  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+  std::nth_element(times.begin(), middle, times.end());
+  const double most = 2 * *middle;
+  const auto end = std::partition(times.begin(), times.end(), [&](double time) { return time <= most; });
+  return std::accumulate(times.begin(), end, 0.0) / static_cast<double>(end - times.begin());
 }
 
 }  // namespace fsdp::train
