@@ -43,18 +43,17 @@ std::string where_of(const PlannedModel& model, const Moment& moment) {
   return {};
 }
 
-// Pages of the state that are in memory: what waits to be written (kMostBehind of the runtime), two pieces of what an
-// optimizer passes over (kDiskPiece), and of the largest unit what gathers read ahead and a reduction leaves.
+// What is in memory of a state on a disk: buffers (DiskBuffers::kMostKept of the runtime) for what an optimizer works
+// on, has read ahead and waits to be written, and gradients of two of the largest units that a reduction adds up.
 int64_t disk_window(const MemoryPlan& memory, const std::vector<std::vector<GroupPlan>>& units) {
-  constexpr int64_t kBehind = int64_t{64} << 20, kPiece = int64_t{2} << 20;
+  constexpr int64_t kBuffers = int64_t{96} << 20;
   int64_t largest = 0;
   for (const std::vector<GroupPlan>& unit : units) {
     int64_t bytes = 0;
-    for (const GroupPlan& group : unit) bytes += 2 * group.gather_shard + group.main_grad;
+    for (const GroupPlan& group : unit) bytes += 2 * group.main_grad;
     largest = std::max(largest, bytes);
   }
-  const int64_t piece = kPiece * 16;  // AdamW's four numbers for each element
-  return std::min(memory.all_on_disk(), kBehind + 2 * piece + largest);
+  return std::min(memory.all_on_disk(), kBuffers + largest);
 }
 
 // Beside a device the weights that are gathered rest there.

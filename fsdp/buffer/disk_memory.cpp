@@ -9,9 +9,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <shared_mutex>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -28,6 +30,7 @@ struct DiskPlace {
 
   static std::optional<DiskPlace> of(const at::Tensor& tensor);
   static std::optional<DiskPlace> of(const void* begin, int64_t bytes);
+  int64_t into = 0;  // bytes from the first page's begin to the first byte
 };
 
 namespace {
@@ -80,6 +83,14 @@ struct Lease {
 
 }  // namespace
 
+DiskAccess disk_access_from_environment() {
+  const char* text = std::getenv("FSDP_OFFLOAD");
+  const std::string_view access = text == nullptr ? "" : text;
+  FSDP_CHECK(access.empty() || access == "direct" || access == "mapped", "[offload] FSDP_OFFLOAD: got '", access,
+             "', expected direct (state on a disk past the page cache, where the file system can) or mapped.");
+  return access == "mapped" ? DiskAccess::kMapped : DiskAccess::kDirect;
+}
+
 std::optional<DiskPlace> DiskPlace::of(const at::Tensor& tensor) {
   if (num_mappings.load(std::memory_order_relaxed) == 0) return std::nullopt;
   if (!tensor.defined() || tensor.numel() == 0 || !tensor.device().is_cpu() || !tensor.has_storage()) {
@@ -107,25 +118,74 @@ std::optional<DiskPlace> DiskPlace::of(const void* memory, int64_t bytes) {
   if (!disk) return std::nullopt;
   const int64_t from = first / page_size() * page_size();
   const int64_t to = std::min(whole_pages(first + bytes), mapping.bytes);
-  return DiskPlace{std::move(disk), {const_cast<std::byte*>(found->first) + from, to - from, mapping.offset + from}};
+  return DiskPlace{
+      std::move(disk), {const_cast<std::byte*>(found->first) + from, to - from, mapping.offset + from}, first - from};
 }
 
-DiskMemory::DiskMemory(std::filesystem::path folder) : folder_(std::move(folder)), file_(open_nameless(folder_)) {
+DiskMemory::DiskMemory(std::filesystem::path folder, DiskAccess access)
+    : folder_(std::move(folder)), file_(open_nameless(folder_)) {
   if (file_ < 0) {
     FSDP_THROW(kFileSystem, "[offload] folder '", folder_.string(),
                "': no file can be made there: ", std::strerror(errno),
                ". Name a folder that exists, on a disk, where this user may write.");
   }
+  if (access == DiskAccess::kDirect) why_mapped_ = open_queue();
   writer_ = std::thread([this] { work(); });
 }
 
+// The same nameless file again, past the cache, and through it for ends of pieces: there without reading ahead.
+std::string DiskMemory::open_queue() {
+  const std::string name = "/proc/self/fd/" + std::to_string(file_);
+  direct_file_ = open(name.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC);
+  if (direct_file_ < 0)
+    return std::string("its file system opens no file past the page cache: ") + std::strerror(errno);
+  edge_file_ = open(name.c_str(), O_RDWR | O_CLOEXEC);
+  if (edge_file_ < 0) return std::string("its file cannot be opened again: ") + std::strerror(errno);
+  posix_fadvise(edge_file_, 0, 0, POSIX_FADV_RANDOM);
+  if (std::string why = differing_views(); !why.empty()) return why;
+  queue_ = std::make_unique<DiskQueue>(DiskDoors{direct_file_, edge_file_});
+  return {};
+}
+
+// File systems promise it less clearly than they keep it: what one of mapping and direct calls wrote the other reads.
+std::string DiskMemory::differing_views() {
+  const int64_t bytes = std::max(kDiskBlock, page_size());
+  if (fallocate(file_, 0, 0, bytes) != 0) return {};  // zeros() says what is wrong
+  void* memory = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
+  if (memory == MAP_FAILED) return std::string("its file cannot be mapped: ") + std::strerror(errno);
+  auto* mapped = static_cast<volatile unsigned char*>(memory);
+  const auto buffer = buffers_->take(bytes);
+  std::string why;
+  for (int round = 1; round <= 4 && why.empty(); ++round) {
+    mapped[round] = static_cast<unsigned char>(round);
+    if (pread(direct_file_, buffer.get(), static_cast<size_t>(bytes), 0) != bytes) {
+      why = std::string("its file system reads nothing past the page cache: ") + std::strerror(errno);
+    } else if (buffer.get()[round] != std::byte(round)) {
+      why = "its file system reads past the page cache what was there before a change";
+    }
+    buffer.get()[16 + round] = std::byte(round);
+    if (why.empty() && pwrite(direct_file_, buffer.get(), static_cast<size_t>(bytes), 0) != bytes) {
+      why = std::string("its file system writes nothing past the page cache: ") + std::strerror(errno);
+    } else if (why.empty() && mapped[16 + round] != round) {
+      why = "its file system does not show in a mapping what is written past the page cache";
+    }
+  }
+  munmap(memory, static_cast<size_t>(bytes));
+  if (ftruncate(file_, 0) != 0 && why.empty()) why = std::strerror(errno);
+  return why;
+}
+
 DiskMemory::~DiskMemory() {
+  queue_.reset();
   {
     const std::lock_guard lock(mutex_);
     is_over_ = true;
   }
   changed_.notify_all();
   writer_.join();
+  for (const int file : {direct_file_, edge_file_}) {
+    if (file >= 0) close(file);
+  }
   close(file_);
 }
 
@@ -135,8 +195,38 @@ int64_t DiskMemory::taken_bytes() const {
 }
 
 void DiskMemory::finish_writes() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return waiting_.empty() && !dropping_; });
+  if (queue_) queue_->finish_writes();
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return waiting_.empty() && !dropping_; });
+  }
+  check_writes();
+}
+
+void DiskMemory::finish_windows() {
+  if (queue_) queue_->finish_writes();
+  check_writes();
+}
+
+void DiskMemory::check_writes() {
+  int error = queue_ ? queue_->take_failure() : 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (error == 0) error = std::exchange(failure_, 0);
+  }
+  if (error != 0) throw_failed_write(error);
+}
+
+void DiskMemory::throw_failed_write(int error) const {
+  FSDP_THROW(kFileSystem, "[offload] folder '", folder_.string(),
+             "': weights, gradients or optimizer state could not be written: ", std::strerror(error),
+             ". What is in memory is no longer whole: resume from a checkpoint, on another disk.");
+}
+
+void DiskMemory::fail_read(int error) const {
+  FSDP_THROW(kFileSystem, "[offload] folder '", folder_.string(),
+             "': weights, gradients or optimizer state could not be read: ", std::strerror(error),
+             ". Resume from a checkpoint, on another disk.");
 }
 
 at::Tensor DiskMemory::zeros(int64_t numel, at::ScalarType dtype) {
@@ -183,6 +273,7 @@ void DiskMemory::give_back(std::byte* begin, int64_t bytes, int64_t offset) {
     mappings().erase(begin);
   }
   num_mappings.fetch_sub(1);
+  if (queue_) queue_->finish_within(offset, bytes);
   {
     // The writer must not drop pages of whoever gets these addresses next.
     std::unique_lock lock(mutex_);
@@ -210,11 +301,7 @@ void DiskMemory::write_behind(const Range& range) {
   }
   changed_.notify_all();
   changed_.wait(lock, [&] { return waiting_bytes_ <= kMostBehind; });
-  if (const int error = std::exchange(failure_, 0)) {
-    FSDP_THROW(kFileSystem, "[offload] folder '", folder_.string(),
-               "': weights, gradients or optimizer state could not be written: ", std::strerror(error),
-               ". What is in memory is no longer whole: resume from a checkpoint, on another disk.");
-  }
+  if (const int error = std::exchange(failure_, 0)) throw_failed_write(error);
 }
 
 void DiskMemory::work() {
@@ -244,6 +331,12 @@ void DiskMemory::drop(const Range& range) {
     failure_ = error;
   }
   posix_fadvise(file_, range.offset, range.bytes, POSIX_FADV_DONTNEED);
+}
+
+std::optional<DiskSpot> find_on_disk(const at::Tensor& tensor) {
+  auto place = DiskPlace::of(tensor);
+  if (!place || !tensor.is_contiguous()) return std::nullopt;
+  return DiskSpot{std::move(place->disk), place->range.offset + place->into, static_cast<int64_t>(tensor.nbytes())};
 }
 
 bool is_on_disk(const at::Tensor& tensor) { return DiskPlace::of(tensor).has_value(); }

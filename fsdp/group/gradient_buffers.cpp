@@ -196,16 +196,11 @@ Accumulate GradientBuffers::prepare_main_grad() {
     for (size_t i = 0; i < spec_.leaves.size(); ++i)
       grad_slices_.push_back(main_grad_.part(i).detach());  // no view, so that zero_grad() may detach it
   }
-  if (std::exchange(reduced_since_publish_, true)) {
-    read_ahead(main_grad_.local());
-    return Accumulate::kAdd;
-  }
+  if (std::exchange(reduced_since_publish_, true)) return Accumulate::kAdd;
   for (size_t i = 0; i < spec_.leaves.size(); ++i) had_gradient_[i] = spec_.leaves[i].grad().defined();
   if (std::find(had_gradient_.begin(), had_gradient_.end(), true) == had_gradient_.end()) {
-    forget_content(main_grad_.local());
     return Accumulate::kOverwrite;
   }
-  read_ahead(main_grad_.local());
   for (size_t i = 0; i < spec_.leaves.size(); ++i) {
     at::Tensor& grad = spec_.leaves[i].mutable_grad();
     if (!grad.defined()) {
@@ -220,7 +215,9 @@ Accumulate GradientBuffers::prepare_main_grad() {
 
 std::pair<at::Tensor, Accumulate> GradientBuffers::prepare_outcome() {
   const Accumulate accumulate = prepare_main_grad();
-  const at::Tensor& main = main_grad_.local();
+  const bool adds = accumulate == Accumulate::kAdd;
+  main_window_ = DiskWindow(main_grad_.local(), adds ? DiskWindow::Content::kKept : DiskWindow::Content::kNew);
+  const at::Tensor main = main_window_.memory();
   has_outcome_ = true;
   outcome_adds_ = accumulate == Accumulate::kAdd;
   const bool is_elsewhere = main.scalar_type() != spec_.sum_options.dtype().toScalarType() ||
@@ -232,7 +229,7 @@ std::pair<at::Tensor, Accumulate> GradientBuffers::prepare_outcome() {
 // Of a reduction that is complete.
 void GradientBuffers::take_outcome() {
   if (!has_outcome_) return;
-  const at::Tensor main = main_grad_.local();
+  const at::Tensor main = main_window_.tensor();
   const at::Tensor sum = outcome_.resident() ? outcome_.tensor() : main;
   if (all_reduce_hook_) all_reduce_hook_(sum);
   if (!outcome_.resident()) return;
@@ -273,7 +270,7 @@ int64_t GradientBuffers::start_reduce(const std::string& unit, const ReductionFa
   ends_tree_ = !is_tree() || (has_replicas_ ? reach == ReduceReach::kAllReplicas : place == StepPlace::kEnd);
   int64_t bytes = 0;
   if (!spec_.in_main_grad) {
-    reduce_ = GroupLinks::post(spec_.links.reduce_lane, make_reduction(unit, reach, &bytes));
+    reduce_ = GroupLinks::post(spec_.links.reduce_lane, after_window(make_reduction(unit, reach, &bytes)));
     releases_partial_ = has_replicas_ && reach == ReduceReach::kAllReplicas;
   }
   phase_.change_to(GradPhase::kReducing);
@@ -294,6 +291,20 @@ comm::Job GradientBuffers::make_reduction(const std::string& unit, ReduceReach r
                          static_cast<int64_t>(reduce_buffer_.local().element_size());
     *bytes += received_bytes(wire, *spec_.links.replicate) * (spec_.traits.shards_over_replicas ? 1 : 2);
   }
+  return job;
+}
+
+// What a main grad on a disk holds is there before a job adds to it.
+comm::Job GradientBuffers::after_window(comm::Job job) const {
+  const std::shared_ptr<DiskRead> arrival = main_window_.arrival();
+  if (!arrival) return job;
+  comm::Stage wait = [arrival] {
+    arrival->wait();
+    return comm::Pending();
+  };
+  // Not where it is posted: with no other rank to meet, that is the program's thread.
+  job.next.insert(job.next.begin(), std::exchange(job.first, [] { return comm::Pending(); }));
+  job.next.insert(job.next.begin(), std::move(wait));
   return job;
 }
 
@@ -378,7 +389,7 @@ void GradientBuffers::finish_reduce(const std::string& unit) {
   try {
     reduce_.wait();
     take_outcome();
-    if (has_outcome_) write_behind(main_grad_.local());
+    if (has_outcome_) main_window_.write();
   } catch (...) {
     failure = std::current_exception();
   }
@@ -394,6 +405,7 @@ void GradientBuffers::release_reduce_memory() {
   staging_.release(*spec_.allocator);
   replica_wire_.release(*spec_.allocator);
   outcome_.release(*spec_.allocator);
+  main_window_ = {};
   has_outcome_ = false;
   std::fill(placed_.begin(), placed_.end(), false);
   std::fill(written_.begin(), written_.end(), false);
@@ -402,11 +414,17 @@ void GradientBuffers::release_reduce_memory() {
 
 void GradientBuffers::publish() {
   if (!reduced_since_publish_) return;
+  finish_disk_writes();
   for (size_t i = 0; i < spec_.leaves.size(); ++i) {
     if (arrived_[i] != 0 || had_gradient_[i]) show_gradient(i);
     arrived_[i] = 0;
   }
   reduced_since_publish_ = false;
+}
+
+// Who sees the leaves' .grad may read it.
+void GradientBuffers::finish_disk_writes() const {
+  if (const auto spot = find_on_disk(main_grad_.local())) spot->disk->finish_windows();
 }
 
 // With what the loss said of the leaf itself (a penalty on the optimizer's parameters): this rank's slice of that is
@@ -449,6 +467,7 @@ void GradientBuffers::drop() {
   if (partial_.defined() && partial_.resident()) partial_.release(*spec_.allocator);
   waiting_.clear(*spec_.allocator);
   reduced_.clear(*spec_.allocator);
+  if (reduced_since_publish_) finish_disk_writes();
   for (size_t i = 0; reduced_since_publish_ && i < spec_.leaves.size(); ++i) {
     if (had_gradient_[i]) show_gradient(i);
   }

@@ -12,6 +12,7 @@
 
 #include "fsdp/buffer/dbuffer.h"
 #include "fsdp/buffer/disk_memory.h"
+#include "fsdp/buffer/disk_window.h"
 #include "fsdp/buffer/scratch.h"
 #include "fsdp/group/all_reduce_hook.h"
 #include "fsdp/group/grad_scale.h"
@@ -129,6 +130,8 @@ class GradientBuffers {
   void narrow_to_reduce_dtype();
   comm::Accumulate prepare_main_grad();
   void make_main_grad();
+  void finish_disk_writes() const;
+  comm::Job after_window(comm::Job job) const;
   std::pair<at::Tensor, comm::Accumulate> prepare_outcome();  // where a reduction writes, and how
   void take_outcome();
   at::Tensor take_staging();
@@ -154,6 +157,7 @@ class GradientBuffers {
   SumTree reduced_;       // likewise: shards of those that were
   Scratch replica_wire_;  // the partial sums in the reduce dtype, while they travel
   Scratch staging_;
+  DiskWindow main_window_;  // of a main grad on a disk, while a reduction writes there
   Scratch outcome_;  // a sum apart from the main grad: that is elsewhere, of another dtype, or not for a hook to see
   AllReduceHook all_reduce_hook_;
   bool has_outcome_ = false;   // the reduction in flight ends in the main grad

@@ -207,6 +207,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   comm::CallLabel label_of(const char* op, const std::string& cause) const { return {op, unit_name_, cause, part_}; }
   comm::Job gather_from_forward_group(const std::string& cause, int64_t* bytes);
   // Brings `source` of every rank into the unsharded buffer.
+  comm::Job gather_from_disk(const at::Tensor& source, const comm::CallLabel& label);
   comm::Job gather_job(const at::Tensor& source, const comm::CallLabel& label);
   // What becomes of the main weight's part i, when it is gathered.
   at::Tensor rounded_main_weight(size_t i) const;

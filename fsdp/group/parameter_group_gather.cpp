@@ -5,6 +5,7 @@
 
 #include "fsdp/base/check.h"
 #include "fsdp/base/trace.h"
+#include "fsdp/buffer/disk_window.h"
 #include "fsdp/group/parameter_group.h"
 
 namespace fsdp {
@@ -38,7 +39,6 @@ int64_t ParameterGroup::start_unshard(const std::string& cause) {
     return 0;
   }
   int64_t bytes = 0;
-  read_ahead(source);
   comm::Job job =
       from_forward_group ? gather_from_forward_group(cause, &bytes) : gather_from_shards(source, cause, &bytes);
   job.after = points_before_gather(is_fresh, from_forward_group, revision);
@@ -82,21 +82,39 @@ comm::Job ParameterGroup::gather_from_shards(const at::Tensor& source, const std
   *bytes = copies_whole_ ? whole_bytes : received_bytes(whole_bytes, *links_.shard);
   const comm::CallLabel label = label_of("gather", cause);
   if (!over_replicas() || replica_revision_ == model_revision_) {
-    comm::Job job = gather_job(source, label);
-    // With no other rank to meet, the disk gets the time until the weights are waited for.
-    if (disk_ && links_.shard->size() == 1)
-      job.next.insert(job.next.begin(), std::exchange(job.first, [] { return comm::Pending(); }));
-    return job;
+    return disk_ ? gather_from_disk(source, label) : gather_job(source, label);
   }
   // Every replica wrote its part of this shard group's weights; all of them come before the gather that they are for.
   *bytes += received_bytes(model_weight_.bytes(), *links_.replicate);
   replica_revision_ = model_revision_;
+  read_ahead(source);
   const at::Tensor whole = writable(model_weight_.local());
   comm::Job job = gather_job(whole, label);
   job.next.push_back(std::exchange(
       job.first,
       [whole, own = writable(own_model_weight()), replicate = links_.replicate_gather,
        first = label_of("gather over replicas", cause)] { return replicate->all_gather(whole, own, first); }));
+  return job;
+}
+
+// With no other rank to meet, the disk gets the time until the weights are waited for: a job begins on the thread that
+// posts it.
+comm::Job ParameterGroup::gather_from_disk(const at::Tensor& source, const comm::CallLabel& label) {
+  const auto spot = find_on_disk(source);
+  if (spot && spot->disk->queue() != nullptr && !fp8_wire_) {
+    const at::Tensor own = writable(unsharded_.own_slice());
+    const auto read = std::make_shared<DiskRead>(*spot, own.data_ptr());
+    comm::Job job("gather", unit_name_, [] { return comm::Pending(); });
+    job.next.emplace_back([read, gather = unsharded_.all_gather_from(own, links_.shard, label)] {
+      read->wait();
+      return gather();
+    });
+    return job;
+  }
+  read_ahead(source);
+  comm::Job job = gather_job(source, label);
+  if (links_.shard->size() == 1)
+    job.next.insert(job.next.begin(), std::exchange(job.first, [] { return comm::Pending(); }));
   return job;
 }
 
@@ -127,7 +145,8 @@ void ParameterGroup::finish_unshard() {
   }
   forget_forward_shard();
   refuse_access_unless_current();
-  if (disk_ && residence_ == Residence::kReleased) write_behind(gather_source());
+  const bool is_mapped = disk_ && (disk_->queue() == nullptr || over_replicas() || fp8_wire_);
+  if (is_mapped && residence_ == Residence::kReleased) write_behind(gather_source());
 }
 
 void ParameterGroup::reshard(const StreamPoint& end) {

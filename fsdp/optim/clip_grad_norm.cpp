@@ -14,6 +14,7 @@
 #include "fsdp/group/parameter_group.h"
 #include "fsdp/group/registry.h"
 #include "fsdp/optim/norm_listener.h"
+#include "fsdp/optim/runs/disk_pass.h"
 #include "kernels/flat/sum_squares.h"
 
 namespace fsdp {
@@ -26,6 +27,8 @@ at::Tensor sum_of_powers(const at::Tensor& gradient, double p) {
   return sizes.numel() == 0 ? at::zeros({}, sizes.options()) : sizes.amax();
 }
 
+static_assert(kDiskPiece % kernels::kSumBlock == 0 && kDiskPiece % kernels::kSquaresBlock == 0,
+              "slices of gradients would be added up otherwise than all of them");
 static_assert(kTreeBlock % kernels::kSquaresBlock == 0, "slices of gradients would begin inside of a block");
 
 // Of values [n], [1]: what of powers is to be added up, or the largest.
@@ -69,6 +72,19 @@ struct PartialSum {
     }
   }
 
+  // Whether add_slices() can, with the bits of add().
+  bool adds_slices(const at::Tensor& gradient) const {
+    return p == 2 && is_on_disk(gradient) && (is_exact() || gradient.scalar_type() == at::kFloat);
+  }
+
+  void add_slices(DiskSlices& slices) {
+    double sum = 0;
+    slices.pass([&](const at::Tensor& slice) {
+      is_exact() ? kernels::add_squares(exact, slice) : void(sum = kernels::sum_squares(slice, sum));
+    });
+    on_host += sum;
+  }
+
   void add_exactly(const at::Tensor& gradient) {
     if (p == 2) return kernels::add_squares(exact, gradient);
     const at::Tensor powers_of_each = gradient.to(at::kDouble).abs().pow(p);
@@ -102,9 +118,9 @@ struct PartialSum {
 // without a gradient.
 std::vector<PartialSum> local_sums(const std::vector<at::Tensor>& leaves, double p) {
   std::vector<PartialSum> sums;
+  std::vector<size_t> sum_of(leaves.size());
   for (size_t i = 0; i < leaves.size(); ++i) {
     const at::Tensor& leaf = leaves[i];
-    if (i + 1 < leaves.size()) read_ahead(leaves[i + 1].grad());
     const auto member = registry::find_leaf(leaf);
     FSDP_CHECK(
         !member || !member->group->updates_in_backward(), "[clip_grad_norm_] unit '", member->group->unit_name(),
@@ -117,9 +133,23 @@ std::vector<PartialSum> local_sums(const std::vector<at::Tensor>& leaves, double
       return item.comms == comms && item.device == leaf.device() && item.order == order;
     });
     if (known == sums.end()) known = sums.insert(sums.end(), PartialSum{comms, leaf.device(), p, order});
-    if (!leaf.grad().defined()) continue;
-    known->add(leaf.grad());
-    write_behind(leaf.grad());
+    sum_of[i] = static_cast<size_t>(known - sums.begin());
+  }
+  std::vector<at::Tensor> sliced;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (sums[sum_of[i]].adds_slices(leaves[i].grad())) sliced.push_back(leaves[i].grad());
+  }
+  DiskSlices slices(sliced, DiskSlices::Use::kRead);
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const at::Tensor& gradient = leaves[i].grad();
+    PartialSum& sum = sums[sum_of[i]];
+    if (!gradient.defined()) continue;
+    if (sum.adds_slices(gradient)) {
+      sum.add_slices(slices);
+    } else {
+      sum.add(gradient);
+      write_behind(gradient);
+    }
   }
   return sums;
 }
@@ -177,15 +207,21 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& leaves, double max_nor
   const bool on_host = found.factor.is_cpu();  // else whether it clips is not known here, and it multiplies in any case
   const double factor = on_host ? found.factor.item<double>() : 0;
   if (factor >= 1) return found.norm;
+  std::vector<at::Tensor> sliced;
   for (const at::Tensor& leaf : leaves) {
-    if (!leaf.grad().defined()) continue;
-    if (on_host) {
-      leaf.grad().mul_(factor);
+    const at::Tensor& gradient = leaf.grad();
+    if (!gradient.defined()) continue;
+    if (on_host && is_on_disk(gradient)) {
+      sliced.push_back(gradient);
+    } else if (on_host) {
+      gradient.mul_(factor);
     } else {
-      leaf.grad().mul_(found.factor.to(leaf.device()));
+      gradient.mul_(found.factor.to(leaf.device()));
     }
-    write_behind(leaf.grad());
   }
+  DiskSlices slices(sliced, DiskSlices::Use::kChange);
+  for (size_t i = 0; i < sliced.size(); ++i) slices.pass([&](const at::Tensor& slice) { slice.mul_(factor); });
+  finish_windows(sliced);
   return found.norm;
 }
 

@@ -12,6 +12,7 @@
 #include "fsdp/group/cut.h"
 #include "fsdp/group/parameters.h"
 #include "fsdp/group/registry.h"
+#include "fsdp/optim/runs/disk_pass.h"
 
 namespace fsdp {
 namespace {
@@ -269,14 +270,15 @@ void FlatParameters::for_each_run(const Update& update) {
   for (const Leaf& leaf : leaves_) {
     if (leaf.group && leaf.tensor.grad().defined()) leaf.group->finish_reading_stale_weights();
   }
+  DiskPass pass([&](const FlatRun& here) { update_in_dtype(here, update); });
   for (size_t first = 0; first < leaves_.size();) {
     const size_t end = end_of_run(first);
-    if (end < leaves_.size()) read_ahead_from(leaves_[end]);
-    update_run(first, end, update);
+    update_run(first, end, update, pass);
     const bool is_last = end == leaves_.size() || leaves_[end].group != leaves_[first].group;
     if (is_last && leaves_[first].group) leaves_[first].group->publish_model_weight();
     first = end;
   }
+  pass.finish();
 }
 
 void FlatParameters::update_in_backward(const Update& update) {
@@ -290,11 +292,13 @@ void FlatParameters::update_in_backward(const Update& update) {
     in_backward_.insert(leaf.group);
     leaf.group->set_update_in_backward([this, group = leaf.group.get(), update] {
       const Backstage backstage;
+      DiskPass pass([&](const FlatRun& here) { update_in_dtype(here, update); });
       for (size_t first = 0; first < leaves_.size();) {
         const size_t end = end_of_run(first);
-        if (leaves_[first].group.get() == group) update_run(first, end, update);
+        if (leaves_[first].group.get() == group) update_run(first, end, update, pass);
         first = end;
       }
+      pass.finish();
     });
   }
 }
@@ -303,22 +307,9 @@ FlatParameters::~FlatParameters() {
   for (const auto& group : in_backward_) group->set_update_in_backward(nullptr);
 }
 
-// The first piece of a run that begins with this leaf, as far as it lies on a disk.
-void FlatParameters::read_ahead_from(const Leaf& leaf) const {
-  if (!leaf.group || !leaf.group->disk() || leaf.tensor.numel() == 0) return;
-  const auto ahead = [](const at::Tensor& whole, int64_t begin) {
-    if (whole.defined()) read_ahead(whole.narrow(0, begin, std::min(kDiskPiece, whole.numel() - begin)));
-  };
-  ahead(leaf.group->main_weight().local(), leaf.begin);
-  if (has_flat_gradient(leaf)) ahead(leaf.group->gradients().main_grad().local(), leaf.begin);
-  const Stretch& stretch = stretches_[leaf.stretch];
-  for (size_t i = 0; i < stretch.states.size(); ++i) {
-    const int64_t block = needs_of(leaf).states[i].block;
-    ahead(stretch.states[i], (leaf.begin - stretch.begin) / block);
-  }
-}
-
-void FlatParameters::update_run(size_t first, size_t end, const Update& update) {
+// What is on a disk is updated later, by the pass: nobody looks at it before that is finished. A copy in memory may be
+// written only here.
+void FlatParameters::update_run(size_t first, size_t end, const Update& update, DiskPass& pass) {
   const Leaf& head = leaves_[first];
   const at::Tensor& gradient = head.tensor.grad();
   if (!gradient.defined()) return;
@@ -331,9 +322,9 @@ void FlatParameters::update_run(size_t first, size_t end, const Update& update) 
   const bool write_copy = head.group && head.group->begin_model_weight_write();
   const FlatRun run = make_run(first, end, write_copy);
   if (run.weight.numel() > 0) {
-    const auto update_here = [&](const FlatRun& here) { update_in_dtype(here, update); };
-    const bool is_on_disk = head.group && head.group->disk();
-    is_on_disk ? pass_over_disk(run, update_here) : update_here(run);
+    const bool has_disk = head.group && head.group->disk();
+    has_disk ? pass.add(run) : update_in_dtype(run, update);
+    if (has_disk && run.copy.defined() && !is_on_disk(run.copy)) pass.update_all();
   }
   if (head.group) {
     head.group->note_raw_main_weight_write();

@@ -11,9 +11,11 @@
 #include <vector>
 
 #include "fsdp/group/parameter_group.h"
-#include "fsdp/optim/flat_run.h"
+#include "fsdp/optim/runs/flat_run.h"
 
 namespace fsdp {
+
+class DiskPass;
 
 // A tensor that an optimizer keeps of each of its leaves, zero at first.
 struct StateSpec {
@@ -101,8 +103,7 @@ class FlatParameters {
   };
 
   void enter_library() const;
-  void read_ahead_from(const Leaf& leaf) const;
-  void update_run(size_t first, size_t end, const Update& update);
+  void update_run(size_t first, size_t end, const Update& update, DiskPass& pass);
   void add_leaf(const at::Tensor& tensor, size_t options, size_t number);
   std::string name_of(const Leaf& leaf) const;
   void check_uncut(const Leaf& leaf) const;

@@ -11,6 +11,7 @@
 #include <sstream>
 #include <utility>
 
+#include "fsdp/base/advice.h"
 #include "fsdp/base/backstage.h"
 #include "fsdp/base/check.h"
 #include "fsdp/base/recompute_region.h"
@@ -80,7 +81,13 @@ std::shared_ptr<DiskMemory> Context::disk_for(const ShardOptions& options) {
              options.offload_folder.string(), "', expected a folder with MainWeights::kOnDisk and none without.");
   if (!is_on_disk) return nullptr;
   std::shared_ptr<DiskMemory>& disk = disks_[options.offload_folder];
-  if (!disk) disk = std::make_shared<DiskMemory>(options.offload_folder);
+  if (disk) return disk;
+  disk = std::make_shared<DiskMemory>(options.offload_folder, disk_access_from_environment());
+  if (!disk->why_mapped().empty() && world_.rank == 0) {
+    give_advice({"offload", c10::str("state in '", options.offload_folder.string(), "' goes through the page cache, ",
+                                     "which is several times slower: ", disk->why_mapped(),
+                                     ". Name a folder on a local disk with ext4 or xfs.")});
+  }
   return disk;
 }
 

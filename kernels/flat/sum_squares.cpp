@@ -16,6 +16,11 @@ double sum_squares(const at::Tensor& values) {
   return sum_squares_on_device(values).item<double>();
 }
 
+double sum_squares(const at::Tensor& values, double before) {
+  TORCH_INTERNAL_ASSERT(is_cpu_float(values), "a sum that is continued");
+  return values.numel() == 0 ? before : raw::sum_squares(values.const_data_ptr<float>(), values.numel(), before);
+}
+
 at::Tensor sum_squares_on_device(const at::Tensor& values) {
   if (is_cpu_float(values)) return at::scalar_tensor(sum_squares(values), at::kDouble);
   const FlatKernels* kernels = values.is_cpu() ? nullptr : find_flat_kernels({values});

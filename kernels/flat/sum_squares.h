@@ -11,6 +11,10 @@ namespace fsdp::kernels {
 // Sum of the squares of all elements, accumulated in fp64 over short fp32 sums. Any floating dtype, any shape. Waits
 // for the device the values are on.
 double sum_squares(const at::Tensor& values);
+// fp32 on the CPU: continues the sum `before` of slices of kSumBlock elements, or multiples of it, with the bits of the
+// sum of all.
+inline constexpr int64_t kSumBlock = 1024;
+double sum_squares(const at::Tensor& values, double before);
 
 // The same, 0-dim fp64 on the device of the values, for which the host does not wait.
 at::Tensor sum_squares_on_device(const at::Tensor& values);

@@ -12,6 +12,9 @@
 #include <vector>
 
 #include "fsdp/base/error.h"
+#include "fsdp/buffer/disk_window.h"
+#include "fsdp/optim/runs/disk_pass.h"
+#include "kernels/flat/sum_squares.h"
 #include "tests/io/temporary_folder.h"
 
 namespace fsdp::disk_memory_test {
@@ -98,6 +101,79 @@ TEST_F(DiskMemoryTest, ForgottenContentIsNotReadAgain) {
   tensor.fill_(8);
   EXPECT_TRUE(torch::equal(tensor, torch::full_like(tensor, 8)));
 }
+
+// Of both ways to reach a disk.
+class DiskWindowTest : public DiskMemoryTest, public ::testing::WithParamInterface<DiskAccess> {
+ protected:
+  void SetUp() override { disk_ = std::make_shared<DiskMemory>(folder_.path(), GetParam()); }
+};
+
+// Parts that begin and end anywhere: their neighbours keep what they have.
+TEST_P(DiskWindowTest, ChangesReachTheirPartAlone) {
+  for (const at::ScalarType dtype : {torch::kFloat, torch::kBFloat16, torch::kByte}) {
+    const torch::Tensor tensor = disk_->zeros(kNumel, dtype);
+    torch::Tensor wanted = torch::arange(kNumel, torch::kInt).remainder(251).to(dtype);
+    tensor.copy_(wanted);  // which waits in the page cache
+    int64_t begin = 0;
+    for (const int64_t numel : {5, 1019, 4096, 3, 700001, 1, 1000000}) {
+      DiskWindow window(tensor.narrow(0, begin, numel), DiskWindow::Content::kKept);
+      ASSERT_TRUE(torch::equal(window.tensor(), wanted.narrow(0, begin, numel)));
+      window.tensor().add_(1);
+      wanted.narrow(0, begin, numel).add_(1);
+      window.write();
+      EXPECT_FALSE(window.is_open());
+      begin += numel;
+    }
+    DiskWindow whole(tensor, DiskWindow::Content::kKept);  // of what is under way
+    EXPECT_TRUE(torch::equal(whole.tensor(), wanted));
+    whole.close();
+    disk_->finish_writes();
+    EXPECT_TRUE(torch::equal(tensor, wanted)) << dtype;
+  }
+}
+
+TEST_P(DiskWindowTest, NewContentReplacesTheOld) {
+  const torch::Tensor tensor = disk_->zeros(kNumel, torch::kFloat);
+  tensor.fill_(1);
+  DiskWindow window(tensor, DiskWindow::Content::kNew);
+  window.tensor().fill_(2);
+  window.write();
+  disk_->finish_writes();
+  EXPECT_TRUE(torch::equal(tensor, torch::full_like(tensor, 2)));
+}
+
+TEST_P(DiskWindowTest, ADroppedWindowChangesNothingElsewhere) {
+  const torch::Tensor tensor = disk_->zeros(kNumel, torch::kFloat);
+  {
+    const DiskWindow window(tensor, DiskWindow::Content::kKept);  // goes before it arrived
+  }
+  EXPECT_TRUE(torch::equal(tensor, torch::zeros_like(tensor)));
+}
+
+// Slice after slice, with the bits of all at once.
+TEST_P(DiskWindowTest, SlicesAddUpToTheWhole) {
+  const int64_t numel = 2 * kDiskPiece + 777;
+  const torch::Tensor first = disk_->zeros(numel, torch::kFloat), second = disk_->zeros(5, torch::kFloat);
+  torch::manual_seed(3);
+  first.normal_();
+  second.normal_();
+  DiskSlices slices({first, second}, DiskSlices::Use::kRead);
+  for (const torch::Tensor& tensor : {first, second}) {
+    double sum = 0;
+    slices.pass([&](const torch::Tensor& slice) { sum = kernels::sum_squares(slice, sum); });
+    EXPECT_EQ(sum, kernels::sum_squares(tensor.clone()));
+  }
+}
+
+TEST_P(DiskWindowTest, WithoutADiskATensorIsItsOwnWindow) {
+  const torch::Tensor tensor = torch::zeros({4});
+  DiskWindow window(tensor, DiskWindow::Content::kNew);
+  EXPECT_TRUE(window.tensor().is_same(tensor));
+  window.write();
+}
+
+INSTANTIATE_TEST_SUITE_P(Access, DiskWindowTest, ::testing::Values(DiskAccess::kDirect, DiskAccess::kMapped),
+                         [](const auto& info) { return info.param == DiskAccess::kDirect ? "Direct" : "Mapped"; });
 
 TEST_F(DiskMemoryTest, RoomComesBackWithTheTensor) {
   {

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <functional>
 
 #include "fsdp/buffer/disk_memory.h"
@@ -138,6 +139,42 @@ TEST(DiskOffload, OtherOptimizers) {
       return torch::optim::AdamW(parameters(module), torch::optim::AdamWOptions(0.02));
     });
   });
+}
+
+// Longer than a piece, some with a copy in bf16, some without weight decay so that runs end anywhere. Both ways to
+// reach a disk.
+TEST(DiskOffload, WeightsLongerThanAPiece) {
+  const io::TemporaryFolder folder;
+  for (const char* access : {"direct", "mapped"}) {
+    setenv("FSDP_OFFLOAD", access, /*overwrite=*/1);
+    run_ranks(2, [&](const World& world) {
+      const auto train_long = [&](const ShardOptions& options) {
+        torch::nn::Sequential net = testing::make_seeded(3, [] {
+          return torch::nn::Sequential(torch::nn::Linear(31, 80001), torch::nn::Tanh(), torch::nn::Linear(80001, 3));
+        });
+        fully_shard(*net, Mesh::shard(world), options);
+        std::vector<torch::Tensor> leaves = parameters(*net);
+        AdamW optimizer(std::vector<AdamWGroup>{{{leaves[0], leaves[2]}, {.lr = 0.02}},
+                                                {{leaves[1], leaves[3]}, {.lr = 0.02, .weight_decay = 0}}});
+        for (uint64_t step = 0; step < 2; ++step) {
+          const torch::Tensor x =
+              torch::randn({4, 31}, testing::generator(10 * step + static_cast<uint64_t>(world.rank)));
+          net->forward(options.precision.param ? x.to(*options.precision.param) : x).square().mean().backward();
+          clip_grad_norm_(*net, 0.1);
+          optimizer.step();
+          if (step == 0) zero_grad(*net);
+        }
+        for (torch::Tensor& leaf : leaves) leaf = torch::cat({leaf.detach().flatten(), leaf.grad().flatten()});
+        return leaves;
+      };
+      for (const Precision& precision : {Precision(), Precision::bf16()}) {
+        const auto memory = train_long({.precision = precision});
+        const auto disk = train_long(on_disk({.precision = precision}, folder));
+        for (size_t i = 0; i < memory.size(); ++i) EXPECT_TRUE(torch::equal(disk[i], memory[i])) << access << i;
+      }
+    });
+  }
+  unsetenv("FSDP_OFFLOAD");
 }
 
 constexpr LayoutOptions kInBlocks{.granularity = layout::Granularity::kBlock, .block = kCodeBlock};

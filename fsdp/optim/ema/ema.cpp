@@ -14,6 +14,7 @@
 #include "fsdp/group/parameter_group.h"
 #include "fsdp/group/registry.h"
 #include "fsdp/optim/flat_parameters.h"
+#include "fsdp/optim/runs/disk_pass.h"
 
 namespace fsdp {
 namespace {
@@ -78,6 +79,10 @@ void Ema::update() {
   const Backstage backstage;
   const double decay = state_->options.decay;
   FlatParameters& flat = state_->flat;
+  const auto update_here = [decay](const FlatRun& here) {
+    move_towards(here, (1 - decay) / (1 - std::pow(decay, static_cast<double>(here.step))));
+  };
+  DiskPass pass(update_here);
   for (const at::Tensor& leaf : state_->leaves) {
     if (!leaf.requires_grad()) continue;
     const int64_t count = flat.steps_of(leaf) + 1;
@@ -86,10 +91,10 @@ void Ema::update() {
     FlatRun run;
     run.weight = flat.states_of(leaf).front().tensor;
     run.gradient = leaf.detach().view({-1});
-    const double share = (1 - decay) / (1 - std::pow(decay, static_cast<double>(count)));
-    const auto update_here = [share](const FlatRun& here) { move_towards(here, share); };
-    is_on_disk(run.weight) ? pass_over_disk(run, update_here) : update_here(run);
+    run.step = count;
+    is_on_disk(run.weight) ? pass.add(run) : update_here(run);
   }
+  pass.finish();
 }
 
 // As a checkpoint that is read does: whoever still reads the old weights is waited for, and gathers find new ones.

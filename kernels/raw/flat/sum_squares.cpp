@@ -17,8 +17,7 @@ using simd::Float;
 // Short enough that an fp32 sum of squares keeps its digits, long enough that widening costs nothing.
 constexpr int64_t kBlock = 1024;
 
-double sum_squares_of(const float* values, int64_t count) {
-  double total = 0;
+double sum_squares_of(const float* values, int64_t count, double total) {
   int64_t i = 0;
   while (i + kLanes <= count) {
     const int64_t end = std::min(count - count % kLanes, i + kBlock);
@@ -44,7 +43,9 @@ namespace fsdp::kernels::raw {
 
 HWY_EXPORT(sum_squares_of);
 
-double sum_squares(const float* values, int64_t count) { return HWY_DYNAMIC_DISPATCH(sum_squares_of)(values, count); }
+double sum_squares(const float* values, int64_t count, double before) {
+  return HWY_DYNAMIC_DISPATCH(sum_squares_of)(values, count, before);
+}
 
 }  // namespace fsdp::kernels::raw
 #endif

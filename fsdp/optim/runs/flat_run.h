@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 namespace fsdp {
@@ -54,11 +53,5 @@ void for_each_piece(const FlatRun& run, int64_t longest, const Update& update) {
 }
 // That stay in the caches of a host.
 inline constexpr int64_t kHostPiece = int64_t{1} << 14;
-
-// Elements that an optimizer has in memory at a time of what is on a disk; as many are on their way there, and back.
-inline constexpr int64_t kDiskPiece = int64_t{2} << 20;
-// update(piece) for all of a run that is on a disk, piece by piece where its rule may, while the disk brings the next
-// piece and takes the one before. Throws Error(kFileSystem).
-void pass_over_disk(const FlatRun& run, const std::function<void(const FlatRun&)>& update);
 
 }  // namespace fsdp
