@@ -127,6 +127,26 @@ void read_raw_part(const fs::path& path, const RawAccess& access, int part, int 
   });
 }
 
+void mix_raw(const fs::path& path, int64_t read, int64_t written, const RawAccess& access) {
+  const char* source = random_source();
+  const File file(path, O_RDWR | (access.direct ? O_DIRECT : 0));
+  const int64_t places = std::max<int64_t>(1, static_cast<int64_t>(fs::file_size(path)) / kPiece);
+  const int64_t pieces = (read + written + kPiece - 1) / kPiece;
+  const int64_t writes = (written + kPiece - 1) / kPiece;
+  std::vector<io::AlignedBuffer> buffers;
+  for (int thread = 0; thread < access.threads; ++thread) buffers.emplace_back(kPiece);
+  for_each_piece(read + written, access.threads, [&](int thread, int64_t begin) {
+    const int64_t i = begin / kPiece;
+    const int64_t offset = i % places * kPiece;
+    const int64_t bytes = std::min(kPiece, (read + written - begin) / kAlignment * kAlignment);
+    if (i * writes / pieces != (i + 1) * writes / pieces) {
+      file.write(source + begin % kSource, bytes, offset);
+    } else {
+      file.read(buffers[static_cast<size_t>(thread)].data(), bytes, offset);
+    }
+  });
+}
+
 void drop_from_cache(const fs::path& folder) {
   for_each_file(folder, [](const fs::path& path) {
     const File file(path, O_RDONLY);

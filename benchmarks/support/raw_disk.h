@@ -21,6 +21,10 @@ void read_raw(const std::filesystem::path& file, const RawAccess& access);
 // Of `parts` parts of it part number `part`, in whole pieces.
 void read_raw_part(const std::filesystem::path& file, const RawAccess& access, int part, int parts);
 
+// Reads `read` bytes and writes `written` of an existing file, again and again from its begin, mixed evenly. Returns
+// when the system has them, which is no promise for a power failure.
+void mix_raw(const std::filesystem::path& file, int64_t read, int64_t written, const RawAccess& access);
+
 // All files of a folder: out of the page cache (those that are on the disk already), or into it.
 void drop_from_cache(const std::filesystem::path& folder);
 void bring_into_cache(const std::filesystem::path& folder);
