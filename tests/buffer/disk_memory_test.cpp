@@ -8,6 +8,8 @@
 #include <torch/torch.h>
 
 #include <csignal>
+#include <cstdlib>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -191,6 +193,29 @@ TEST_F(DiskMemoryTest, RoomComesBackWithTheTensor) {
 TEST_F(DiskMemoryTest, TheFileHasNoName) {
   const torch::Tensor tensor = disk_->zeros(16, torch::kFloat);
   EXPECT_EQ(folder_.num_files(), 0u);
+}
+
+// A file system that cannot do it says why.
+TEST_F(DiskMemoryTest, TheMappingAloneHasAReason) {
+  EXPECT_EQ(disk_->queue() == nullptr, !disk_->why_mapped().empty()) << disk_->why_mapped();
+  const DiskMemory mapped(folder_.path(), DiskAccess::kMapped);
+  EXPECT_EQ(mapped.queue(), nullptr);
+  EXPECT_EQ(mapped.why_mapped(), "");
+}
+
+TEST_F(DiskMemoryTest, TheEnvironmentChoosesTheAccess) {
+  EXPECT_EQ(disk_access_from_environment(), DiskAccess::kDirect);
+  setenv("FSDP_OFFLOAD", "mapped", /*overwrite=*/1);
+  EXPECT_EQ(disk_access_from_environment(), DiskAccess::kMapped);
+  setenv("FSDP_OFFLOAD", "fast", /*overwrite=*/1);
+  std::string text;
+  try {
+    disk_access_from_environment();
+  } catch (const Error& error) {
+    text = error.what();
+  }
+  unsetenv("FSDP_OFFLOAD");
+  EXPECT_THAT(text, AllOf(HasSubstr("FSDP_OFFLOAD"), HasSubstr("'fast'"), HasSubstr("direct"), HasSubstr("mapped")));
 }
 
 TEST_F(DiskMemoryTest, AFolderThatIsNotThereIsAnErrorByName) {
