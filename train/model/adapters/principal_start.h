@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "io/hub/model_folder.h"
 #include "models/lora.h"
 #include "train/model/adapters/adapter_start.h"
 #include "train/model/parallelize.h"
