@@ -72,10 +72,7 @@ class RankLink {
   // moment, and share a machine with what else runs on it.
   double meetings(double budget) {
     constexpr double kBlock = 0.01;
-    const int64_t side = 256;
-    const at::Tensor x = at::full({side, side}, 0.5, dtype_), weight = at::full({side, side}, 0.25, dtype_);
-    const at::NoGradGuard no_grad;
-    const auto product = [&] { kernels::linear(x, weight); };
+    const auto product = small_product();
     const double rate = rate_until(product, [&, begin = SteadyClock::now()] { return seconds_since(begin) > kBlock; });
     const auto products = static_cast<int64_t>(std::max(1.0, mean_over_ranks(world_, rate) * kBlock));
     const auto blocks = static_cast<int64_t>(std::max(10.0, budget / kBlock));
@@ -92,10 +89,7 @@ class RankLink {
 
   // How much longer computing takes while transfers run without a pause.
   double slowdown(double budget) {
-    const int64_t side = 256;
-    const at::Tensor x = at::full({side, side}, 0.5, dtype_), weight = at::full({side, side}, 0.25, dtype_);
-    const at::NoGradGuard no_grad;
-    const auto product = [&] { kernels::linear(x, weight); };
+    const auto product = small_product();
     const double alone = rate_until(product, [&, begin = SteadyClock::now()] { return seconds_since(begin) > budget; });
     const double call = call_seconds(kLarge, 0.1 * budget);
     const auto times = static_cast<int64_t>(std::clamp(budget / call, 3.0, 2000.0));
@@ -149,6 +143,15 @@ class RankLink {
       ++runs;
     } while (!is_over());
     return runs / seconds_since(begin);
+  }
+
+  // What ranks compute beside transfers and between meetings.
+  std::function<void()> small_product() const {
+    const int64_t side = 256;
+    return [x = at::full({side, side}, 0.5, dtype_), weight = at::full({side, side}, 0.25, dtype_)] {
+      const at::NoGradGuard no_grad;
+      kernels::linear(x, weight);
+    };
   }
 
   const World& world_;
