@@ -26,31 +26,43 @@ struct RowSums {
   float total;  // of the logits
 };
 
-// A logit of -inf adds nothing, also where it is the highest; NaN stays NaN.
-__device__ inline float weight_of(float logit, float top) { return logit == -INFINITY ? 0.0f : expf(logit - top); }
+// e^x for x <= 0, off by at most 2 + |x| units in the last place: x is the difference to the highest logit, which
+// makes terms smaller faster than it makes them wrong.
+__device__ inline float exp_of(float x) { return __expf(x); }
+
+// Adds e^(values - top). Where all logits so far are -inf they add nothing; NaN stays NaN.
+template <int kCount>
+__device__ inline void add_weights(const float (&values)[kCount], float top, float& sum) {
+  if (top == -INFINITY) {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) sum += values[j] == -INFINITY ? 0.0f : values[j];
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) sum += exp_of(values[j] - top);
+}
 
 // Called by all threads of the block; the same result in each.
 template <class T, int kCount>
 __device__ inline RowSums sum_row(const T* logits, int64_t vocab) {
   float top = -INFINITY, sum = 0, total = 0, values[kCount];
   const int64_t step = static_cast<int64_t>(blockDim.x) * kCount;
+#pragma unroll 2
   for (int64_t i = static_cast<int64_t>(threadIdx.x) * kCount; i < vocab; i += step) {
     load_packet(logits + i, values);
     float highest = values[0];
 #pragma unroll
     for (int j = 1; j < kCount; ++j) highest = fmaxf(highest, values[j]);
     if (highest > top) {
-      sum *= expf(top - highest);
+      sum *= exp_of(top - highest);
       top = highest;
     }
+    add_weights(values, top, sum);
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      sum += weight_of(values[j], top);
-      total += values[j];
-    }
+    for (int j = 0; j < kCount; ++j) total += values[j];
   }
   const float top_of_row = over_block(top, Highest{});
-  const float sum_of_row = over_block(top == top_of_row ? sum : sum * expf(top - top_of_row), Sum{});
+  const float sum_of_row = over_block(top == top_of_row ? sum : sum * exp_of(top - top_of_row), Sum{});
   return {top_of_row + logf(sum_of_row), over_block(total, Sum{})};
 }
 
@@ -75,7 +87,7 @@ __device__ inline void write_gradient(const LossRows& rows, const T* logits, flo
     load_packet(logits + i, values);
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      values[j] = expf(values[j] - log_sum_exp) * slope - spread;
+      values[j] = exp_of(values[j] - log_sum_exp) * slope - spread;
       if (i + j == target) values[j] -= peak;
     }
     store_packet(grad + i, values);

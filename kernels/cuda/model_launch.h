@@ -12,7 +12,7 @@
 namespace fsdp::kernels::cuda {
 
 // What an array of activations or weights holds.
-enum class Element : uint8_t { kFloat, kBFloat16 };
+enum class Element : uint8_t { kFloat, kBFloat16, kHalf };
 
 // x, y [rows, width], weight [width], rstd [rows].
 // With a residual, not null, `sum` is x + residual and what is normalised.

@@ -1,7 +1,8 @@
-// Elements of fp32 and bf16 arrays, computed with in fp32, 16 bytes at a time where that is possible.
+// Elements of fp32, bf16 and fp16 arrays, computed with in fp32, 16 bytes at a time where that is possible.
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -15,11 +16,14 @@ namespace fsdp::kernels::cuda {
 
 __device__ inline float widen(float value) { return value; }
 __device__ inline float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ inline float widen(__half value) { return __half2float(value); }
 
 template <class T>
 __device__ inline T narrow_to(float value) {
   if constexpr (std::is_same_v<T, float>)
     return value;
+  else if constexpr (std::is_same_v<T, __half>)
+    return __float2half_rn(value);
   else
     return __float2bfloat16_rn(value);
 }
@@ -74,6 +78,8 @@ cudaError_t with_packets(Element element, int64_t width, std::initializer_list<c
   if (element == Element::kFloat) {
     return fits ? body(float{}, std::integral_constant<int, 4>{}) : body(float{}, std::integral_constant<int, 1>{});
   }
+  if (element == Element::kHalf)
+    return fits ? body(__half{}, std::integral_constant<int, 8>{}) : body(__half{}, std::integral_constant<int, 1>{});
   return fits ? body(__nv_bfloat16{}, std::integral_constant<int, 8>{})
               : body(__nv_bfloat16{}, std::integral_constant<int, 1>{});
 }

@@ -14,9 +14,10 @@ namespace fsdp::kernels::cuda {
 
 inline Element element_of(const char* op, const at::Tensor& tensor) {
   if (tensor.scalar_type() == at::kFloat) return Element::kFloat;
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.scalar_type() == at::kBFloat16, "[", op, "] got ", tensor.scalar_type(),
-                              ", expected float32 or bfloat16");
-  return Element::kBFloat16;
+  if (tensor.scalar_type() == at::kBFloat16) return Element::kBFloat16;
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.scalar_type() == at::kHalf, "[", op, "] got ", tensor.scalar_type(),
+                              ", expected float32, bfloat16 or float16");
+  return Element::kHalf;
 }
 
 // That all lie on the device of the first.

@@ -32,8 +32,10 @@ void expect_near_cpu(const Case& c, at::ScalarType dtype) {
   const Inputs inputs = inputs_of(c, dtype);
   const Inputs expected = run_on(at::kCPU, attend, inputs), actual = run_on(kGpu, attend, inputs);
   for (size_t i = 0; i < actual.size(); ++i) {
-    // bf16: the probabilities are rounded before they meet the values, which the CPU's are not.
-    EXPECT_LE(relative_difference(actual[i], expected[i]), dtype == at::kFloat ? 1e-4 : 3e-2)
+    // bf16: the probabilities are rounded before they meet the values, which the CPU's are not. Where a query sees one
+    // key, the gradients of both are 0 but for rounding.
+    const double tolerance = dtype == at::kBFloat16 ? 3e-2 : c.window == 1 ? 2e-3 : 1e-4;
+    EXPECT_LE(relative_difference(actual[i], expected[i]), tolerance)
         << dtype << " T=" << c.length << " D=" << c.dim << " window=" << c.window << " result " << i;
   }
 }

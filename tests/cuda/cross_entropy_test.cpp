@@ -12,7 +12,7 @@ const std::vector<LossTerms> kTerms = {{}, {1e-2, 0}, {0, 0.1}, {1e-3, 0.2}};
 TEST(CudaCrossEntropy, EqualsCpu) {
   FSDP_NEEDS_GPU();
   torch::manual_seed(1);
-  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const Reduction reduction : {Reduction::kSum, Reduction::kMean}) {
       for (const LossTerms& terms : kTerms) {
         for (const auto& [rows, vocab] :
@@ -61,7 +61,7 @@ TEST(CudaCrossEntropy, TargetsOutsideTheVocabularyAreNotANumber) {
     const at::Tensor loss = cross_entropy(logits, at::tensor({int64_t{2}, bad, int64_t{4}}).to(kGpu));
     loss.backward();
     EXPECT_TRUE(std::isnan(loss.item<float>()));
-    EXPECT_TRUE(at::equal(logits.grad().isnan().any(1).cpu(), at::tensor({false, true, false})));
+    EXPECT_TRUE(at::equal(logits.grad().isnan().any(1).cpu(), torch::tensor({false, true, false})));
   }
   EXPECT_THROW(cross_entropy(at::ones({2, 3}, kGpu), at::zeros({2}, at::kLong)), c10::Error);
 }

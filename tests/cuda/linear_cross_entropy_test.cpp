@@ -1,5 +1,6 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "kernels/operators/cross_entropy.h"
@@ -12,16 +13,18 @@ namespace {
 TEST(CudaLinearCrossEntropy, EqualsCpu) {
   FSDP_NEEDS_GPU();
   torch::manual_seed(1);
-  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const LossTerms& terms : {LossTerms{}, LossTerms{1e-3, 0.2}}) {
       for (const Reduction reduction : {Reduction::kSum, Reduction::kMean}) {
         for (const auto& [rows, vocab] : std::vector<std::pair<int64_t, int64_t>>{{1, 2}, {5, 37}, {300, 1000}}) {
           at::Tensor targets = at::randint(0, vocab, {rows}, at::kLong);
           if (rows > 2) targets[1] = kIgnoreIndex;
+          // Of one row and two entries: 1 - p near p = 1, where a rounding of p is a large part of the gradient.
+          const double tolerance = vocab == 2 ? 2e-5 : 0;
           expect_as_on_cpu(
               [&](const Inputs& in) { return linear_cross_entropy(in[0], in[1], in[2], reduction, terms); },
-              {values({rows, 16}, dtype), values({vocab, 16}, dtype) * 0.3, targets}, tolerance_of(dtype),
-              c10::str(dtype, ", ", rows, " x ", vocab));
+              {values({rows, 16}, dtype), values({vocab, 16}, dtype) * 0.3, targets},
+              std::max(tolerance, tolerance_of(dtype)), c10::str(dtype, ", ", rows, " x ", vocab));
         }
       }
     }

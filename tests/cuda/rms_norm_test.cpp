@@ -14,7 +14,7 @@ TEST(CudaRmsNorm, EqualsCpu) {
   const std::vector<std::vector<int64_t>> shapes = {{1, 8},       {3, 5},     {2, 7, 16}, {1, 3, 33},   {40, 64},
                                                     {5, 2, 250},  {200, 512}, {70, 513},  {1000, 2048}, {3000, 128},
                                                     {9, 4, 4096}, {5, 20000}, {0, 8},     {2, 0, 8}};
-  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const auto& shape : shapes) {
       expect_as_on_cpu(norm, {values(shape, dtype), 1 + 0.1 * values({shape.back()}, dtype)},
                        dtype == at::kFloat ? 1e-5 : tolerance_of(dtype), c10::str(dtype, " ", shape));

@@ -19,7 +19,7 @@ struct Case {
 TEST(CudaRope, EqualsCpu) {
   FSDP_NEEDS_GPU();
   torch::manual_seed(1);
-  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const Case& c : std::vector<Case>{{1, 1, 1, 1, 2},
                                            {2, 5, 4, 2, 10},
                                            {3, 7, 3, 1, 64},

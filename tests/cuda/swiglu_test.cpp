@@ -8,7 +8,7 @@ namespace {
 TEST(CudaSwiGlu, EqualsCpu) {
   FSDP_NEEDS_GPU();
   torch::manual_seed(1);
-  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const auto& shape :
          std::vector<std::vector<int64_t>>{{1}, {7}, {8}, {3, 33}, {2, 5, 64}, {1000, 1001}, {0, 4}}) {
       expect_as_on_cpu([](const Inputs& in) { return swiglu(in[0], in[1]); },
