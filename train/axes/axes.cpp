@@ -7,6 +7,7 @@
 
 #include "train/axes/cut_layers.h"
 #include "train/axes/expert_places.h"
+#include "train/base/device.h"
 
 namespace fsdp::train {
 
@@ -43,6 +44,10 @@ Axes::Axes(const Mesh& mesh, parallel::ContextExchange exchange, int64_t heads)
       heads_(parallel::Ranks::along(with_heads(mesh, heads), "heads of keys and values")),
       copies_(parallel::Ranks::along(with_heads(mesh, heads), "copies of keys and values")),
       exchange_(exchange) {}
+
+std::string exchange_on(const std::string& device, const std::string& asked) {
+  return asked == "auto" && !has_messages(device) ? "gather" : asked;
+}
 
 parallel::ContextExchange exchange_of(const std::string& name) {
   using parallel::ContextExchange;

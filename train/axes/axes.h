@@ -37,7 +37,8 @@ class Axes {
   parallel::ContextExchange exchange_;
 };
 
-// What mesh.cp_exchange says: auto, gather or ring.
+// What mesh.cp_exchange comes to on that device: auto, gather or ring. A ring needs messages, which some lack.
+std::string exchange_on(const std::string& device, const std::string& asked);
 parallel::ContextExchange exchange_of(const std::string& name);
 
 // Along which dimension the parameter of a decoder is cut: maps from the hidden state by outputs, maps to it by inputs,

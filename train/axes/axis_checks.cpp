@@ -7,6 +7,7 @@
 
 #include "fsdp/fsdp.h"
 #include "models/config/axis_counts.h"
+#include "train/base/device.h"
 #include "train/base/format.h"
 #include "train/config/sum_tree.h"
 
@@ -55,9 +56,12 @@ void check_settings(const std::string& key, const std::vector<Refused>& refused)
   }
 }
 
-// That do not go with any axis, and what would.
-std::vector<Refused> refused_with_axes(const Config& config) {
-  return {{config.shard.device != "cpu", "shard.device = \"" + config.shard.device + "\"", "cpu in this version"}};
+// Of stages and rings, whose ranks send each other messages.
+void check_messages(const Config& config, const std::string& key, const std::string& instead) {
+  if (has_messages(config.shard.device)) return;
+  refuse_axis(key + ": got it with shard.device = \"" + config.shard.device +
+              "\" over NCCL, which carries no messages between two ranks in this version, expected " + instead +
+              ". Set that, or FSDP_DEVICE_TRANSPORT=host, with which ranks talk through the host.");
 }
 
 // That do not go with layers that are cut.
@@ -101,7 +105,6 @@ void check_expert_parallel(const Config& config, const models::DecoderConfig& mo
   if (experts == 0)
     refuse_axis("mesh.ep: got " + std::to_string(parts) + " with model_type " + model.model_type +
                 ", which has no experts, expected 1.");
-  check_settings("mesh.ep", refused_with_axes(config));
   check_settings("mesh.ep", refused_with_ep(config));
   check_counts("mesh.ep", parts, {{"experts of a layer (model.experts)", experts}});
 }
@@ -171,19 +174,18 @@ void check_axes(const Config& config, const models::DecoderConfig& model, const 
   check_schedule(config);
   if (model.experts.count > 0) check_experts(config, model);
   if (config.mesh.pp > 1) {
-    check_settings("mesh.pp", refused_with_axes(config));
+    check_messages(config, "mesh.pp", "mesh.pp = 1");
     check_settings("mesh.pp", refused_with_pp(config));
     check_stages(config, model);
     check_microbatches(config, place);
   }
   if (config.mesh.tp > 1) {
-    check_settings("mesh.tp", refused_with_axes(config));
     check_settings("mesh.tp", refused_with_tp(config));
     check_counts("mesh.tp", config.mesh.tp, counts_of(config, model));
   }
   if (config.mesh.cp > 1) {
-    check_settings("mesh.cp", refused_with_axes(config));
     check_tokens(config);
+    if (config.mesh.cp_exchange == "ring") check_messages(config, "mesh.cp_exchange = \"ring\"", "gather");
   } else if (config.mesh.cp_exchange != "auto") {
     refuse_axis("mesh.cp_exchange: got \"" + config.mesh.cp_exchange +
                 "\" with mesh.cp = 1, expected \"auto\", or several ranks along it.");

@@ -76,7 +76,7 @@ std::optional<HeldoutLoss> evaluate(ShardedModel& model, const World& world, con
   if (objective != nullptr)
     return evaluate_pairs(model, world, split, *objective, num_batches * config.batch_sequences);
   const ForwardOnly scope(model.root);
-  const c10::Device device = parameters(*model.decoder).front().device();
+  const c10::Device device = computing_device(model.decoder);
   const int64_t batch_sequences = config.batch_sequences;
   const int64_t forward_sequences = config.world_invariant ? microbatch_sequences(config, model.place.num_data) : 0;
   const int64_t limit = num_batches > 0 ? num_batches * batch_sequences : split.num_sequences();

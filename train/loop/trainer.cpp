@@ -222,7 +222,8 @@ Trainer::Computed Trainer::compute() {
   const TraceScope scope("gradient norm", kNoUnit);
   const GradNorm norm = norm_of_gradients();
   computed.clip_factor = norm.factor;
-  const at::Tensor numbers = at::stack({total, norm.norm.to(at::kDouble)}).to(at::kCPU);  // one wait for a device
+  // One wait for a device; the norm is the host's where main weights are.
+  const at::Tensor numbers = at::stack({total, norm.norm.to(total.device(), at::kDouble)}).to(at::kCPU);
   computed.loss = numbers[0].item<double>();
   computed.grad_norm = numbers[1].item<double>();
   if (fault_point("value.loss").inject) {
@@ -251,7 +252,7 @@ at::Tensor Trainer::loss_of(const Batch& batch, Computed& computed) {
 at::Tensor Trainer::compute_microbatches(Computed& computed) {
   const auto num_targets = static_cast<double>(batches_.num_targets(step_));
   const int64_t num_micro = batches_.num_microbatches(step_);
-  const c10::Device device = parameters_.front().device();
+  const c10::Device device = computing_device(model_.decoder);
   at::Tensor total = at::zeros({}, at::device(device).dtype(at::kDouble));
   for (int64_t micro = 0; micro < num_micro; ++micro) {
     const Microbatch scope(model_.root, /*is_last=*/micro + 1 == num_micro);
@@ -275,7 +276,7 @@ at::Tensor Trainer::compute_in_stages(Computed& computed) {
   std::vector<Batch> batches;
   std::vector<StageInput> inputs;
   for (int64_t micro = 0; micro < batches_.num_microbatches(step_); ++micro) {
-    batches.push_back(next_microbatch(micro, computed));
+    batches.push_back(on_device(next_microbatch(micro, computed), computing_device(model_.decoder)));
     inputs.push_back({batches.back().input_ids_BT, batches.back().sequence});
   }
   const DecoderPipeline::Around around{[this](const models::BlockRange& blocks, int micro) {

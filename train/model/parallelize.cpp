@@ -33,6 +33,8 @@ Precision stored_precision(const ShardConfig& config) {
   return parse_precision(stored_precision_name(config));
 }
 
+c10::Device computing_device(const models::Decoder& decoder) { return decoder->parameters().front().device(); }
+
 at::ScalarType multiplied_type(const ShardConfig& config) {
   return config.precision == "o1" ? at::kBFloat16 : stored_precision(config).param.value_or(at::kFloat);
 }

@@ -33,6 +33,9 @@ struct ShardedModel {
   std::shared_ptr<const AdapterStart> start = {};
 };
 
+// Where it computes: its weights, gathered, lie there, and inputs have to. Main weights may lie elsewhere.
+c10::Device computing_device(const models::Decoder& decoder);
+
 // Parameters of all stages, in the model's order, a tied weight once; for NF4 codes the weights they stand for. Local.
 std::vector<WholeTensor> whole_tensors(const ShardedModel& model);
 

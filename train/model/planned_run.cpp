@@ -5,6 +5,7 @@
 #include "fsdp/fsdp.h"
 #include "kernels/products/fp8_weights.h"
 #include "models/nf4_base.h"
+#include "train/axes/axes.h"
 #include "train/config/precision_checks.h"
 #include "train/config/sum_tree.h"
 #include "train/model/fp8_layers.h"
@@ -110,7 +111,7 @@ plan::Setup planned_setup(const Config& config, const RankCounts& ranks) {
     setup.order = plan::parse_order(mesh.schedule);
     setup.stages_per_rank = mesh.stages_per_rank;
   }
-  setup.context_exchange = plan::parse_context_exchange(mesh.cp_exchange);
+  setup.context_exchange = plan::parse_context_exchange(exchange_on(config.shard.device, mesh.cp_exchange));
   setup.strategy = options.strategy;
   if (options.reshard_after_forward) {
     const auto* whole = std::get_if<bool>(&*options.reshard_after_forward);

@@ -73,7 +73,7 @@ PreferenceSums PreferenceObjective::evaluate(ShardedModel& model, const World& w
                                              int64_t num_pairs) const {
   const ForwardOnly scope(model.root);
   const at::NoGradGuard no_grad;
-  const c10::Device device = parameters(*model.decoder).front().device();
+  const c10::Device device = computing_device(model.decoder);
   const int64_t count = num_pairs > 0 ? std::min(num_pairs, split.num_sequences()) : split.num_sequences();
   const Part mine = part_of(count, world.rank, world.size);
   PreferenceSums sums;

@@ -48,7 +48,7 @@ std::vector<AnswerLogs> logs_of(const at::Tensor& numbers) {
 References References::compute(ShardedModel& model, const World& world, const PackedSplit& split) {
   const ForwardOnly scope(model.root);
   const at::NoGradGuard no_grad;
-  const c10::Device device = parameters(*model.decoder).front().device();
+  const c10::Device device = computing_device(model.decoder);
   const int64_t num_pairs = split.num_sequences();
   const Part mine = part_of(num_pairs, world.rank, world.size);
   const int64_t rounds = (num_pairs + world.size - 1) / world.size;

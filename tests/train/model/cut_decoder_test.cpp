@@ -254,7 +254,21 @@ TEST(CutDecoder, WhatDoesNotDivideIsRefusedWithWhatDoes) {
   EXPECT_THAT(refusal([](auto& config, auto&) { config.optimizer.name = "muon"; }), is_refused("whole matrices"));
   EXPECT_THAT(refusal([](auto& config, auto&) { config.optimizer.name = "adamw_8bit"; }), is_refused("adamw_8bit"));
   EXPECT_THAT(refusal([](auto& config, auto&) { config.shard.precision = "fp8"; }), is_refused("\"fp8\""));
-  EXPECT_THAT(refusal([](auto& config, auto&) { config.shard.device = "cuda"; }), is_refused("shard.device"));
+  // Stages and rings send messages, which NCCL does not carry here; "auto" is then no ring.
+  const auto on_gpus = [&](const std::function<void(train::Config&)>& change) {
+    return refusal([&](auto& config, auto&) {
+      config.shard.device = "cuda";
+      change(config);
+    });
+  };
+  EXPECT_NO_THROW(on_gpus([](auto&) {})());
+  EXPECT_NO_THROW(on_gpus([](auto& config) { config.mesh.cp = 2; })());
+  EXPECT_EQ(train::exchange_on("cuda", "auto"), "gather");
+  EXPECT_EQ(train::exchange_on("cpu", "auto"), "auto");
+  EXPECT_THAT(on_gpus([](auto& config) { config.mesh.pp = 2; }),
+              is_refused("mesh.pp: got it with shard.device = \"cuda\" over NCCL, which carries no messages"));
+  EXPECT_THAT(on_gpus([](auto& config) { config.mesh.cp = 2, config.mesh.cp_exchange = "ring"; }),
+              is_refused("expected gather. Set that, or FSDP_DEVICE_TRANSPORT=host"));
   EXPECT_THAT(refusal([](auto& config, auto&) { config.tune.method = "lora", config.tune.lora_dropout = 0.1; }),
               is_refused("tune.lora_dropout = 0.1"));
   EXPECT_THAT(refusal([](auto& config, auto&) { config.mesh.cp_exchange = "ring"; }),
