@@ -26,6 +26,8 @@ TRY_STEP = ("--device", "cpu", "--preset", "smollm2-135m", "--layers", "1", "--s
             "--warmup", "1", "--steps", "1")
 TRY_PARTS = ("--device", "cpu", "--matrix", "64", "--copy-mib", "1", "--parameters", "4096", "--tokens", "32", "--hidden", "32",
              "--vocabulary", "100", "--rounds", "1")
+TRY_KERNELS = ("--device", "cpu", "--tokens", "32", "--sequence", "16", "--hidden", "32", "--ffn", "64", "--vocabulary", "100",
+               "--parameters", "4096", "--rounds", "1")
 TRY_HOOKS = ("--warmup", "1", "--iterations", "1")
 PRESETS = ("none", "elementwise", "gate_up", "block")
 # Rank 0 of 8: name, GB/s that a rank receives, strategy.
@@ -43,8 +45,9 @@ def attempt(command):
         return f"not done after {DEADLINE_S} s"
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])
-    errors = [line for line in done.stderr.splitlines() if line.strip()]
-    return errors[-1] if errors else f"ended with code {done.returncode}"
+    errors = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("frame #")]
+    tells = errors[:1] if done.args[0] != sys.executable else errors[-1:]  # Python tells the reason last
+    return tells[0] if tells else f"ended with code {done.returncode}"
 
 
 def runs(options):
@@ -112,7 +115,7 @@ def print_parts(parts, hooks):
     matrix, copy = median(parts["matmul_tflops"]), median(parts["copy_gb_per_s"])
     adamw, entropy = median(parts["adamw_gb_per_s"]), parts["cross_entropy"]
     entropy_ms, floor_ms = median(entropy["ms"]), 1e3 * entropy["tflop"] / matrix
-    hook_us = (median(hooks["sharded_us"]) - median(hooks["bare_us"])) / hooks["units"]
+    hook = "-" if isinstance(hooks, str) else f"{(median(hooks['sharded_us']) - median(hooks['bare_us'])) / hooks['units']:.1f} us"
     extra = f"{entropy['extra_bytes'] / GB:.2f} GB" if "extra_bytes" in entropy else "-"
     print_table([("part", "measured", "bound", "share"),
                  ("bf16 product", f"{matrix:.0f} TFLOP/s", f"{PEAK_TFLOPS:.0f} TFLOP/s", f"{100 * matrix / PEAK_TFLOPS:.0f}%"),
@@ -121,7 +124,16 @@ def print_parts(parts, hooks):
                  ("linear + cross entropy", f"{entropy_ms:.1f} ms", f"{floor_ms:.1f} ms (three products)",
                   f"{100 * floor_ms / entropy_ms:.0f}%"),
                  ("its memory beside gradients", extra, "-", "-"),
-                 ("hooks of a unit, host", f"{hook_us:.1f} us", "-", "-")])
+                 ("hooks of a unit, host", hook, "-", "-")])
+
+
+def print_kernels(result):
+    rows = [("kernel", "", "ours, ms", "LibTorch", "ratio", "bytes at the speed of a copy", "share")]
+    for kernel in result["kernels"]:
+        ours_ms, rival_ms, floor_ms = min(kernel["ours_ms"]), min(kernel["rival_ms"]), kernel["floor_ms"]
+        bound = (f"{floor_ms:.3f}", f"{100 * floor_ms / ours_ms:.0f}%") if floor_ms else ("-", "-")
+        rows.append((kernel["kernel"], kernel["dtype"], f"{ours_ms:.3f}", f"{rival_ms:.3f}", f"{rival_ms / ours_ms:.2f}", *bound))
+    print_table(rows)
 
 
 def device_name():
@@ -140,13 +152,18 @@ def main():
     stop_what_was_started()
     begin, parts = time.monotonic(), attempt(ours("gpu_parts", *(TRY_PARTS if options.on_cpu else ())))
     hooks = attempt(ours("hook_cost", "--copied", *(TRY_HOOKS if options.on_cpu else ("--device", "cuda"))))
-    for failure in (parts, hooks):
-        if isinstance(failure, str):
-            sys.exit(f"bench_gpu: {failure}")
+    kernels = attempt(ours("gpu_kernels", *(TRY_KERNELS if options.on_cpu else ())))
+    for name, result in (("gpu_parts", parts), ("hook_cost", hooks), ("gpu_kernels", kernels)):
+        if isinstance(result, str):
+            print(f"bench_gpu: {name}: {result}", file=sys.stderr, flush=True)
+    if isinstance(parts, str):
+        sys.exit("bench_gpu: without the speed of products there is nothing to compare steps with")
     results = {}
     for _ in range(options.rounds):
         for name, command in runs(options):
             result = attempt(command)
+            told = result if isinstance(result, str) else f"{result['step_ms']:.0f} ms a step"
+            print(f"{time.monotonic() - begin:4.0f} s  {name}: {told}", file=sys.stderr, flush=True)
             known = results.get(name)
             if known is None or isinstance(known, str) or (not isinstance(result, str) and result["step_ms"] < known["step_ms"]):
                 results[name] = result
@@ -155,12 +172,15 @@ def main():
     print_steps(results, median(parts["matmul_tflops"]))
     print_networks(results)
     print_parts(parts, hooks)
+    if not isinstance(kernels, str):
+        print_kernels(kernels)
     folder = os.path.join(ROOT, "build", "bench")
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, "gpu.json"), "w") as file:
-        json.dump({"device": device_name(), "parts": parts, "hooks": hooks, "steps": results}, file, indent=1)
+        json.dump({"device": device_name(), "parts": parts, "hooks": hooks, "kernels": kernels, "steps": results}, file, indent=1)
     print(f"{time.monotonic() - begin:.0f} s in all; build/bench/gpu.json")
-    if any(isinstance(result, str) for name, result in results.items() if name.startswith("ours")):
+    own = [result for name, result in results.items() if name.startswith("ours")]
+    if any(isinstance(result, str) for result in [hooks, kernels, *own]):
         sys.exit("bench_gpu: one of our own runs failed; its error is in the table")
 
 

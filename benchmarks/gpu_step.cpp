@@ -93,6 +93,7 @@ class GpuStep {
     result_["laps_ms"] = clock_.collect();
     result_["step_ms"] = watch.lap() / options_.steps;
     result_["losses"] = {first_loss_.item<float>(), last_loss_.item<float>()};
+    check_that_it_learned();
     result_["tokens_per_step"] = tokens_per_step();
     result_["flops_per_token"] = models::flops_per_token(config_, options_.sequence);
     result_["parameters"] = models::num_parameters(config_);
@@ -115,10 +116,21 @@ class GpuStep {
         train::parallelize(std::move(decoder), train::make_mesh(world, /*replicas=*/1), shard_options);
     train::set_projections(model, options_.projections);
     if (options_.graphs) train::graph_blocks(model);
-    // On the device, where billions of random numbers take no time; zeros would need less power than real weights.
+    // On the device, where billions of random numbers take no time; equal numbers would need less power than real
+    // weights. A leaf is a slice, flat whatever it is a slice of.
     const at::NoGradGuard no_grad;
-    for (at::Tensor leaf : parameters(*model.decoder)) leaf.dim() > 1 ? leaf.normal_(0, 0.02) : leaf.fill_(1);
+    for (at::Tensor leaf : parameters(*model.decoder))
+      logical_sizes(leaf).size() > 1 ? leaf.normal_(0, 0.02) : leaf.fill_(1);
     return model;
+  }
+
+  // Every step sees the same tokens. What ranks that do not exist send is no gradient.
+  void check_that_it_learned() const {
+    const auto first = first_loss_.item<float>(), last = last_loss_.item<float>();
+    if (options_.ranks > 1 || last < first) return;
+    throw Error(ErrorCode::kUsage, "[gpu_step] the loss went from " + std::to_string(first) + " to " +
+                                       std::to_string(last) +
+                                       ", expected a fall: steps that learn nothing are not measured");
   }
 
   int64_t tokens_per_step() const { return options_.accumulation * options_.microbatch * options_.sequence; }

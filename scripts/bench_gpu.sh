@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Measures training on one GPU: a step of SmolLM3-3B at 8192 tokens with each preset of recomputation, copied weights and
 # modelled networks; PyTorch's fully_shard with the model of transformers, eager and compiled, where that Python package
-# is; and the parts of a step beside what bounds them. Prints tables, writes build/bench/gpu.json. Under 9 minutes on an
+# is; the parts of a step beside what bounds them, and kernels beside LibTorch's. Prints tables, writes
+# build/bench/gpu.json. Under 5 minutes on an
 # H100 once it is built.
 #
 #   scripts/bench_gpu.sh                    needs an NVIDIA GPU of about 80 GB
@@ -10,7 +11,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-TARGETS="gpu_step gpu_parts hook_cost"
+TARGETS="gpu_step gpu_parts gpu_kernels hook_cost"
 
 main() {
   if [ -n "${FSDP_BUILD:-}" ]; then

@@ -15,7 +15,7 @@ SEQUENCE, ACCUMULATION = 8192, 4
 
 def make_model(options):
     config = SmolLM3Config(attn_implementation="sdpa", use_cache=False, tie_word_embeddings=True)
-    with torch.device("meta"):
+    with torch.device("cuda"):
         model = SmolLM3ForCausalLM(config)
     if options.compile:
         for layer in model.model.layers:
@@ -24,10 +24,6 @@ def make_model(options):
     for layer in model.model.layers:
         fully_shard(layer, mp_policy=policy)
     fully_shard(model, mp_policy=policy)
-    model.to_empty(device="cuda")
-    model.init_weights()
-    # Frequencies are no parameters: made again after the memory was.
-    model.model.rotary_emb = type(model.model.rotary_emb)(config, device="cuda")
     model.train()
     return model
 
