@@ -150,7 +150,7 @@ std::vector<Option> train_options() {
        "separate in checkpoints; q, k and v with biases take a product each"},
       {"train.cuda_graphs", FSDP_SLOT(train.cuda_graphs), any(),
        "on GPUs: record the forward and the backward of each block and replay them, for models so small that launching "
-       "takes longer than computing; equal bits, more memory; not for packed documents, which run as without"},
+       "takes longer than computing; equal bits in fp32, more memory; not for packed documents, which run as without"},
       {"train.seed", FSDP_SLOT(train.seed), at_least(0), "of random initial weights and of the order of the data"},
       {"train.lr", FSDP_SLOT(train.lr), at_least(0), "learning rate at the end of the warm-up"},
       {"train.min_lr_ratio", FSDP_SLOT(train.min_lr_ratio), between(0, 1), "the last step's learning rate / lr"},
@@ -285,7 +285,8 @@ std::vector<Option> shard_options() {
       {"shard.prefetch_depth", FSDP_SLOT(shard.prefetch_depth), between(0, 16),
        "units gathered ahead of the one that computes"},
       {"shard.device", FSDP_SLOT(shard.device), one_of({"cpu", "cuda"}),
-       "where weights live and are computed with; cuda: one GPU a rank, by its number among the ranks of its host"},
+       "where weights live and are computed with; cuda: one GPU a rank, by its number among the ranks of its host; with "
+       "FSDP_DEVICE_TRANSPORT=host in the environment ranks may share GPUs"},
       {"shard.whole_weights", FSDP_SLOT(shard.whole_weights), one_of({"in_place", "copied"}),
        "where one rank has every shard, as alone: compute with the weights where they are, or gather and free copies "
        "as if there were other ranks, to see what sharding costs"},

@@ -9,6 +9,7 @@
 #include "tests/support/close.h"
 #include "tests/support/ranks.h"
 #include "tests/train/model/model_files.h"
+#include "train/axes/axes.h"
 #include "train/axes/axis_checks.h"
 #include "train/data/batch.h"
 #include "train/model/build_model.h"
