@@ -56,6 +56,13 @@ void print_failure(const std::string& message) {
                color ? "\x1b[0m" : "");
 }
 
+// `fsdp launch` stops all ranks once one has failed, whichever that is, and prints once what several tell in the same
+// words. Below it nobody leaves the telling to another rank, which might be stopped before it has told.
+bool is_below_launch() {
+  const char* value = std::getenv("FSDP_LAUNCH");
+  return value != nullptr && *value != '\0';
+}
+
 void print_advice(const fsdp::Advice& advice) {
   std::fprintf(stderr, "fsdp: advice: %s\n", fsdp::train::for_terminal(advice.text).c_str());
 }
@@ -70,7 +77,7 @@ int main(int argc, char** argv) {
     fsdp::train::leave(run({argv + 1, argv + argc}));
   } catch (...) {
     const fsdp::train::Failure failure = fsdp::train::describe_failure(std::current_exception());
-    if (!failure.told_elsewhere) {
+    if (!failure.told_elsewhere || is_below_launch()) {
       print_failure(failure.message);
     }
     fsdp::train::leave(failure.exit_code);

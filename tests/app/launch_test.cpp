@@ -90,6 +90,24 @@ TEST(Launch, ALostPeerIsNotTheCause) {
   EXPECT_TRUE(has(result.err, "rank 1 of 2 exited with code 6")) << result.err;
 }
 
+TEST(Launch, AMistakeOfAllRanksIsToldByTheFirstThatEnds) {
+  // Ranks agree on the mistake. Rank 0 does not get to tell it: it is stopped once rank 1 has ended.
+  const CommandResult result =
+      launch_script(2, "if [ $RANK = 1 ]; then exec " FSDP_BINARY " eval none --text none; fi\n" FSDP_BINARY
+                       " eval none --text none 2> /dev/null\nsleep 100");
+  EXPECT_EQ(result.exit_code, 4);
+  EXPECT_TRUE(has(result.err, "[1] fsdp: [model] 'none': got nothing there")) << result.err;
+  EXPECT_TRUE(has(result.err, "rank 1 of 2 exited with code 4; all ranks were stopped. Its last lines:\n  | fsdp: "))
+      << result.err;
+  EXPECT_LT(result.seconds, 30);
+}
+
+TEST(Launch, AMistakeOfAllRanksIsToldOnce) {
+  const CommandResult result = launch_fsdp(3, "eval none --text none");
+  EXPECT_EQ(result.exit_code, 4);
+  EXPECT_EQ(count(result.err, "] fsdp: "), 1) << result.err;
+}
+
 TEST(Launch, NamesTheSignal) {
   const CommandResult result = launch_script(2, "if [ $RANK = 0 ]; then echo last words; kill -9 $$; fi; sleep 100");
   EXPECT_EQ(result.exit_code, 128 + SIGKILL);
