@@ -56,7 +56,7 @@ function(fsdp_use_torch target)
   endif()
   target_link_libraries(${target} PUBLIC LibTorch::LibTorch)
   if(NOT TARGET ${pch})
-    file(WRITE ${CMAKE_BINARY_DIR}/pch/empty.cpp "")
+    file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/pch/empty.cpp CONTENT "")  # written where it is not there yet
     add_library(${pch} OBJECT ${CMAKE_BINARY_DIR}/pch/empty.cpp)
     target_link_libraries(${pch} PRIVATE LibTorch::LibTorch)
     target_precompile_headers(${pch} PRIVATE ${headers})

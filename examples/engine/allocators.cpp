@@ -51,6 +51,7 @@ int main(int argc, char** argv) try {
     if (world.rank == 0 && (step == 3 || step == 13))
       std::printf("%s: %lld allocations after step %d\n", name.c_str(), allocations, step);
   }
+  return 0;
 } catch (const fsdp::Error& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return static_cast<int>(error.code());

@@ -55,6 +55,7 @@ int main(int argc, char** argv) try {
   if (world.rank == 0)
     std::printf("step %lld is saved: %lld bytes, training waited for %.1f ms\n", static_cast<long long>(report.step),
                 static_cast<long long>(report.bytes), report.stalled_seconds * 1000);
+  return 0;
 } catch (const fsdp::Error& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return static_cast<int>(error.code());

@@ -41,6 +41,7 @@ int main() try {
   (model->forward(x) - x.sin().sum(1, /*keepdim=*/true)).square().mean().backward();  // throws on every rank
   optimizer.step();
   fsdp::zero_grad(*model);
+  return 0;
 } catch (const fsdp::Error& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return static_cast<int>(error.code());

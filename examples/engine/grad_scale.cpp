@@ -53,6 +53,7 @@ int main() try {
   train(world, "sum", fsdp::GradScale::sum(), 1);
   train(world, "mean", fsdp::GradScale::mean(), world.size);
   train(world, "per_token", fsdp::GradScale::per_token(mine), all);
+  return 0;
 } catch (const fsdp::Error& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return static_cast<int>(error.code());

@@ -52,6 +52,7 @@ void train(const fsdp::Mesh& mesh, Strategy strategy) {
 int main() try {
   const fsdp::Mesh mesh(fsdp::init({.transport = fsdp::TransportKind::kGloo}), {{"replicate", 2}, {"shard", 2}});
   for (const auto strategy : {Strategy::kHybrid, Strategy::kHybridZero2, Strategy::kHybridOptim}) train(mesh, strategy);
+  return 0;
 } catch (const fsdp::Error& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return static_cast<int>(error.code());

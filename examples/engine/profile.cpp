@@ -43,6 +43,7 @@ int main() try {
   session.stop();
   session.write("trace-rank" + std::to_string(world.rank) + ".json");
   if (world.rank == 0) std::printf("%s", session.summary().c_str());
+  return 0;
 } catch (const fsdp::Error& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return static_cast<int>(error.code());

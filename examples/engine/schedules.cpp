@@ -53,6 +53,7 @@ int main(int argc, char** argv) try {
   std::printf("%s: at most %.1f KiB gathered (largest unit %.1f), %.2f ms a step waited for gathers, loss %.6f\n",
               fsdp::schedule::describe(options.schedule).c_str(), root.counters().peak_unsharded_bytes / 1024.0,
               root.largest_unit_bytes() / 1024.0, root.counters().exposed_gather_ms / 10, loss);
+  return 0;
 } catch (const fsdp::Error& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return static_cast<int>(error.code());
