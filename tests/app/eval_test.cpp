@@ -12,11 +12,12 @@ namespace {
 
 class Eval : public TrainingFixture {
  protected:
+  static void SetUpTestSuite() {
+    TrainingFixture::SetUpTestSuite();
+    trained_ = run_for_all("train " + suite_path("run.toml"));
+  }
   void SetUp() override {
     TrainingFixture::SetUp();
-    const CommandResult result = run_fsdp(train());
-    ASSERT_EQ(result.exit_code, 0) << result.err;
-    trained_ = result.out + result.err;
     std::ofstream questions(path("questions.jsonl"));
     for (int i = 0; i < 9; ++i) {
       questions << R"({"question": "line )" << i << R"(", "choices": ["of file", ";", "zzzz qq"], "answer": )" << i % 3
@@ -30,7 +31,7 @@ class Eval : public TrainingFixture {
     return nlohmann::json::parse(result.out);
   }
 
-  std::string trained_;  // what the run printed
+  static inline std::string trained_;  // what the run printed
 };
 
 TEST_F(Eval, RanksGiveWhatOneGives) {

@@ -19,10 +19,12 @@ std::vector<nlohmann::json> json_lines(const std::string& text) {
 
 class Generate : public TrainingFixture {
  protected:
+  static void SetUpTestSuite() {
+    TrainingFixture::SetUpTestSuite();
+    run_for_all("train " + suite_path("run.toml"));
+  }
   void SetUp() override {
     TrainingFixture::SetUp();
-    const CommandResult result = run_fsdp(train());
-    ASSERT_EQ(result.exit_code, 0) << result.err;
     std::ofstream(path("prompts.txt")) << "line\nof file\n\nline 12 of file 3;\nx\nyz\n";
   }
   std::string generate(const std::string& more) const {

@@ -11,17 +11,16 @@ namespace {
 
 class PreferenceRuns : public Loop {
  protected:
-  void SetUp() override {
-    Loop::SetUp();
-    std::ofstream pairs(path("pairs.jsonl"));
+  static void SetUpTestSuite() {
+    Loop::SetUpTestSuite();
+    std::ofstream pairs(suite_path("pairs.jsonl"));
     for (int i = 0; i < 60; ++i) {
       const std::string letter(static_cast<size_t>(2 + i % 4), static_cast<char>('a' + i % 20));
       pairs << nlohmann::json{{"prompt", letter}, {"chosen", letter + "!"}, {"rejected", "no"}}.dump() << "\n";
     }
     pairs.close();
-    const CommandResult prepared =
-        run_fsdp("prepare " + path("pairs.jsonl") + " --chat plain --pairs --holdout 12 -o " + path("pairs"));
-    ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
+    run_for_all("prepare " + suite_path("pairs.jsonl") + " --chat plain --pairs --holdout 12 -o " +
+                suite_path("pairs"));
   }
   std::string dpo(const std::string& folder, const std::string& more = "") const {
     return run(folder, "--data.path=" + path("pairs") + " --tune.loss=dpo --train.steps=12 --train.lr=1e-3 " +

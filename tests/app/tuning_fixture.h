@@ -9,10 +9,9 @@ namespace fsdp::app {
 
 class TuningFixture : public TrainingFixture {
  protected:
-  void SetUp() override {
-    TrainingFixture::SetUp();
-    const CommandResult result = run_fsdp(train("--train.steps=30 --output.folder=" + path("base")));
-    ASSERT_EQ(result.exit_code, 0) << result.err;
+  static void SetUpTestSuite() {
+    TrainingFixture::SetUpTestSuite();
+    run_for_all("train " + suite_path("run.toml") + " --train.steps=30 --output.folder=" + suite_path("base"));
   }
   std::string base() const { return path("base") + "/model"; }
 };
