@@ -37,13 +37,18 @@ namespace {
 
 // One request to the disk: long enough for its full speed, short enough that memory comes back while others wait.
 constexpr int64_t kPiece = int64_t{8} << 20;
+// Where tensors begin in the file. The page cache may have pages as large as that, each dirty as a whole: a change of
+// one tensor through the mapping would write bytes of its neighbour as they were before a window wrote there. What lies
+// between takes no room on the disk.
+constexpr int64_t kLargestCachePage = int64_t{2} << 20;
 
 int64_t page_size() {
   static const auto size = static_cast<int64_t>(sysconf(_SC_PAGESIZE));
   return size;
 }
 
-int64_t whole_pages(int64_t bytes) { return (bytes + page_size() - 1) / page_size() * page_size(); }
+int64_t rounded_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
+int64_t whole_pages(int64_t bytes) { return rounded_up(bytes, page_size()); }
 
 // What the whole process has mapped, by first byte.
 struct Mapping {
@@ -237,7 +242,7 @@ at::Tensor DiskMemory::zeros(int64_t numel, at::ScalarType dtype) {
   {
     const std::lock_guard lock(mutex_);
     offset = end_;
-    end_ += bytes;
+    end_ += rounded_up(bytes, kLargestCachePage);
     taken_bytes_ += bytes;
   }
   const auto refuse = [&](int error) {

@@ -190,6 +190,23 @@ TEST_F(DiskMemoryTest, RoomComesBackWithTheTensor) {
   EXPECT_TRUE(torch::equal(next, torch::zeros_like(next)));
 }
 
+// A page of the cache may be as large as a huge page, and a change through the mapping writes all of it, also what a
+// window has written since. So none has bytes of two tensors.
+TEST_F(DiskMemoryTest, TensorsShareNoPageOfTheCache) {
+  constexpr int64_t kHugePage = int64_t{2} << 20;
+  std::vector<torch::Tensor> tensors;
+  int64_t free_from = 0;
+  for (const int64_t numel : {int64_t{1}, kNumel, int64_t{1000}}) {
+    tensors.push_back(disk_->zeros(numel, torch::kFloat));
+    const auto spot = find_on_disk(tensors.back());
+    ASSERT_TRUE(spot);
+    EXPECT_EQ(spot->offset % kHugePage, 0);
+    EXPECT_GE(spot->offset, free_from);
+    free_from = spot->offset + spot->bytes;
+  }
+  EXPECT_LT(disk_->taken_bytes(), kNumel * 4 + (1 << 16));  // of the file's room, what lies between takes none
+}
+
 TEST_F(DiskMemoryTest, TheFileHasNoName) {
   const torch::Tensor tensor = disk_->zeros(16, torch::kFloat);
   EXPECT_EQ(folder_.num_files(), 0u);

@@ -12,6 +12,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "fsdp/buffer/disk_buffers.h"
@@ -127,6 +128,73 @@ TEST_F(DiskQueueTest, FailuresAreToldOnce) {
   EXPECT_EQ(queue.take_failure(), ENOSPC);
   EXPECT_EQ(queue.take_failure(), 0);
   EXPECT_EQ(queue.wait(*queue.read(memory->data(), kFile, 0)), EIO);
+}
+
+// Callers with ranges of their own, between those of others, in a file of which two parts are broken and where calls
+// stop early. Whoever touches no broken byte finds what he wrote.
+TEST_F(DiskQueueTest, SeveralCallersShareIt) {
+  constexpr int64_t kSlot = 70001, kSlots = kFile / kSlot, kCallers = 3;
+  constexpr int64_t kNoWrites = 2 << 20, kNoReads = 6 << 20, kBroken = 300000;  // begins and length
+  const auto touches = [](int64_t offset, int64_t bytes, int64_t part) {
+    return offset < part + kBroken && part < offset + bytes;
+  };
+  std::atomic<unsigned> calls = 0;
+  const auto cut = [&](size_t bytes) { return ++calls % 3 == 0 && bytes > 8192 ? bytes / 2 / 4096 * 4096 : bytes; };
+  const DiskCalls broken{[&](int file, void* to, size_t bytes, off_t offset) -> ssize_t {
+                           if (calls % 5 == 0) return ++calls, errno = EINTR, -1;
+                           const size_t some = cut(bytes);
+                           if (touches(offset, static_cast<int64_t>(some), kNoReads)) return errno = EIO, -1;
+                           return pread(file, to, some, offset);
+                         },
+                         [&](int file, const void* from, size_t bytes, off_t offset) -> ssize_t {
+                           const size_t some = cut(bytes);
+                           if (touches(offset, static_cast<int64_t>(some), kNoWrites)) return errno = ENOSPC, -1;
+                           return pwrite(file, from, some, offset);
+                         }};
+  const auto buffers = std::make_shared<DiskBuffers>();
+  std::vector<std::byte> last(kSlots);
+  {
+    DiskQueue queue(doors_, broken);
+    std::vector<std::thread> callers;
+    for (int64_t caller = 0; caller < kCallers; ++caller) {
+      callers.emplace_back([&, caller] {
+        for (unsigned pass = 1; pass <= 5; ++pass) {
+          for (int64_t slot = caller; slot < kSlots; slot += kCallers) {
+            const int64_t offset = slot * kSlot, into = pass % 2 == 0 ? 0 : offset % kDiskBlock;
+            const auto value = std::byte(10 * static_cast<unsigned>(caller) + pass);
+            {
+              const auto memory = buffers->take(into + kSlot);
+              std::memset(memory.get() + into, static_cast<int>(value), kSlot);
+              queue.write({memory, memory.get() + into}, kSlot, offset, /*most_behind=*/kSlot);
+            }
+            last[static_cast<size_t>(slot)] = value;
+            const auto memory = buffers->take(kSlot);
+            const int error = queue.wait(*queue.read(memory.get(), kSlot, offset));
+            EXPECT_EQ(error, touches(offset, kSlot, kNoReads) ? EIO : 0);
+            if (error != 0 || touches(offset, kSlot, kNoWrites)) continue;
+            EXPECT_TRUE(std::all_of(memory.get(), memory.get() + kSlot, [&](std::byte b) { return b == value; }));
+            if (slot % 4 == 0) queue.finish_within(offset, kSlot);
+          }
+        }
+      });
+    }
+    for (std::thread& caller : callers) caller.join();
+    queue.finish_writes();
+    EXPECT_EQ(queue.take_failure(), ENOSPC);
+    EXPECT_EQ(queue.take_failure(), 0);
+    // Under way when the queue goes.
+    const auto memory = buffers->take(kSlot);
+    std::memset(memory.get(), 99, kSlot);
+    queue.write({memory, memory.get()}, kSlot, 0, kFile);
+    last[0] = std::byte{99};
+  }
+  Bytes found(kFile);
+  ASSERT_EQ(pread(doors_.cached, found.data(), kFile, 0), kFile);
+  for (int64_t slot = 0; slot < kSlots; ++slot) {
+    if (touches(slot * kSlot, kSlot, kNoWrites)) continue;
+    const std::byte* begin = found.data() + slot * kSlot;
+    EXPECT_TRUE(std::all_of(begin, begin + kSlot, [&](std::byte b) { return b == last[static_cast<size_t>(slot)]; }));
+  }
 }
 
 TEST_F(DiskQueueTest, AFileThatEndsIsAnError) {
