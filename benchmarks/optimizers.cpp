@@ -283,6 +283,7 @@ Options parse(int argc, char** argv) {
 int main(int argc, char** argv) try {
   const Options options = parse(argc, argv);
   at::set_num_threads(options.threads);
+  enable_host_cache();  // as init() does: huge pages, for the references too
   std::printf("%s\n", measure(options).dump().c_str());
   return 0;
 } catch (const std::exception& error) {
