@@ -17,8 +17,9 @@ if [[ " $options " != *" --cuda "* ]]; then
 fi
 # shellcheck disable=SC2086
 FSDP_TARGETS=all scripts/setup.sh $options
-ctest --test-dir build/release --output-on-failure --no-tests=error -j 2 "$@"
+# Three at a time on two cores: ranks wait for each other, and processes for the disk.
+ctest --test-dir build/release --output-on-failure --no-tests=error -j 3 "$@"
 if [ $# -eq 0 ] && grep -qw avx2 /proc/cpuinfo; then
   echo "== the fast tests once more, held to AVX2, which most processors have"
-  FSDP_CPU_ISA=avx2 ctest --test-dir build/release --output-on-failure --no-tests=error -j 2 -L fast
+  FSDP_CPU_ISA=avx2 ctest --test-dir build/release --output-on-failure --no-tests=error -j 3 -L fast
 fi
