@@ -179,7 +179,7 @@ __global__ void backward_rows(RmsNormBackward a, int64_t rows_of_block, bool sum
   }
 }
 
-// The sums of its teams, columns * kHeld packets of them, as the block's row of partials.
+// Adds up the sums of the teams of a block, in order, as its row of partials.
 template <class T, int kCount, TeamKind kKind, int kHeld>
 __device__ inline void write_partials(const Part<T, kCount, kKind, kHeld>& part, const float (&sums)[kHeld][kCount],
                                       float* partial) {
