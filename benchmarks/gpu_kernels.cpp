@@ -4,12 +4,12 @@
 #include <fsdp/fsdp.h>
 #include <torch/torch.h>
 
-#include <cmath>
+#include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "benchmarks/support/command_line.h"
@@ -44,9 +44,7 @@ using Function = std::function<at::Tensor(const Tensors&)>;
 class GpuKernels {
  public:
   explicit GpuKernels(const Options& options)
-      : options_(options),
-        device_(options.device == "cpu" ? c10::Device(c10::kCPU) : c10::Device(c10::kCUDA, 0)),
-        clock_(device_) {}
+      : options_(options), device_(device_named(options.device)), clock_(device_) {}
 
   nlohmann::json run() {
     measure_copy();
@@ -62,19 +60,12 @@ class GpuKernels {
   }
 
  private:
-  // Milliseconds of the median round, after two that are not counted.
+  // Milliseconds of the median round.
   double time(const Work& work) {
-    for (int i = 0; i < 2; ++i) work();
-    clock_.mark("");
-    clock_.collect();
-    clock_.mark("");
-    for (int i = 0; i < options_.rounds; ++i) {
-      work();
-      clock_.mark("work");
-    }
-    std::vector<double> ms = clock_.collect().at("work");
-    std::nth_element(ms.begin(), ms.begin() + ms.size() / 2, ms.end());
-    return ms[ms.size() / 2];
+    std::vector<double> ms = clock_.time(work, options_.rounds);
+    const auto middle = ms.begin() + static_cast<std::ptrdiff_t>(ms.size() / 2);
+    std::nth_element(ms.begin(), middle, ms.end());
+    return *middle;
   }
 
   at::Tensor random(at::IntArrayRef sizes, at::ScalarType dtype) const {

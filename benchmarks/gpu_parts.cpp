@@ -32,7 +32,7 @@ class GpuParts {
  public:
   explicit GpuParts(const Options& options)
       : options_(options),
-        device_(options.device == "cpu" ? c10::Device(c10::kCPU) : c10::Device(c10::kCUDA, 0)),
+        device_(device_named(options.device)),
         clock_(device_),
         bf16_(at::device(device_).dtype(at::kBFloat16)),
         fp32_(at::device(device_).dtype(at::kFloat)) {}
@@ -46,18 +46,7 @@ class GpuParts {
   }
 
  private:
-  // Milliseconds of each round, after two that are not counted.
-  std::vector<double> time(const std::function<void()>& work) {
-    for (int i = 0; i < 2; ++i) work();
-    clock_.mark("");
-    clock_.collect();
-    clock_.mark("");
-    for (int i = 0; i < options_.rounds; ++i) {
-      work();
-      clock_.mark("work");
-    }
-    return clock_.collect().at("work");
-  }
+  std::vector<double> time(const std::function<void()>& work) { return clock_.time(work, options_.rounds); }
 
   // For each round.
   static std::vector<double> rates(double amount, const std::vector<double>& ms) {

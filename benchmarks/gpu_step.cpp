@@ -60,9 +60,9 @@ World world_of(const Options& options) {
 }
 
 c10::Device device_of(const Options& options) {
-  if (options.device == "cpu") return c10::kCPU;
-  load_cuda();
-  return {c10::kCUDA, 0};
+  const c10::Device device = device_named(options.device);
+  if (!device.is_cpu()) load_cuda();
+  return device;
 }
 
 class GpuStep {

@@ -27,10 +27,6 @@ struct Options {
   bool copied = false;
 };
 
-c10::Device device_of(const Options& options) {
-  return options.device == "cpu" ? c10::Device(c10::kCPU) : c10::Device(c10::kCUDA, 0);
-}
-
 torch::nn::Sequential make_model(c10::Device device) {
   torch::nn::Sequential model;
   for (int i = 0; i < kUnits + 1; ++i) model->push_back(torch::nn::Linear(kWidth, kWidth));
@@ -40,7 +36,7 @@ torch::nn::Sequential make_model(c10::Device device) {
 
 std::vector<double> time_us(const Options& options, torch::nn::Sequential& model, at::ScalarType dtype,
                             const std::function<void()>& clear_gradients) {
-  const c10::Device device = device_of(options);
+  const c10::Device device = device_named(options.device);
   const at::Tensor x = torch::ones({4, kWidth}, at::device(device).dtype(dtype));
   DeviceClock clock(device);
   std::vector<double> times;
@@ -60,12 +56,12 @@ nlohmann::json run(const World& world, const Options& options) {
   nlohmann::json result;
   result["units"] = kUnits + 1;
 
-  torch::nn::Sequential bare = make_model(device_of(options));
+  torch::nn::Sequential bare = make_model(device_named(options.device));
   bare->to(dtype);
   result["bare_us"] = time_us(options, bare, dtype, [&] { bare->zero_grad(); });
 
   // The last layer belongs to the root. Asking for the leaves tells the library that an optimizer exists.
-  torch::nn::Sequential model = make_model(device_of(options));
+  torch::nn::Sequential model = make_model(device_named(options.device));
   const Mesh mesh = Mesh::shard(world);
   ShardOptions shard_options;
   shard_options.precision = precision;

@@ -2,8 +2,7 @@
 # Measures training on one GPU: a step of SmolLM3-3B at 8192 tokens with each preset of recomputation, copied weights and
 # modelled networks; PyTorch's fully_shard with the model of transformers, eager and compiled, where that Python package
 # is; the parts of a step beside what bounds them, and kernels beside LibTorch's. Prints tables, writes
-# build/bench/gpu.json. Under 5 minutes on an
-# H100 once it is built.
+# build/bench/gpu.json. Under 4 minutes on an H200 once it is built.
 #
 #   scripts/bench_gpu.sh                    needs an NVIDIA GPU of about 80 GB
 #   scripts/bench_gpu.sh --try              everything once with a tiny model on the CPU: does it work?

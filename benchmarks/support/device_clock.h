@@ -5,6 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -13,6 +14,11 @@
 #include "benchmarks/support/measure.h"
 
 namespace fsdp::benchmarks {
+
+// "cpu", or the first GPU.
+inline c10::Device device_named(const std::string& name) {
+  return name == "cpu" ? c10::Device(c10::kCPU) : c10::Device(c10::kCUDA, 0);
+}
 
 // On a GPU the marks are events of the current stream, read in collect(); on the CPU the time of the call.
 class DeviceClock {
@@ -45,6 +51,19 @@ class DeviceClock {
       marks_.clear();
     }
     return std::exchange(ms_, {});
+  }
+
+  // Milliseconds of each of so many rounds of `work`, after two that are not counted.
+  std::vector<double> time(const std::function<void()>& work, int rounds) {
+    for (int i = 0; i < 2; ++i) work();
+    mark("");
+    collect();
+    mark("");
+    for (int i = 0; i < rounds; ++i) {
+      work();
+      mark("work");
+    }
+    return collect().at("work");
   }
 
  private:

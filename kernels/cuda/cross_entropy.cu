@@ -26,8 +26,8 @@ struct RowSums {
   float total;  // of the logits
 };
 
-// e^x for x <= 0, off by at most 2 + |x| units in the last place: x is the difference to the highest logit, which
-// makes terms smaller faster than it makes them wrong.
+// e^x for x <= 0, off by at most 2 + |x| units in the last place: x is the difference to the highest logit, or to
+// the sum's logarithm, which makes terms smaller faster than it makes them wrong.
 __device__ inline float exp_of(float x) { return __expf(x); }
 
 // Adds e^(values - top). Where all logits so far are -inf they add nothing; NaN stays NaN.

@@ -45,13 +45,10 @@ Axes::Axes(const Mesh& mesh, parallel::ContextExchange exchange, int64_t heads)
       copies_(parallel::Ranks::along(with_heads(mesh, heads), "copies of keys and values")),
       exchange_(exchange) {}
 
-std::string exchange_on(const std::string& device, const std::string& asked) {
-  return asked == "auto" && !has_messages(device) ? "gather" : asked;
-}
-
-parallel::ContextExchange exchange_of(const std::string& name) {
+parallel::ContextExchange exchange_on(const std::string& device, const std::string& asked) {
   using parallel::ContextExchange;
-  return name == "ring" ? ContextExchange::kRing : name == "gather" ? ContextExchange::kGather : ContextExchange::kAuto;
+  if (asked == "ring") return ContextExchange::kRing;
+  return asked == "auto" && has_messages(device) ? ContextExchange::kAuto : ContextExchange::kGather;
 }
 
 std::optional<int64_t> cut_dimension(const std::string& name) {

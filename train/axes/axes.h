@@ -37,9 +37,8 @@ class Axes {
   parallel::ContextExchange exchange_;
 };
 
-// What mesh.cp_exchange comes to on that device: auto, gather or ring. A ring needs messages, which some lack.
-std::string exchange_on(const std::string& device, const std::string& asked);
-parallel::ContextExchange exchange_of(const std::string& name);
+// What mesh.cp_exchange (auto, gather or ring) comes to on shard.device. A ring needs messages, which some lack.
+parallel::ContextExchange exchange_on(const std::string& device, const std::string& asked);
 
 // Along which dimension the parameter of a decoder is cut: maps from the hidden state by outputs, maps to it by inputs,
 // embedding and head by the vocabulary, adapters where their map is. None: all ranks have it alike.

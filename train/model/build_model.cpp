@@ -97,8 +97,8 @@ ShardedModel build_model(const ModelChoice& choice, const Tuning& tuning, const 
   const bool load = choice.weights.has_value();
   const auto seed = static_cast<uint64_t>(config.train.seed);
   const Mesh mesh = make_mesh(world, config.shard.replicas, config.mesh);
-  const std::shared_ptr<Axes> axes = Axes::of(
-      mesh, exchange_of(exchange_on(config.shard.device, config.mesh.cp_exchange)), choice.config.num_key_value_heads);
+  const std::shared_ptr<Axes> axes =
+      Axes::of(mesh, exchange_on(config.shard.device, config.mesh.cp_exchange), choice.config.num_key_value_heads);
   const auto experts = choice.config.experts.count > 0 ? std::make_shared<ExpertPlaces>(mesh) : nullptr;
   const bool in_stages = mesh.size("pp") > 1;
   std::vector<models::BlockRange> stages;

@@ -111,7 +111,7 @@ plan::Setup planned_setup(const Config& config, const RankCounts& ranks) {
     setup.order = plan::parse_order(mesh.schedule);
     setup.stages_per_rank = mesh.stages_per_rank;
   }
-  setup.context_exchange = plan::parse_context_exchange(exchange_on(config.shard.device, mesh.cp_exchange));
+  setup.context_exchange = exchange_on(config.shard.device, mesh.cp_exchange);
   setup.strategy = options.strategy;
   if (options.reshard_after_forward) {
     const auto* whole = std::get_if<bool>(&*options.reshard_after_forward);

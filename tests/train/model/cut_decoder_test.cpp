@@ -264,8 +264,8 @@ TEST(CutDecoder, WhatDoesNotDivideIsRefusedWithWhatDoes) {
   };
   EXPECT_NO_THROW(on_gpus([](auto&) {})());
   EXPECT_NO_THROW(on_gpus([](auto& config) { config.mesh.cp = 2; })());
-  EXPECT_EQ(train::exchange_on("cuda", "auto"), "gather");
-  EXPECT_EQ(train::exchange_on("cpu", "auto"), "auto");
+  EXPECT_EQ(train::exchange_on("cuda", "auto"), parallel::ContextExchange::kGather);
+  EXPECT_EQ(train::exchange_on("cpu", "auto"), parallel::ContextExchange::kAuto);
   EXPECT_THAT(on_gpus([](auto& config) { config.mesh.pp = 2; }),
               is_refused("mesh.pp: got it with shard.device = \"cuda\" over NCCL, which carries no messages"));
   EXPECT_THAT(on_gpus([](auto& config) { config.mesh.cp = 2, config.mesh.cp_exchange = "ring"; }),
