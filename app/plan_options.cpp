@@ -217,7 +217,8 @@ void add_plan_options(CLI::App& parser, PlanOptions& options) {
   parser.add_option("--strategy", options.strategy, "optim_grads_params (ZeRO-3), hybrid (HSDP), ...");
   parser.add_option("--precision", options.precision,
                     "fp32, bf16, fp16, o3, or bf16_reduce, fp16_reduce: gradients travel so, too");
-  parser.add_option("--optimizer", options.optimizer, "adamw, sgd, sgd_momentum, muon, lion or adamw_8bit");
+  parser.add_option("--optimizer", options.optimizer,
+                    "adamw, sgd, sgd_momentum, muon, adafactor, lion, schedule_free or adamw_8bit");
   parser.add_option("--sequence", options.sequence_length, "tokens of a sequence");
   parser.add_option("--microbatch", options.microbatch, "sequences of a microbatch, of each rank");
   parser.add_option("--microbatches", options.microbatches, "microbatches of a step, of each rank");

@@ -14,6 +14,7 @@
 #include "fsdp/graph/graphed_function.h"                   // GraphedFunction
 #include "fsdp/group/parameters.h"                         // parameters, named_parameters, decay_groups, zero_grad
 #include "fsdp/mesh/mesh.h"                                // Mesh
+#include "fsdp/optim/adafactor/adafactor.h"                // Adafactor, adafactor_groups
 #include "fsdp/optim/adamw.h"                              // AdamW
 #include "fsdp/optim/clip_grad_norm.h"                     // clip_grad_norm_
 #include "fsdp/optim/ema/ema.h"                            // Ema

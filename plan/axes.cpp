@@ -146,9 +146,9 @@ void check_experts(const DecoderConfig& config, const Setup& setup) {
   }
   if (setup.experts == 1) return;
   check_counts("ep", setup.experts, {{"experts of a layer", config.experts.count}});
-  if (setup.optimizer == Optimizer::kMuon || setup.optimizer == Optimizer::kAdamW8Bit)
+  if (has_owners(setup.optimizer) || setup.optimizer == Optimizer::kAdamW8Bit)
     refuse_axis("ep: got it with optimizer " + std::string(name(setup.optimizer)) +
-                ", which wants whole matrices or blocks, expected adamw, lion or sgd.");
+                ", which wants whole matrices or blocks, expected adamw, schedule_free, lion or sgd.");
 }
 
 void check_stages(const DecoderConfig& config, const Setup& setup) {
@@ -174,9 +174,9 @@ void check_axes(const PlannedModel& model, const Setup& setup) {
   if (setup.context > 1) check_counts("cp", setup.context, {{"tokens of a sequence", setup.work.sequence_length / 2}});
   if (setup.tensor == 1) return;
   check_counts("tp", setup.tensor, counts_of(*model.decoder, setup));
-  if (setup.optimizer == Optimizer::kMuon || setup.optimizer == Optimizer::kAdamW8Bit)
+  if (has_owners(setup.optimizer) || setup.optimizer == Optimizer::kAdamW8Bit)
     refuse_axis("tp: got it with optimizer " + std::string(name(setup.optimizer)) +
-                ", which wants whole matrices or blocks, expected adamw, lion or sgd.");
+                ", which wants whole matrices or blocks, expected adamw, schedule_free, lion or sgd.");
   if (setup.work.recompute == Recompute::kElementwise || setup.work.recompute == Recompute::kGateUp)
     refuse_axis("tp: got it with recompute " + std::string(name(setup.work.recompute)) + ", expected none or block.");
 }

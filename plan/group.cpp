@@ -176,7 +176,7 @@ std::vector<std::vector<PlannedParameter>> split(const PlannedUnit& unit, const 
 
 Setup setup_of_blocks(const Setup& setup) {
   Setup blocks = setup;
-  if (setup.optimizer != Optimizer::kMuon) return blocks;
+  if (!has_owners(setup.optimizer)) return blocks;
   blocks.granularity = layout::Granularity::kTensor;
   blocks.owners = layout::Owners::kBalanced;
   return blocks;
@@ -258,9 +258,10 @@ GroupPlan plan_group(std::span<const PlannedParameter> members, const Setup& set
 }
 
 int64_t state_bytes(Optimizer optimizer, const PlannedParameter& parameter, UnitRole role) {
-  const bool by_muon = optimizer == Optimizer::kMuon && role == UnitRole::kBlock && parameter.shape.size() == 2;
   const int64_t size = size_of(parameter.dtype);
-  return by_muon ? parameter.numel() * size : state_bytes(optimizer, parameter.numel(), size);
+  const bool is_owned = has_owners(optimizer) && role == UnitRole::kBlock && parameter.shape.size() == 2;
+  if (!is_owned) return state_bytes(optimizer, parameter.numel(), size);
+  return size * (optimizer == Optimizer::kMuon ? parameter.numel() : parameter.shape[0] + parameter.shape[1]);
 }
 
 std::vector<GroupPlan> plan_unit(const PlannedUnit& unit, const Setup& setup) {
@@ -292,7 +293,7 @@ std::vector<std::vector<GroupPlan>> plan_units(const PlannedModel& model, const 
     units.push_back(is_new ? plan_unit(model.blocks[i], of_blocks) : units[*twin]);
     if (is_new) distinct.push_back(i);
   }
-  if (setup.optimizer == Optimizer::kMuon) plan_owned_states(model, setup, units);
+  if (has_owners(setup.optimizer)) plan_owned_states(model, setup, units);
   units.push_back(plan_unit(model.root, model.root.layer >= 0 ? of_blocks : setup));
   return units;
 }

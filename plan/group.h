@@ -96,7 +96,7 @@ int64_t state_bytes(Optimizer optimizer, const PlannedParameter& parameter, Unit
 std::vector<GroupPlan> plan_unit(const PlannedUnit& unit, const Setup& setup);
 
 // The groups of all blocks, and last those of the root. Equal blocks are planned once. Where an optimizer's state lies
-// unevenly (kMuon), it is that of the rank that holds most in all.
+// unevenly (has_owners()), it is that of the rank that holds most in all.
 std::vector<std::vector<GroupPlan>> plan_units(const PlannedModel& model, const Setup& setup);
 
 }  // namespace fsdp::plan

@@ -71,11 +71,13 @@ constexpr Names<PlannedPrecision, 6> kPrecisions = {{
     {"fp16_reduce", {io::DType::F16, io::DType::F16, io::DType::F32}},
     {"o3", {io::DType::BF16, io::DType::BF16, io::DType::BF16}},
 }};
-constexpr Names<Optimizer, 7> kOptimizers = {{{"adamw", Optimizer::kAdamW},
+constexpr Names<Optimizer, 9> kOptimizers = {{{"adamw", Optimizer::kAdamW},
                                               {"sgd", Optimizer::kSgd},
                                               {"sgd_momentum", Optimizer::kSgdMomentum},
                                               {"muon", Optimizer::kMuon},
+                                              {"adafactor", Optimizer::kAdafactor},
                                               {"lion", Optimizer::kLion},
+                                              {"schedule_free", Optimizer::kScheduleFree},
                                               {"adamw_8bit", Optimizer::kAdamW8Bit},
                                               {"adamw_compensated", Optimizer::kAdamWCompensated}}};
 constexpr Names<models::Recompute, 4> kRecomputes = {{{"none", models::Recompute::kNone},
@@ -284,10 +286,14 @@ Optimizer parse_optimizer(std::string_view text) { return find_by_name("optimize
 
 std::string_view name(Optimizer optimizer) { return name_of(optimizer, kOptimizers); }
 
+bool has_owners(Optimizer optimizer) { return optimizer == Optimizer::kMuon || optimizer == Optimizer::kAdafactor; }
+
 int64_t state_bytes(Optimizer optimizer, int64_t numel, int64_t element_bytes) {
   switch (optimizer) {
     case Optimizer::kAdamW:
     case Optimizer::kMuon:
+    case Optimizer::kAdafactor:
+    case Optimizer::kScheduleFree:
       return 2 * numel * element_bytes;
     case Optimizer::kSgd:
       return 0;

@@ -19,8 +19,19 @@
 
 namespace fsdp::plan {
 
-// kMuon: matrices of the blocks by it, whole and dealt out to balanced owners; the rest by AdamW.
-enum class Optimizer { kAdamW, kSgd, kSgdMomentum, kMuon, kLion, kAdamW8Bit, kAdamWCompensated };
+// kMuon, kAdafactor: matrices of the blocks by it, whole and dealt out to balanced owners; the rest by AdamW.
+enum class Optimizer {
+  kAdamW,
+  kSgd,
+  kSgdMomentum,
+  kMuon,
+  kAdafactor,
+  kLion,
+  kScheduleFree,
+  kAdamW8Bit,
+  kAdamWCompensated
+};
+bool has_owners(Optimizer optimizer);
 
 // What carries collectives, as far as memory goes: NCCL (weights on GPUs); on CPUs Gloo, memory that all ranks share,
 // or memory within nodes and Gloo between them.
@@ -139,11 +150,13 @@ MeshShape parse_mesh(std::string_view text, int64_t world);
 // "fp16" and "fp16_reduce": likewise; "o3": all in bf16, with parameters that are bf16 themselves.
 PlannedPrecision parse_planned_precision(std::string_view text);
 std::string name(const PlannedPrecision& precision);
-Optimizer parse_optimizer(std::string_view text);  // "adamw", "sgd", "sgd_momentum", "muon", "lion",
-                                                   // "adamw_8bit", "adamw_compensated" (WeightDigits)
+// "adamw", "sgd", "sgd_momentum", "muon", "adafactor", "lion", "schedule_free", "adamw_8bit", "adamw_compensated"
+// (WeightDigits)
+Optimizer parse_optimizer(std::string_view text);
 std::string_view name(Optimizer optimizer);
-// Bytes that it keeps of so many elements of a main weight. kMuon: of what it leaves to AdamW. kAdamW8Bit: but for what
-// blocks of a tensor's end that are not full add, 8 bytes for each tensor; with eight more bits of bf16 weights.
+// Bytes that it keeps of so many elements of a main weight. kMuon, kAdafactor: of what they leave to AdamW. kAdamW8Bit:
+// but for what blocks of a tensor's end that are not full add, 8 bytes for each tensor; with eight more bits of bf16
+// weights.
 int64_t state_bytes(Optimizer optimizer, int64_t numel, int64_t element_bytes);
 models::Recompute parse_recompute(std::string_view text);  // "none", "elementwise", "gate_up", "block"
 std::string_view name(models::Recompute recompute);

@@ -60,6 +60,11 @@ void check_is_not_sharded(const at::Tensor& tensor) {
 
 }  // namespace
 
+bool LeafNeeds::keeps_leaves_apart() const {
+  return run == RunOf::kBlocks ||
+         std::any_of(states.begin(), states.end(), [](const StateSpec& spec) { return spec.block > 1; });
+}
+
 FlatParameters::FlatParameters(std::string optimizer, const std::vector<LeafGroup>& groups)
     : optimizer_(std::move(optimizer)) {
   std::set<const c10::TensorImpl*> seen;
@@ -117,10 +122,11 @@ std::string FlatParameters::name_of(const Leaf& leaf) const {
 void FlatParameters::check_whole(const Leaf& leaf) const {
   const std::vector<int64_t> sizes = logical_sizes(leaf.tensor);
   const std::string name = name_of(leaf);
-  FSDP_CHECK(sizes.size() == 2, "[", optimizer_, "] ", name, ": got ", sizes.size(),
+  const auto expected = static_cast<size_t>(needs_of(leaf).dims);
+  FSDP_CHECK(expected == 0 || sizes.size() == expected, "[", optimizer_, "] ", name, ": got ", sizes.size(),
              " dims, expected a matrix. Give the others to AdamW (fsdp::muon_groups).");
   FSDP_CHECK(!leaf.group || leaf.group->is_cut_only_at(leaf.index, leaf.group->layout().numels[leaf.index]), "[",
-             optimizer_, "] matrix ", name, " of unit '", leaf.group->unit_name(),
+             optimizer_, "] ", name, " of unit '", leaf.group->unit_name(),
              "' is cut between ranks, expected each whole on one. Set ShardOptions::layout = {.granularity = "
              "fsdp::layout::Granularity::kTensor, .owners = fsdp::layout::Owners::kBalanced} for this unit.");
 }
@@ -163,7 +169,7 @@ void FlatParameters::lay_out_states() {
 }
 
 bool FlatParameters::starts_stretch(size_t i) const {
-  return needs_of(leaves_[i]).run == RunOf::kBlocks || !(needs_of(leaves_[i]) == needs_of(leaves_[i - 1]));
+  return needs_of(leaves_[i]).keeps_leaves_apart() || !(needs_of(leaves_[i]) == needs_of(leaves_[i - 1]));
 }
 
 void FlatParameters::add_to_stretch(size_t i, bool is_new) {
@@ -244,9 +250,8 @@ FlatRun FlatParameters::make_run(size_t first, size_t end, bool write_copy) {
   const at::Tensor copy = write_copy ? head.group->model_weight_copy() : at::Tensor();
   if (copy.defined()) run.copy = copy.narrow(0, head.begin, numel);
   const int64_t begin = numel > 0 ? head.begin - stretch.begin : 0;
-  for (const at::Tensor& state : stretch.states) {  // blocks' stretches are one leaf's
-    run.states.push_back(run.of == RunOf::kBlocks ? state : state.narrow(0, begin, numel));
-  }
+  const bool is_alone = needs_of(head).keeps_leaves_apart();
+  for (const at::Tensor& state : stretch.states) run.states.push_back(is_alone ? state : state.narrow(0, begin, numel));
   return run;
 }
 

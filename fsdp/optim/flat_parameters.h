@@ -39,6 +39,10 @@ struct LeafNeeds {
   std::vector<StateSpec> states;
   RunOf run = RunOf::kNeighbours;
   WeightTypes weights = WeightTypes::kWide;
+  int64_t dims = 0;  // that a leaf must have; 0: any
+
+  // Whether each leaf's states are tensors of their own: those that have not a number for each of its elements.
+  bool keeps_leaves_apart() const;
 
   bool operator==(const LeafNeeds&) const = default;
 };
@@ -63,7 +67,7 @@ struct LeafStateTensor {
 class FlatParameters {
  public:
   // groups[k]: the leaves with options k. `optimizer` is its name in errors. Throws Error(kUsage): a tensor is no fp32
-  // leaf, stands in two groups, is no matrix where RunOf::kTensor asks for one, or is cut where its needs forbid it.
+  // leaf, stands in two groups, has other dims than its needs say, or is cut where they forbid it.
   FlatParameters(std::string optimizer, const std::vector<LeafGroup>& groups);
   ~FlatParameters();
   FlatParameters(const FlatParameters&) = delete;

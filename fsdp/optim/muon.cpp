@@ -52,11 +52,17 @@ void muon_update_by_heads(const FlatRun& run, int64_t rows, const MuonOptions& o
   });
 }
 
+LeafNeeds muon_needs() {
+  LeafNeeds needs{{{"momentum_buffer"}}, RunOf::kTensor};
+  needs.dims = 2;
+  return needs;
+}
+
 class MuonRule : public UpdateRule {
  public:
   MuonRule(MuonGroups groups, const MuonOptions& options, const AdamWOptions& adamw) : muon(options) {
     check_muon_options(options);
-    leaves_.push_back({std::move(groups.matrices), {{{"momentum_buffer"}}, RunOf::kTensor}});
+    leaves_.push_back({std::move(groups.matrices), muon_needs()});
     for (AdamWGroup& group : with_decay<AdamWGroup>(std::move(groups.others), adamw)) {
       check_options(group.options);
       others.push_back(group.options);
@@ -85,7 +91,7 @@ class MuonRule : public UpdateRule {
                  c10::Join(", ", sizes), "] with heads of ", heads.rows, " rows, expected a matrix of whole heads.");
     }
     head_rows_.push_back(heads.rows);
-    leaves_.push_back({std::move(heads.matrices), {{{"momentum_buffer"}}, RunOf::kTensor}});
+    leaves_.push_back({std::move(heads.matrices), muon_needs()});
   }
 
   std::vector<int64_t> head_rows_;

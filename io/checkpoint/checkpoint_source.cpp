@@ -1,6 +1,7 @@
 #include "io/checkpoint/checkpoint_source.h"
 
 #include <algorithm>
+#include <charconv>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,8 +20,10 @@ namespace {
 
 constexpr std::string_view kModelPrefix = "model/";
 constexpr std::string_view kAveragePrefix = "ema/average/";
+constexpr std::string_view kIteratePrefix = "optimizer/iterate/";  // of schedule_free
 constexpr const char* kTokenizerFile = "fsdp_tokenizer.json";
 constexpr const char* kTokenizerFolder = "tokenizer_folder";  // of the data set, where it was
+constexpr const char* kAverageBeta1 = "schedule_free_beta1";
 constexpr const char* kAdapterConfig = "adapter_config";
 constexpr uint64_t kMinBatchBytes = uint64_t{64} << 20;
 constexpr uint64_t kMaxBatchBytes = uint64_t{512} << 20;
@@ -51,7 +54,10 @@ class CheckpointSource final : public WeightSource {
       const CheckpointTensor& stored = average != nullptr ? *average : tensor;
       tensors_.push_back({name, stored.shape, stored.dtype, std::string(io::name(stored.dtype))});
       stored_.push_back(&stored);
+      iterates_.push_back(averaged ? nullptr : iterate_of(name, stored));
     }
+    if (std::any_of(iterates_.begin(), iterates_.end(), [](const auto* each) { return each != nullptr; }))
+      beta1_ = stored_beta1();
     if (averaged && num_averages == 0) {
       throw Error(ErrorKind::kModel, "[source] " + in_quotes(folder.native()) +
                                          ": got a checkpoint without averages of weights, expected tensors below "
@@ -104,6 +110,38 @@ class CheckpointSource final : public WeightSource {
     return value == run->end() || !value->is_string() ? std::nullopt : std::optional(value->get<std::string>());
   }
 
+  // Of a parameter that schedule_free has updated; else null.
+  const CheckpointTensor* iterate_of(const std::string& name, const CheckpointTensor& weight) const {
+    const CheckpointTensor* iterate = manifest_.find(std::string(kIteratePrefix) + name);
+    if (iterate == nullptr) return nullptr;
+    const bool is_like_it = iterate->numel() == weight.numel() && iterate->dtype == weight.dtype;
+    if (is_like_it && weight.dtype == DType::F32) return iterate;
+    throw Error(ErrorKind::kModel, "[source] " + in_quotes(iterate->name) + ": got " +
+                                       std::to_string(iterate->numel()) + " elements of " +
+                                       std::string(io::name(iterate->dtype)) + ", expected " +
+                                       std::to_string(weight.numel()) + " of F32, like its weight.");
+  }
+
+  double stored_beta1() const {
+    const std::string text = run_value(kAverageBeta1).value_or("");
+    double beta1 = 0;
+    std::from_chars(text.data(), text.data() + text.size(), beta1);
+    if (beta1 > 0 && beta1 < 1) return beta1;
+    throw Error(
+        ErrorKind::kModel,
+        "[source] " + in_quotes(path_.native()) + ": got weights of ScheduleFreeAdamW without its beta1, expected " +
+            "the checkpoint of a run of `fsdp train`: their average, which the model is, cannot be told without " +
+            "it. Call use_average() and save the model.");
+  }
+
+  // Weights in `bytes` become x = y + (1 / beta1 - 1) (y - z), z at the same place of `iterates`.
+  void average(const Piece& piece, char* bytes, const char* iterates) const {
+    auto* weights = reinterpret_cast<float*>(bytes + piece.place);
+    const auto* others = reinterpret_cast<const float*>(iterates + piece.place);
+    const auto factor = static_cast<float>(1 / beta1_ - 1);
+    for (int64_t i = 0; i < piece.count; ++i) weights[i] += factor * (weights[i] - others[i]);
+  }
+
   std::vector<size_t> in_file_order(std::vector<size_t> wanted) const {
     const auto place = [&](size_t index) {
       const auto& parts = stored_[index]->parts;
@@ -117,16 +155,24 @@ class CheckpointSource final : public WeightSource {
     if (batch.empty()) return;
     std::vector<char> bytes(batch_bytes);
     std::vector<ReadRange> ranges;
-    for (const Piece& piece : batch) add_ranges(piece, bytes.data() + piece.place, ranges);
+    std::vector<char> iterates(beta1_ > 0 ? batch_bytes : 0);
+    for (const Piece& piece : batch) {
+      add_ranges(piece, *stored_[piece.tensor], bytes.data() + piece.place, ranges);
+      if (iterates_[piece.tensor] != nullptr)
+        add_ranges(piece, *iterates_[piece.tensor], iterates.data() + piece.place, ranges);
+    }
     const unsigned num_threads = std::clamp(std::thread::hardware_concurrency(), 1u, kMaxThreads);
     read_ranges(path_, manifest_, std::move(ranges), static_cast<int>(num_threads));
+    for (const Piece& piece : batch) {
+      if (iterates_[piece.tensor] != nullptr) average(piece, bytes.data(), iterates.data());
+    }
     for (const Piece& piece : batch) sink(piece.tensor, piece.first, piece.count, bytes.data() + piece.place);
     batch.clear();
     batch_bytes = 0;
   }
 
-  void add_ranges(const Piece& piece, char* out, std::vector<ReadRange>& ranges) const {
-    const CheckpointTensor& tensor = *stored_[piece.tensor];
+  static void add_ranges(const Piece& piece, const CheckpointTensor& tensor, char* out,
+                         std::vector<ReadRange>& ranges) {
     const uint64_t item = item_size(tensor.dtype);
     for (const CheckpointPart& part : tensor.parts) {
       const int64_t begin = std::max(part.begin, piece.first);
@@ -140,7 +186,9 @@ class CheckpointSource final : public WeightSource {
   }
 
   const CheckpointManifest manifest_;
-  std::vector<const CheckpointTensor*> stored_;  // of tensors_
+  std::vector<const CheckpointTensor*> stored_;    // of tensors_
+  std::vector<const CheckpointTensor*> iterates_;  // likewise; null: what is stored are the weights
+  double beta1_ = 0;
 };
 
 }  // namespace

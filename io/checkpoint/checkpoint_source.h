@@ -13,7 +13,8 @@ enum class CheckpointWeights {
 };
 
 // Of a checkpoint of ours the tensors below "model/", named without it; config.json and tokenizer as `fsdp train`
-// stores them. Throws Error(kModel) if the folder is none, or has no averages where they are asked for.
+// stores them. Weights that schedule_free trains are their average, as the run gives them away. Throws Error(kModel) if
+// the folder is none, or has no averages where they are asked for.
 std::unique_ptr<WeightSource> open_checkpoint_source(const std::filesystem::path& folder,
                                                      CheckpointWeights weights = CheckpointWeights::kTrained);
 

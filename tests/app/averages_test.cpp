@@ -68,6 +68,35 @@ TEST_F(Averages, AreEvaluatedAndExported) {
   EXPECT_NEAR(heldout("elastic"), heldout("run"), 0.1);
 }
 
+// What is evaluated, exported and read from a checkpoint is the average, and looking at it changes nothing.
+TEST_F(Averages, ScheduleFreeGivesItsOwn) {
+  const std::string common =
+      "--optimizer.name=schedule_free --train.schedule=constant --train.steps=8 --checkpoint.every_steps=4 ";
+  const CommandResult result = launch_fsdp(2, run("run", common + "--train.eval_every=3 "));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(contains(result.out, "held out after step 8, averaged weights: loss ")) << result.out;
+  EXPECT_EQ(read_lines(path("run") + "/metrics.jsonl").back().at("heldout").at("weights"), "average");
+  const size_t optimizer = result.out.find(", optimizer ", result.out.find("plan: this rank holds"));
+  ASSERT_NE(optimizer, std::string::npos) << result.out;
+  EXPECT_TRUE(contains(result.out.substr(optimizer, 40), "(+0.00 %)")) << result.out.substr(optimizer, 40);
+  ASSERT_EQ(launch_fsdp(2, run("unseen", common)).exit_code, 0);
+  expect_same("run", "unseen");
+  const std::string still = "--train.lr=0 --train.steps=1 --train.warmup_steps=0 --model.path=";
+  ASSERT_EQ(run_fsdp("export " + path("run") + "/checkpoints/step-8 --out " + path("exported")).exit_code, 0);
+  for (const char* source : {"run/model", "exported"}) {
+    ASSERT_EQ(run_fsdp(run("still", still + path(source))).exit_code, 0) << source;
+    EXPECT_NEAR(heldout("still"), heldout("run"), 1e-5) << source;
+    std::filesystem::remove_all(path("still"));
+  }
+  const CommandResult cosine = run_fsdp(run("no", "--optimizer.name=schedule_free"));
+  EXPECT_TRUE(contains(cosine.err, "train.schedule: got \"cosine\" with optimizer.name = \"schedule_free\""))
+      << cosine.err;
+  const CommandResult both = run_fsdp(run("no", common + "--train.ema=0.9"));
+  EXPECT_TRUE(contains(both.err, "train.ema: got averages with optimizer.name = \"schedule_free\"")) << both.err;
+  const CommandResult disk = run_fsdp(run("no", common + "--shard.offload=disk"));
+  EXPECT_TRUE(contains(disk.err, "shard.offload: got \"disk\" with optimizer.name = \"schedule_free\"")) << disk.err;
+}
+
 TEST_F(Averages, AreRefusedWhereThereAreNone) {
   ASSERT_EQ(run_fsdp(run("plain", "--checkpoint.every_steps=6")).exit_code, 0);
   const auto expect_refusal = [](const CommandResult& result, const std::string& part) {

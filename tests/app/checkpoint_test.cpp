@@ -59,6 +59,8 @@ TEST_F(Checkpoint, StoppedRunGoesOnBitForBit) {
         Kind{"7 bytes a parameter", 2, "--optimizer.name=adamw_8bit --shard.precision=o3"},
         Kind{"8-bit moments on a disk", 3, "--optimizer.name=adamw_8bit --shard.offload=disk"},
         Kind{"Lion", 2, "--optimizer.name=lion --train.lr=1e-4"}, Kind{"Muon", 3, "--optimizer.name=muon"},
+        Kind{"Adafactor", 3, "--optimizer.name=adafactor"},
+        Kind{"schedule-free", 2, "--optimizer.name=schedule_free --train.schedule=constant"},
         Kind{"Muon in bf16", 2, "--optimizer.name=muon --optimizer.muon_by=polar_express --shard.precision=bf16"},
         Kind{"HSDP in bf16", 4, "--shard.strategy=hybrid --shard.replicas=2 --shard.precision=bf16"}}) {
     std::filesystem::remove_all(path("reference"));

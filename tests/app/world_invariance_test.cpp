@@ -61,6 +61,7 @@ TEST_F(WorldInvariance, HoldsForWhatElseIsTrained) {
   for (const std::string more :
        {"--shard.precision=fp16", "--shard.precision=fp8 --shard.fp8_keep= --shard.fp8_recipe=tensorwise",
         "--optimizer.name=muon --optimizer.muon_dtype=fp32", "--optimizer.name=adamw_8bit",
+        "--optimizer.name=adafactor", "--optimizer.name=schedule_free --train.schedule=constant",
         "--train.microbatch_sequences=2 --train.recompute=block --train.projections=fused"}) {
     SCOPED_TRACE(more);
     std::filesystem::remove_all(path("alone"));

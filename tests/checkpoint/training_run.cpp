@@ -45,7 +45,7 @@ Unit shard(OddModel& model, const World& world, const TrainingPlan& plan) {
   options.strategy = plan.strategy;
   options.precision = plan.bf16 ? Precision::bf16() : Precision::fp32();
   options.layout = plan.layout;
-  if (plan.optimizer == OptimizerKind::kMuon) {
+  if (plan.optimizer == OptimizerKind::kMuon || plan.optimizer == OptimizerKind::kAdafactor) {
     options.layout = {.granularity = layout::Granularity::kTensor, .owners = layout::Owners::kBalanced};
   }
   if (plan.optimizer == OptimizerKind::kAdamW8Bit || plan.optimizer == OptimizerKind::kAdamW24Bit) {
@@ -79,6 +79,10 @@ std::string name(OptimizerKind kind) {
       return "SGD";
     case OptimizerKind::kMuon:
       return "Muon";
+    case OptimizerKind::kAdafactor:
+      return "Adafactor";
+    case OptimizerKind::kScheduleFree:
+      return "ScheduleFree";
     case OptimizerKind::kLion:
       return "Lion";
     case OptimizerKind::kAdamW8Bit:
@@ -121,6 +125,8 @@ std::unique_ptr<optim::Optimizer> make_torch_optimizer(OptimizerKind kind,
     case OptimizerKind::kTorchAdagrad:
       return std::make_unique<optim::Adagrad>(parameters, optim::AdagradOptions(kRate).lr_decay(0.01));
     case OptimizerKind::kMuon:
+    case OptimizerKind::kAdafactor:
+    case OptimizerKind::kScheduleFree:
     case OptimizerKind::kLion:
     case OptimizerKind::kAdamW8Bit:
     case OptimizerKind::kAdamW24Bit:
@@ -141,6 +147,11 @@ AnyOptimizer::AnyOptimizer(OptimizerKind kind, const std::vector<torch::Tensor>&
     flat_ = std::make_unique<LowBitAdamW>(leaves, options);
   } else if (kind == OptimizerKind::kLion) {
     flat_ = std::make_unique<Lion>(leaves, LionOptions{.lr = kRate / 10, .weight_decay = kDecay});
+  } else if (kind == OptimizerKind::kScheduleFree) {
+    const ScheduleFreeAdamWOptions options{.lr = kFastRate, .eps = kEps, .weight_decay = kDecay, .warmup_steps = 3};
+    flat_ = std::make_unique<ScheduleFreeAdamW>(leaves, options);
+  } else if (kind == OptimizerKind::kAdafactor) {
+    flat_ = std::make_unique<Adafactor>(leaves, AdafactorOptions{.lr = kRate, .weight_decay = kDecay});
   } else if (kind == OptimizerKind::kMuon) {
     MuonGroups groups{{}, {{{}, kDecay}}};
     for (const torch::Tensor& leaf : leaves) {

@@ -10,12 +10,15 @@
 
 namespace fsdp::testing {
 
-// The optimizers that a checkpoint knows. kMuon has its units cut between tensors, kAdamW8Bit and kAdamW24Bit between
-// blocks, whatever a plan says; the latter has bf16 parameters and eight more bits of them, rounded at random.
+// The optimizers that a checkpoint knows. kMuon and kAdafactor have their units cut between tensors, kAdamW8Bit and
+// kAdamW24Bit between blocks, whatever a plan says; the latter has bf16 parameters and eight more bits of them, rounded
+// at random.
 enum class OptimizerKind {
   kAdamW,
   kSGD,
   kMuon,
+  kAdafactor,
+  kScheduleFree,
   kLion,
   kAdamW8Bit,
   kAdamW24Bit,
@@ -27,9 +30,10 @@ enum class OptimizerKind {
   kTorchAdagrad
 };
 inline constexpr OptimizerKind kOptimizerKinds[] = {
-    OptimizerKind::kAdamW,     OptimizerKind::kSGD,        OptimizerKind::kMuon,         OptimizerKind::kLion,
-    OptimizerKind::kAdamW8Bit, OptimizerKind::kAdamW24Bit, OptimizerKind::kTorchAdamW,   OptimizerKind::kTorchAmsgrad,
-    OptimizerKind::kTorchAdam, OptimizerKind::kTorchSGD,   OptimizerKind::kTorchRMSprop, OptimizerKind::kTorchAdagrad};
+    OptimizerKind::kAdamW,        OptimizerKind::kSGD,          OptimizerKind::kMuon,      OptimizerKind::kLion,
+    OptimizerKind::kAdafactor,    OptimizerKind::kScheduleFree, OptimizerKind::kAdamW8Bit, OptimizerKind::kAdamW24Bit,
+    OptimizerKind::kTorchAdamW,   OptimizerKind::kTorchAmsgrad, OptimizerKind::kTorchAdam, OptimizerKind::kTorchSGD,
+    OptimizerKind::kTorchRMSprop, OptimizerKind::kTorchAdagrad};
 std::string name(OptimizerKind kind);
 
 // LibTorch's own, or its twin of one of ours.

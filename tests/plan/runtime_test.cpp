@@ -82,8 +82,12 @@ Muon make_optimizer(const torch::nn::Module& model, const MuonOptions& options) 
   return {muon_groups(model, /*weight_decay=*/0.1), options, {}};
 }
 
+Adafactor make_optimizer(const torch::nn::Module& model, const AdafactorOptions& options) {
+  return {adafactor_groups(model, /*weight_decay=*/0.1), options, {}};
+}
+
 std::optional<LayoutOptions> blocks_of(const Setup& setup) {
-  if (setup.optimizer != Optimizer::kMuon) return {};
+  if (!plan::has_owners(setup.optimizer)) return {};
   return LayoutOptions{.granularity = layout::Granularity::kTensor, .owners = layout::Owners::kBalanced};
 }
 
@@ -166,6 +170,8 @@ void compare(const models::DecoderConfig& config, Setup setup, const Trains& tra
       train_and_compare(world, config, plan, trains, travel, AdamWOptions{});
     } else if (setup.optimizer == Optimizer::kMuon) {
       train_and_compare(world, config, plan, trains, travel, MuonOptions{});
+    } else if (setup.optimizer == Optimizer::kAdafactor) {
+      train_and_compare(world, config, plan, trains, travel, AdafactorOptions{});
     } else if (setup.optimizer == Optimizer::kLion) {
       train_and_compare(world, config, plan, trains, travel, LionOptions{});
     } else {
@@ -219,11 +225,13 @@ TEST(PlanAgainstRuntime, WeightsThatTravelAsFp8) {
 }
 
 // Whole matrices, dealt out, and as much state as the fullest rank has.
-TEST(PlanAgainstRuntime, Muon) {
+TEST(PlanAgainstRuntime, MuonAndAdafactor) {
   const models::DecoderConfig config = small_decoder(5, false, false);
   const auto compare_muon = [&](plan::Setup setup) {
-    setup.optimizer = Optimizer::kMuon;
-    compare(config, setup);
+    for (const Optimizer optimizer : {Optimizer::kMuon, Optimizer::kAdafactor}) {
+      setup.optimizer = optimizer;
+      compare(config, setup);
+    }
   };
   for (const char* precision : {"fp32", "bf16"}) {
     for (const int64_t ranks : {1, 2, 3, 4}) {

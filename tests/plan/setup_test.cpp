@@ -84,13 +84,13 @@ TEST(PlanSetup, StepsThatNoNumberHoldsAreRefused) {
 TEST(PlanSetup, NamesAndSizesAreRead) {
   for (const char* name : {"fp32", "bf16", "bf16_reduce", "o3"})
     EXPECT_EQ(fsdp::plan::name(parse_planned_precision(name)), name);
-  for (const char* name : {"adamw", "sgd", "sgd_momentum", "muon", "lion", "adamw_8bit"})
+  for (const char* name : {"adamw", "sgd", "sgd_momentum", "muon", "adafactor", "lion", "schedule_free", "adamw_8bit"})
     EXPECT_EQ(fsdp::plan::name(parse_optimizer(name)), name);
   for (const char* name : {"none", "elementwise", "gate_up", "block"})
     EXPECT_EQ(fsdp::plan::name(parse_recompute(name)), name);
   EXPECT_THAT(complaint([] { parse_planned_precision("fp8"); }), HasSubstr("expected one of fp32, bf16, bf16_reduce"));
   EXPECT_THAT(complaint([] { parse_optimizer("tiger"); }),
-              HasSubstr("expected one of adamw, sgd, sgd_momentum, muon, lion, adamw_8bit"));
+              HasSubstr("expected one of adamw, sgd, sgd_momentum, muon, adafactor, lion, schedule_free, adamw_8bit"));
   // Two codes and two scales a block of 256, and eight more bits of a bf16 weight.
   EXPECT_EQ(state_bytes(Optimizer::kAdamW8Bit, 1000, 4), 2000 + 4 * 8);
   EXPECT_EQ(state_bytes(Optimizer::kAdamW8Bit, 1000, 2), 3000 + 4 * 8);

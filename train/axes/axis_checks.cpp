@@ -67,9 +67,11 @@ void check_messages(const Config& config, const std::string& key, const std::str
 // That do not go with layers that are cut.
 std::vector<Refused> refused_with_tp(const Config& config) {
   return {
-      {config.optimizer.name == "muon", "optimizer.name = \"muon\", which wants whole matrices", "adamw, lion or sgd"},
+      {config.optimizer.wants_whole_matrices(),
+       "optimizer.name = \"" + config.optimizer.name + "\", which wants whole matrices",
+       "adamw, schedule_free, lion or sgd"},
       {config.optimizer.name == "adamw_8bit", "optimizer.name = \"adamw_8bit\", which wants whole blocks of numbers",
-       "adamw, lion or sgd"},
+       "adamw, schedule_free, lion or sgd"},
       {config.shard.precision == "fp8", "shard.precision = \"fp8\", whose scales are those of whole weights",
        "fp32, bf16 or fp16"},
       {config.train.recompute == "elementwise" || config.train.recompute == "gate_up",
@@ -81,11 +83,12 @@ std::vector<Refused> refused_with_tp(const Config& config) {
 
 // That do not go with experts on different ranks.
 std::vector<Refused> refused_with_ep(const Config& config) {
-  return {
-      {config.optimizer.name == "muon", "optimizer.name = \"muon\", which wants whole matrices", "adamw, lion or sgd"},
-      {config.optimizer.name == "adamw_8bit", "optimizer.name = \"adamw_8bit\", which wants whole blocks of numbers",
-       "adamw, lion or sgd"},
-      {config.tune.method == "lora", "tune.method = \"lora\"", "full"}};
+  return {{config.optimizer.wants_whole_matrices(),
+           "optimizer.name = \"" + config.optimizer.name + "\", which wants whole matrices",
+           "adamw, schedule_free, lion or sgd"},
+          {config.optimizer.name == "adamw_8bit",
+           "optimizer.name = \"adamw_8bit\", which wants whole blocks of numbers", "adamw, schedule_free, lion or sgd"},
+          {config.tune.method == "lora", "tune.method = \"lora\"", "full"}};
 }
 
 // That do not go with experts, wherever they are.

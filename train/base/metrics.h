@@ -96,7 +96,7 @@ constexpr int kLogSchema = 1;
 
 // One line of metrics.jsonl, without the newline. The fields are those of docs/logs.md.
 std::string to_json(const StepMetrics& metrics);
-// `weights`: "trained", or "ema" by their averages, which the line then says.
+// `weights`: "trained"; or "ema", "average", by which averages of them, which the line then says.
 std::string to_json(int64_t step, const HeldoutLoss& loss, const std::string& weights = "trained");
 
 }  // namespace fsdp::train

@@ -97,8 +97,12 @@ struct OptimizerConfig {
   int64_t muon_iterations = 5;
   std::string muon_dtype = "bf16";
   bool muon_per_head = false;
+  std::string adafactor_rate = "absolute";
   std::string moment_code = "dynamic";
   std::string weight_rounding = "nearest";
+
+  // In blocks: each on one rank.
+  bool wants_whole_matrices() const { return name == "muon" || name == "adafactor"; }
 };
 
 struct ShardConfig {

@@ -200,6 +200,23 @@ void apply_override(const std::string& argument, Config& config) {
   check_value("--", *option, config);
 }
 
+void check_schedule_free(const Config& config) {
+  if (config.optimizer.name != "schedule_free") return;
+  const std::string with = " with optimizer.name = \"schedule_free\", ";
+  if (config.train.schedule != "constant") {
+    refuse("train.schedule: got \"" + config.train.schedule + "\"" + with +
+           "whose average takes the place of a schedule, expected constant; set that");
+  }
+  if (config.train.ema > 0) {
+    refuse("train.ema: got averages" + with + "which has an average of its own, expected 0; set that");
+  }
+  if (config.shard.offload == "disk") {
+    refuse("shard.offload: got \"disk\"" + with +
+           "which keeps a copy of the weights in memory while it evaluates, expected none; set that, or optimizer.name "
+           "to adamw");
+  }
+}
+
 // The training options.
 void check_training(const Config& config) {
   if (config.train.steps == 0 && config.train.max_tokens == 0) {
@@ -226,6 +243,7 @@ void check_training(const Config& config) {
     refuse("optimizer.muon_per_head: got true with optimizer.name = \"" + config.optimizer.name +
            "\", expected muon; set that, or muon_per_head to false");
   }
+  check_schedule_free(config);
   if (train.fit_minutes > 0 && train.warmup_steps < 10) {
     refuse("train.fit_minutes needs train.warmup_steps of at least 10: speed is measured during the warm-up");
   }

@@ -225,10 +225,12 @@ std::vector<Option> train_options() {
 
 std::vector<Option> optimizer_options() {
   return {
-      {"optimizer.name", FSDP_SLOT(optimizer.name), one_of({"adamw", "sgd", "muon", "lion", "adamw_8bit"}),
-       "docs/optimizers.md compares them. muon: matrices of the blocks by it, each whole on one rank; embeddings, head "
-       "and "
-       "vectors by AdamW. Learning rate and weight decay are train.lr and train.weight_decay for all"},
+      {"optimizer.name", FSDP_SLOT(optimizer.name),
+       one_of({"adamw", "sgd", "muon", "adafactor", "lion", "schedule_free", "adamw_8bit"}),
+       "docs/optimizers.md compares them. muon, adafactor: matrices of the blocks by it, each whole on one rank; "
+       "embeddings, head and vectors by AdamW. schedule_free: AdamW whose average over the steps is evaluated and "
+       "given "
+       "away. Learning rate and weight decay are train.lr and train.weight_decay for all"},
       {"optimizer.momentum", FSDP_SLOT(optimizer.momentum), between(0, 0.9999), "sgd, muon: of the gradients"},
       {"optimizer.nesterov", FSDP_SLOT(optimizer.nesterov), any(), "sgd, muon: Nesterov's form of momentum"},
       {"optimizer.muon_lr_ratio", FSDP_SLOT(optimizer.muon_lr_ratio), at_least(0),
@@ -243,6 +245,9 @@ std::vector<Option> optimizer_options() {
        "in which matrices are multiplied for it; fp32 is faster on CPUs without bf16 products"},
       {"optimizer.muon_per_head", FSDP_SLOT(optimizer.muon_per_head), any(),
        "muon: updates of q_proj, k_proj and v_proj are made orthogonal and scaled head by head"},
+      {"optimizer.adafactor_rate", FSDP_SLOT(optimizer.adafactor_rate), one_of({"absolute", "relative"}),
+       "adafactor: updates as large as AdamW's; or times a matrix's own root mean square, which wants a train.lr of "
+       "1e-2"},
       {"optimizer.moment_code", FSDP_SLOT(optimizer.moment_code), one_of({"dynamic", "linear"}),
        "adamw_8bit: the 256 fractions of a block's largest moment: spread over 7 decades, or evenly"},
       {"optimizer.weight_rounding", FSDP_SLOT(optimizer.weight_rounding), one_of({"nearest", "random"}),
@@ -285,7 +290,8 @@ std::vector<Option> shard_options() {
       {"shard.prefetch_depth", FSDP_SLOT(shard.prefetch_depth), between(0, 16),
        "units gathered ahead of the one that computes"},
       {"shard.device", FSDP_SLOT(shard.device), one_of({"cpu", "cuda"}),
-       "where weights live and are computed with; cuda: one GPU a rank, by its number among the ranks of its host; with "
+       "where weights live and are computed with; cuda: one GPU a rank, by its number among the ranks of its host; "
+       "with "
        "FSDP_DEVICE_TRANSPORT=host in the environment ranks may share GPUs"},
       {"shard.whole_weights", FSDP_SLOT(shard.whole_weights), one_of({"in_place", "copied"}),
        "where one rank has every shard, as alone: compute with the weights where they are, or gather and free copies "

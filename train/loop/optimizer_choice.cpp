@@ -47,6 +47,18 @@ MuonOptions muon_options(const OptimizerConfig& config, const TrainConfig& train
   return options;
 }
 
+AdafactorOptions adafactor_options(const OptimizerConfig& config, const TrainConfig& train) {
+  AdafactorOptions options;
+  options.lr = train.lr;
+  options.weight_decay = train.weight_decay;
+  options.rate = config.adafactor_rate == "relative" ? AdafactorRate::kRelative : AdafactorRate::kAbsolute;
+  return options;
+}
+
+ScheduleFreeAdamWOptions schedule_free_options(const TrainConfig& train) {
+  return {train.lr, train.beta1, train.beta2, train.eps, train.weight_decay, train.warmup_steps};
+}
+
 MuonGroups muon_leaves(const OptimizerConfig& config, const TrainConfig& train, models::Decoder model) {
   MuonGroups groups = muon_groups(*model, train.weight_decay);
   if (!config.muon_per_head) return groups;
@@ -78,6 +90,13 @@ std::unique_ptr<FlatOptimizer> make_optimizer(const OptimizerConfig& config, con
     return std::make_unique<Muon>(muon_leaves(config, train, decoder), muon_options(config, train),
                                   adamw_options(train));
   }
+  if (config.name == "adafactor") {
+    return std::make_unique<Adafactor>(adafactor_groups(model, train.weight_decay), adafactor_options(config, train),
+                                       adamw_options(train));
+  }
+  if (config.name == "schedule_free") {
+    return std::make_unique<ScheduleFreeAdamW>(decay_groups(model, train.weight_decay), schedule_free_options(train));
+  }
   AdamWOptions options = adamw_options(train);
   options.digits = digits_for(config, model);
   return std::make_unique<AdamW>(decay_groups(model, train.weight_decay), options);
@@ -86,12 +105,22 @@ std::unique_ptr<FlatOptimizer> make_optimizer(const OptimizerConfig& config, con
 }  // namespace
 
 ChosenOptimizer::ChosenOptimizer(const OptimizerConfig& config, const TrainConfig& train, const ShardedModel& model)
-    : optimizer_(make_optimizer(config, train, model.decoder)), lr_ratios_(optimizer_->num_groups(), 1) {
+    : optimizer_(make_optimizer(config, train, model.decoder)),
+      lr_ratios_(optimizer_->num_groups(), 1),
+      lr_after_warmup_(train.lr) {
+  if (config.name == "schedule_free") schedule_free_ = static_cast<ScheduleFreeAdamW*>(optimizer_.get());
   if (config.name == "muon") lr_ratios_.front() = config.muon_lr_ratio;
 }
 
 void ChosenOptimizer::set_lr(double lr) {
+  if (schedule_free_ != nullptr) return optimizer_->set_lr(lr_after_warmup_);  // the warm-up is in its average, too
   for (size_t group = 0; group < lr_ratios_.size(); ++group) optimizer_->set_lr(group, lr * lr_ratios_[group]);
+}
+
+void ChosenOptimizer::with_given_weights(const std::function<void()>& action) {
+  if (schedule_free_ != nullptr) schedule_free_->use_average();
+  action();
+  if (schedule_free_ != nullptr) schedule_free_->use_iterates();
 }
 
 }  // namespace fsdp::train

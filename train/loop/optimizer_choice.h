@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -19,10 +20,16 @@ class ChosenOptimizer {
   FlatOptimizer* operator->() const { return optimizer_.get(); }
   // Of the run; groups may have a multiple of it.
   void set_lr(double lr);
+  // Whether the weights that train are not those to evaluate and give away.
+  bool has_average() const { return schedule_free_ != nullptr; }
+  // Runs `action` while the model has those. COLLECTIVE.
+  void with_given_weights(const std::function<void()>& action);
 
  private:
   std::unique_ptr<FlatOptimizer> optimizer_;
   std::vector<double> lr_ratios_;  // of the groups
+  double lr_after_warmup_;
+  ScheduleFreeAdamW* schedule_free_ = nullptr;
 };
 
 }  // namespace fsdp::train

@@ -178,7 +178,7 @@ class Run {
   }
 
   void save_result() {
-    save_weights(folder_.model());
+    trainer_.with_given_weights([&] { save_weights(folder_.model()); });
     if (trainer_.ema() != nullptr) trainer_.with_averages([&] { save_weights(folder_.averaged_model()); });
   }
 
@@ -413,7 +413,9 @@ class Run {
     const int64_t step = trainer_.steps_done();
     if (!writer_.is_due(step)) return;
     const auto begin = Clock::now();
-    for (const Sample& sample : writer_.write(model_)) {
+    std::vector<Sample> samples;
+    trainer_.with_given_weights([&] { samples = writer_.write(model_); });
+    for (const Sample& sample : samples) {
       if (world_.rank == 0) records_->samples->append(to_json(step, sample));
       console_.line("sample: after step " + std::to_string(step) + ": " + printable(sample.prompt + sample.text));
     }
@@ -433,14 +435,15 @@ class Run {
           [&] { return stop_signal_.received().has_value() || stop_file_is_there(); },
           tokenizer_ ? &*tokenizer_ : nullptr, trainer_.objective());
     };
-    by_average ? trainer_.with_averages(evaluate_now) : evaluate_now();
+    by_average ? trainer_.with_averages(evaluate_now) : trainer_.with_given_weights(evaluate_now);
     if (!loss) return false;
     fault_point("eval.end");
     pace_.pause(Clock::now() - begin);
     const int64_t step = trainer_.steps_done();
-    if (world_.rank == 0) records_->metrics.append(to_json(step, *loss, config_.train.eval_weights));
-    console_.line("train: held out after step " + std::to_string(step) + (by_average ? ", averaged weights: " : ": ") +
-                  describe(*loss));
+    const std::string weights = trainer_.gives_average() ? "average" : config_.train.eval_weights;
+    if (world_.rank == 0) records_->metrics.append(to_json(step, *loss, weights));
+    console_.line("train: held out after step " + std::to_string(step) +
+                  (by_average || trainer_.gives_average() ? ", averaged weights: " : ": ") + describe(*loss));
     return true;
   }
 

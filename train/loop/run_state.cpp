@@ -93,6 +93,8 @@ void RunState::save(checkpoint::StateSink& sink) {
   sink.value("threads", std::to_string(at::get_num_threads()));
   sink.value("data", identity_.data);
   sink.value("config", config_to_toml(config_));
+  if (config_.optimizer.name == "schedule_free")
+    sink.value("schedule_free_beta1", format_text("%.17g", config_.train.beta1));
   sink.value("model_config", identity_.model_config);
   if (!identity_.adapter_config.empty()) sink.value("adapter_config", identity_.adapter_config);
   if (!identity_.base.empty()) sink.value("base", identity_.base);

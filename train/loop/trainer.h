@@ -97,6 +97,9 @@ class Trainer {
   const std::vector<at::Tensor>& leaves() const { return parameters_; }
   // Runs `action` while the model has the averages, which there must be, as its weights. COLLECTIVE.
   void with_averages(const std::function<void()>& action);
+  // The same with the weights that are given away: those that train, or the average that schedule_free makes of them.
+  void with_given_weights(const std::function<void()>& action) { optimizer_.with_given_weights(action); }
+  bool gives_average() const { return optimizer_.has_average(); }
   Ema* ema() { return ema_ ? &*ema_ : nullptr; }  // averages of the weights, if config.ema asks for them
   // Bytes of optimizer state on this rank, averages included.
   int64_t optimizer_bytes() const;

@@ -78,7 +78,7 @@ LayoutOptions root_layout(const OptimizerConfig& config) {
 }
 
 LayoutOptions block_layout(const OptimizerConfig& config) {
-  if (config.name != "muon") return root_layout(config);
+  if (!config.wants_whole_matrices()) return root_layout(config);
   return {.granularity = layout::Granularity::kTensor, .owners = layout::Owners::kBalanced};
 }
 

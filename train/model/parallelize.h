@@ -48,7 +48,7 @@ at::ScalarType multiplied_type(const ShardConfig& config);
 
 ShardOptions shard_options(const ShardConfig& config, c10::Device device = c10::kCPU);
 
-// How the optimizer wants the blocks, and the root, to be cut: Muon wants whole matrices in blocks, 8-bit moments whole
+// How the optimizer wants the blocks, and the root, to be cut: some want whole matrices in blocks, 8-bit moments whole
 // blocks of numbers everywhere.
 LayoutOptions block_layout(const OptimizerConfig& config);
 LayoutOptions root_layout(const OptimizerConfig& config);

@@ -13,7 +13,7 @@ namespace fsdp {
 enum class RunOf {
   kNeighbours,  // each element alone: leaves that lie side by side are updated together
   kBlocks,      // the elements of a block (the largest of the states'), which no border between ranks cuts
-  kTensor,      // all of a matrix: it has two dims and lies whole on one rank, which updates it alone
+  kTensor,      // all of a parameter, which lies whole on one rank: that updates it alone
 };
 
 // What one optimizer kernel call works on: 1-D fp32 tensors of equal length, states aside that are cut otherwise.

@@ -74,17 +74,16 @@ class ScheduleFreeRule : public RuleOf<ScheduleFreeAdamWOptions> {
   }
 
   bool has_average = false;
+  std::vector<std::pair<at::Tensor, at::Tensor>> kept;  // leaves, and their weights before they had the average
 };
 
-// Moves each leaf that was updated towards its iterate. Seen by the observer, as the program's own writes are.
-template <class Amount>
-void move_towards_iterates(ScheduleFreeRule& rule, FlatParameters& flat, const Amount& amount) {
-  enter_library(flat.leaves());
-  const at::NoGradGuard no_grad;
+// x = y - (1 / beta1 - 1) (z - y). Seen by the observer, as the program's own writes are.
+void take_average(ScheduleFreeRule& rule, FlatParameters& flat) {
   for (size_t group = 0; group < rule.options.size(); ++group) {
     for (const at::Tensor& leaf : rule.leaf_groups()[group].leaves) {
       if (!leaf.requires_grad() || flat.steps_of(leaf) == 0) continue;
-      leaf.detach().lerp_(flat.states_of(leaf).front().tensor, amount(rule.options[group].beta1));
+      rule.kept.emplace_back(leaf, leaf.detach().clone());
+      leaf.detach().lerp_(flat.states_of(leaf).front().tensor, 1 - 1 / rule.options[group].beta1);
     }
   }
 }
@@ -105,13 +104,17 @@ ScheduleFreeAdamWOptions& ScheduleFreeAdamW::options(size_t group) {
 void ScheduleFreeAdamW::use_average() {
   auto& own = static_cast<ScheduleFreeRule&>(rule());
   if (std::exchange(own.has_average, true)) return;
-  move_towards_iterates(own, flat_parameters(), [](double beta1) { return 1 - 1 / beta1; });
+  enter_library(flat_parameters().leaves());
+  const at::NoGradGuard no_grad;
+  take_average(own, flat_parameters());
 }
 
 void ScheduleFreeAdamW::use_iterates() {
   auto& own = static_cast<ScheduleFreeRule&>(rule());
   if (!std::exchange(own.has_average, false)) return;
-  move_towards_iterates(own, flat_parameters(), [](double beta1) { return 1 - beta1; });
+  enter_library(flat_parameters().leaves());
+  const at::NoGradGuard no_grad;
+  for (const auto& [leaf, weight] : std::exchange(own.kept, {})) leaf.detach().copy_(weight);
 }
 
 }  // namespace fsdp

@@ -37,8 +37,9 @@ class ScheduleFreeAdamW : public FlatOptimizer {
   // fsdp::decay_groups(): options.weight_decay is replaced by each group's.
   ScheduleFreeAdamW(std::vector<DecayGroup> groups, ScheduleFreeAdamWOptions options);
 
-  // Which weights the model has. No-op where it has them already; a step with the average throws Error(kUsage). Local,
-  // by every rank alike.
+  // Which weights the model has. No-op where it has them already; a step with the average throws Error(kUsage). While
+  // it has the average, the iterates' weights are kept, once more the bytes of the leaves, and come back bit for bit.
+  // Local, by every rank alike.
   void use_average();
   void use_iterates();
 
