@@ -175,6 +175,12 @@ void apply_o3(const PlanOptions& options, PlanQuestion& question) {
   }
 }
 
+void apply_recompute(const std::string& text, plan::Work& work) {
+  const bool leaves = text == "offload";
+  work.recompute = plan::parse_recompute(leaves ? "block" : text);
+  work.block_inputs = leaves ? models::BlockInputs::kOnHost : models::BlockInputs::kKept;
+}
+
 void apply(const PlanOptions& options, plan::Setup& setup) {
   if (options.strategy) setup.strategy = strategy_named(*options.strategy);
   if (options.pipeline_schedule) setup.order = plan::parse_order(*options.pipeline_schedule);
@@ -184,7 +190,7 @@ void apply(const PlanOptions& options, plan::Setup& setup) {
   if (options.optimizer) setup.optimizer = plan::parse_optimizer(*options.optimizer);
   if (setup.optimizer == plan::Optimizer::kAdamW8Bit)
     setup.granularity = layout::Granularity::kBlock, setup.block = 256;
-  if (options.recompute) setup.work.recompute = plan::parse_recompute(*options.recompute);
+  if (options.recompute) apply_recompute(*options.recompute, setup.work);
   if (options.reshard_after_forward) setup.reshard_after_forward = parse_reshard(*options.reshard_after_forward);
   if (options.granularity) setup.granularity = parse_granularity(*options.granularity, setup.block);
   if (options.sequence_length) setup.work.sequence_length = *options.sequence_length;
@@ -222,7 +228,7 @@ void add_plan_options(CLI::App& parser, PlanOptions& options) {
   parser.add_option("--sequence", options.sequence_length, "tokens of a sequence");
   parser.add_option("--microbatch", options.microbatch, "sequences of a microbatch, of each rank");
   parser.add_option("--microbatches", options.microbatches, "microbatches of a step, of each rank");
-  parser.add_option("--recompute", options.recompute, "none, elementwise, gate_up or block");
+  parser.add_option("--recompute", options.recompute, "none, elementwise, gate_up, block or offload");
   parser.add_option("--recompute-every", options.recompute_every, "in the first of every so many blocks");
   parser.add_option("--reshard-after-forward", options.reshard_after_forward, "true, false, or a number of ranks");
   parser.add_option("--prefetch-depth", options.prefetch_depth, "units gathered ahead");

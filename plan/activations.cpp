@@ -148,6 +148,7 @@ Activations plan_activations(const PlannedModel& model, const Setup& setup) {
   const io::DType type = type_of_activations(setup);
   const int64_t element = setup.activation_bytes(), tokens = setup.rank_tokens();
   const bool is_ring = setup.context > 1 && takes_ring(config, setup);
+  const int64_t hidden = tokens / setup.tensor * config.hidden_size * element;
   for (size_t i = 0; i < model.blocks.size(); ++i) {
     const bool chosen = static_cast<int64_t>(i) % setup.work.recompute_every == 0;
     const Recompute what = chosen ? setup.work.recompute : Recompute::kNone;
@@ -159,8 +160,11 @@ Activations plan_activations(const PlannedModel& model, const Setup& setup) {
     result.working[i] = kept_bytes(config, layer, Recompute::kNone, setup) - result.kept[i] +
                         std::max(gradients, around_attention) + decoded_bytes(model.blocks[i], element);
     result.kept_for_weights[i] = bytes_for_weights(config, layer, setup);
+    if (chosen && setup.work.block_inputs == models::BlockInputs::kOnHost) {
+      result.kept[i] -= hidden;
+      result.working[i] += 2 * hidden;  // that of this block, and one on its way
+    }
   }
-  const int64_t hidden = tokens / setup.tensor * config.hidden_size * element;
   const int64_t tables = 2 * setup.work.sequence_length * config.rotary_dim() * element + mask_bytes(config, setup);
   result.border_kept = hidden + tables;
   const bool on_gpu = setup.transport == Transport::kNccl;

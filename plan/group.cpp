@@ -84,15 +84,15 @@ void plan_weights(GroupPlan& group, const Setup& setup, const RankGroups& groups
   const int64_t parts = over_replicas ? groups.replicate.size : 1;
   const int64_t main_numel = strategy.shards_main_weight ? shard / parts : total;
   const bool whole = !strategy.shards_main_weight || groups.shard.size * parts == 1;
-  const bool is_on_disk = setup.state == StatePlace::kDisk;
+  const bool is_elsewhere = setup.state != StatePlace::kMemory;
   const bool copies_whole =
-      (setup.whole_shard == WholeShard::kCopied || is_on_disk) && strategy.shards_main_weight && whole;
-  const bool is_beside_device = is_on_disk && setup.transport == Transport::kNccl;
+      (setup.whole_shard == WholeShard::kCopied || is_elsewhere) && strategy.shards_main_weight && whole;
+  const bool is_beside_device = is_elsewhere && setup.transport == Transport::kNccl;
   const bool same_dtype = types.param == types.main && !is_beside_device;
   group.copies_whole = copies_whole;
   group.residence =
-      choose_residence(strategy, {whole && !copies_whole, types.param == types.main && !is_on_disk,
-                                  keeps_one_copy(setup, groups) && !over_replicas && !copies_whole && !is_on_disk});
+      choose_residence(strategy, {whole && !copies_whole, types.param == types.main && !is_elsewhere,
+                                  keeps_one_copy(setup, groups) && !over_replicas && !copies_whole && !is_elsewhere});
   group.main_weight = main_numel * size_of(types.main);
   group.padding =
       group.layout->padding() / (strategy.shards_main_weight ? groups.shard.size * parts : 1) * size_of(types.main);

@@ -53,23 +53,23 @@ int64_t disk_window(const MemoryPlan& memory, const std::vector<std::vector<Grou
     for (const GroupPlan& group : unit) bytes += 2 * group.main_grad;
     largest = std::max(largest, bytes);
   }
-  return std::min(memory.all_on_disk(), kBuffers + largest);
+  return std::min(memory.all_elsewhere(), kBuffers + largest);
 }
 
 // Beside a device the weights that are gathered rest there.
-void move_to_disk(MemoryPlan& memory, const std::vector<std::vector<GroupPlan>>& units, const Setup& setup) {
+void move_elsewhere(MemoryPlan& memory, const std::vector<std::vector<GroupPlan>>& units, const Setup& setup) {
   for (const Part part : {Part::kMainWeight, Part::kMainGrad, Part::kOptimizer}) {
-    std::swap(memory.bytes[static_cast<size_t>(part)], memory.on_disk[static_cast<size_t>(part)]);
+    std::swap(memory.bytes[static_cast<size_t>(part)], memory.elsewhere[static_cast<size_t>(part)]);
   }
   const auto copy = static_cast<size_t>(Part::kModelWeight);
   for (const std::vector<GroupPlan>& unit : units) {
     for (const GroupPlan& group : unit) {
       if (setup.transport == Transport::kNccl || group.residence != Residence::kReleased) continue;
       memory.bytes[copy] -= group.model_weight;
-      memory.on_disk[copy] += group.model_weight;
+      memory.elsewhere[copy] += group.model_weight;
     }
   }
-  memory.bytes[static_cast<size_t>(Part::kReserve)] += disk_window(memory, units);
+  if (setup.state == StatePlace::kDisk) memory.bytes[static_cast<size_t>(Part::kReserve)] += disk_window(memory, units);
 }
 
 int64_t bytes_of_products(const RankPart& rank, const Setup& setup) {
@@ -89,7 +89,7 @@ int64_t MemoryPlan::at_rest() const {
          (*this)[Part::kOptimizer];
 }
 
-int64_t MemoryPlan::all_on_disk() const { return std::accumulate(on_disk.begin(), on_disk.end(), int64_t{0}); }
+int64_t MemoryPlan::all_elsewhere() const { return std::accumulate(elsewhere.begin(), elsewhere.end(), int64_t{0}); }
 
 int64_t MemoryPlan::total() const { return std::accumulate(bytes.begin(), bytes.end(), int64_t{0}); }
 
@@ -122,7 +122,7 @@ MemoryPlan plan_memory(const RankPart& rank, const std::vector<std::vector<Group
   part(Part::kLoss) = memory.peak.loss;
   part(Part::kProducts) = bytes_of_products(rank, setup);
   part(Part::kReserve) = reserve;
-  if (setup.state == StatePlace::kDisk) move_to_disk(memory, units, setup);
+  if (setup.state != StatePlace::kMemory) move_elsewhere(memory, units, setup);
   return memory;
 }
 

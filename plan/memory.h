@@ -33,8 +33,8 @@ std::string_view meaning(Part part);
 // Bytes of one rank, of every part, at the moment of a steady step at which most is held.
 struct MemoryPlan {
   std::array<int64_t, kNumParts> bytes{};
-  std::array<int64_t, kNumParts> on_disk{};  // of parts that are there instead
-  int64_t padding = 0;                       // part of the main weight that belongs to no parameter
+  std::array<int64_t, kNumParts> elsewhere{};  // of parts that are in the host's memory or on a disk instead
+  int64_t padding = 0;                         // part of the main weight that belongs to no parameter
   Moment peak{};
   std::string where;  // the peak, in words: "backward of model.layers.79"
   // Largest block, for what two of them take.
@@ -42,9 +42,9 @@ struct MemoryPlan {
   int64_t largest_gradient_block = 0;
 
   int64_t operator[](Part part) const { return bytes[static_cast<size_t>(part)]; }
-  // In memory and on a disk.
-  int64_t size_of(Part part) const { return (*this)[part] + on_disk[static_cast<size_t>(part)]; }
-  int64_t all_on_disk() const;
+  // There and elsewhere.
+  int64_t size_of(Part part) const { return (*this)[part] + elsewhere[static_cast<size_t>(part)]; }
+  int64_t all_elsewhere() const;
   int64_t at_rest() const;  // weights, gradients, optimizer
   int64_t total() const;
 };

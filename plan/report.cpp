@@ -123,7 +123,7 @@ std::string describe(const Setup& setup) {
                      std::string(name(setup.optimizer));
   if (setup.averages == Averages::kEma) text += " with averages of the weights";
   if (setup.reshard_after_forward) text += ", weights rest between forward and backward " + rest_text(setup);
-  if (setup.state == StatePlace::kDisk) text += ", state on a disk";
+  if (setup.state != StatePlace::kMemory) text += ", state " + std::string(name(setup.state));
   text += "; " + std::to_string(work.microbatches) + " x " + std::to_string(work.microbatch_sequences) +
           " sequences of " + std::to_string(work.sequence_length) + " tokens";
   if (work.recompute != models::Recompute::kNone) {

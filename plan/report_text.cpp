@@ -71,8 +71,8 @@ std::string memory_table(const Report& report) {
   }
   text += "  " + padded("at most", 24) + right(format_bytes(memory.total()), 12) + "  in the " + memory.where +
           "; at rest " + format_bytes(memory.at_rest()) + "\n";
-  if (memory.all_on_disk() > 0) {
-    text += "  " + padded("on a disk", 24) + right(format_bytes(memory.all_on_disk()), 12) +
+  if (memory.all_elsewhere() > 0) {
+    text += "  " + padded(std::string(name(report.setup.state)), 24) + right(format_bytes(memory.all_elsewhere()), 12) +
             "  main weights, gradients and optimizer, beside that\n";
   }
   text += "  the largest block: weights " + format_bytes(memory.largest_gathered_block) + " gathered, gradients " +

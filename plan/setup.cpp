@@ -286,6 +286,18 @@ Optimizer parse_optimizer(std::string_view text) { return find_by_name("optimize
 
 std::string_view name(Optimizer optimizer) { return name_of(optimizer, kOptimizers); }
 
+std::string_view name(StatePlace place) {
+  switch (place) {
+    case StatePlace::kHost:
+      return "on the host";
+    case StatePlace::kDisk:
+      return "on a disk";
+    case StatePlace::kMemory:
+      break;
+  }
+  return "in memory";
+}
+
 bool has_owners(Optimizer optimizer) { return optimizer == Optimizer::kMuon || optimizer == Optimizer::kAdafactor; }
 
 int64_t state_bytes(Optimizer optimizer, int64_t numel, int64_t element_bytes) {

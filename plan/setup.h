@@ -43,8 +43,10 @@ enum class GatheredCopies { kPerRank, kOnePerHost };
 // What one rank does with the weights if it has all of them (WholeWeights of the runtime).
 enum class WholeShard { kInPlace, kCopied };
 
-// Main weights, gradients and optimizer state (MainWeights of the runtime).
-enum class StatePlace { kMemory, kDisk };
+// Main weights, gradients and optimizer state (MainWeights of the runtime): where the model computes, in the memory of
+// a GPU's host, or on a disk.
+enum class StatePlace { kMemory, kHost, kDisk };
+std::string_view name(StatePlace place);  // "in memory", "on the host", "on a disk"
 
 // Beside the optimizer's state (fsdp::Ema of the runtime).
 enum class Averages { kNone, kEma };
@@ -65,6 +67,7 @@ struct Work {
   int64_t sequence_length = 4096;
   models::Recompute recompute = models::Recompute::kNone;
   int64_t recompute_every = 1;  // of the first of every so many blocks
+  models::BlockInputs block_inputs = models::BlockInputs::kKept;
 
   int64_t microbatch_tokens() const { return microbatch_sequences * sequence_length; }
 };

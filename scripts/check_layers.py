@@ -82,6 +82,7 @@ ALLOWED = {
     "fsdp/optim": STATE_USERS | {"fsdp/optim/runs"},
     "fsdp/optim/ema": STATE_USERS | {"fsdp/optim", "fsdp/optim/runs"},
     "fsdp/optim/schedule_free": STATE_USERS | {"fsdp/optim"},
+    "fsdp/optim/adafactor": STATE_USERS | {"fsdp/optim"},
     "fsdp/checkpoint/state": STATE_USERS | {"fsdp/optim", "fsdp/optim/ema"},
     "fsdp/checkpoint": STATE_USERS | {"fsdp/checkpoint/state"},
     "fsdp/checkpoint/archive": STATE_USERS | {"fsdp/checkpoint/state", "fsdp/checkpoint"},

@@ -17,7 +17,7 @@ using torch::autograd::variable_list;
 struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
   static variable_list forward(AutogradContext* context, at::TensorList inputs,
                                const c10::intrusive_ptr<Region>& region) {
-    context->save_for_backward(inputs.vec());
+    context->save_for_backward(region->put(inputs));
     context->saved_data["region"] = c10::IValue::make_capsule(region);
     const RecomputeRegion first_run;
     return region->run(inputs.slice(1).vec());
@@ -25,26 +25,27 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto region = c10::static_intrusive_pointer_cast<Region>(context->saved_data["region"].toCapsule());
-    return run_backward(region->run_again(context->get_saved_variables()), gradients);
+    return run_backward(region->run_again(region->take(context->get_saved_variables())), gradients);
   }
 };
 
 }  // namespace
 
-std::vector<at::Tensor> recompute(const TensorListFunction& function, const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> recompute(const TensorListFunction& function, const std::vector<at::Tensor>& inputs,
+                                  const std::shared_ptr<HostInputs>& rest) {
   FSDP_CHECK(function != nullptr, "[recompute] got an empty function.");
   if (!at::GradMode::is_enabled()) return function(inputs);
   const variable_list all = with_anchor(inputs);
-  const auto region = c10::make_intrusive<Region>(function, inputs);
+  const auto region = c10::make_intrusive<Region>(function, inputs, rest);
   return region->with_undefined(RecomputeFunction::apply(at::TensorList(all), region));
 }
 
-at::Tensor recompute(const TensorFunction& function, const at::Tensor& input) {
+at::Tensor recompute(const TensorFunction& function, const at::Tensor& input, const std::shared_ptr<HostInputs>& rest) {
   FSDP_CHECK(function != nullptr, "[recompute] got an empty function.");
   const TensorListFunction as_list = [function](const std::vector<at::Tensor>& inputs) {
     return std::vector<at::Tensor>{function(inputs.front())};
   };
-  return recompute(as_list, std::vector<at::Tensor>{input}).front();
+  return recompute(as_list, std::vector<at::Tensor>{input}, rest).front();
 }
 
 at::Tensor recompute_every(int64_t k, const std::vector<TensorFunction>& blocks, const at::Tensor& input) {

@@ -3,9 +3,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "fsdp/base/tensor_function.h"
+#include "fsdp/recompute/host_inputs.h"
 
 namespace fsdp {
 
@@ -14,9 +16,12 @@ namespace fsdp {
 // compute the same (no effects that add up, such as BatchNorm's statistics). Regions may be nested. Sharded weights
 // that it reads are gathered once for second run and backward together. What `function` captures may be leaves
 // (parameters), but no tensors that were computed with gradients: pass those as inputs. Undefined tensors pass through.
+// `rest`: where inputs are between forward and backward; null: where they were.
 // Local. Without gradient mode it is a plain call. After: Chen et al. 2016; torch.utils.checkpoint(use_reentrant=True).
-std::vector<at::Tensor> recompute(const TensorListFunction& function, const std::vector<at::Tensor>& inputs);
-at::Tensor recompute(const TensorFunction& function, const at::Tensor& input);
+std::vector<at::Tensor> recompute(const TensorListFunction& function, const std::vector<at::Tensor>& inputs,
+                                  const std::shared_ptr<HostInputs>& rest = nullptr);
+at::Tensor recompute(const TensorFunction& function, const at::Tensor& input,
+                     const std::shared_ptr<HostInputs>& rest = nullptr);
 
 // blocks[0], blocks[1], ... one after the other, where every k-th (blocks 0, k, 2k, ...) is a region of its own: k = 1
 // recomputes all, k = 0 none.

@@ -75,9 +75,24 @@ void RegionConditions::set() const {
   at::autocast::set_autocast_cache_enabled(autocast_cache);
 }
 
-Region::Region(TensorListFunction function, const std::vector<at::Tensor>& inputs)
-    : function_(std::move(function)), conditions_(devices_of(inputs)) {
+Region::Region(TensorListFunction function, const std::vector<at::Tensor>& inputs, std::shared_ptr<HostInputs> rest)
+    : function_(std::move(function)), conditions_(devices_of(inputs)), rest_(std::move(rest)) {
   for (const at::Tensor& input : inputs) has_input_.push_back(input.defined());
+}
+
+std::vector<at::Tensor> Region::put(at::TensorList inputs) {
+  std::vector<at::Tensor> saved = inputs.vec();
+  for (size_t i = 0; rest_ && i < saved.size(); ++i) {
+    if (!HostInputs::moves(saved[i])) continue;
+    resting_.push_back({i, rest_->put(saved[i]), saved[i].requires_grad()});
+    saved[i] = at::Tensor();
+  }
+  return saved;
+}
+
+std::vector<at::Tensor> Region::take(std::vector<at::Tensor> saved) {
+  for (const Resting& each : resting_) saved[each.number] = rest_->take(each.item).requires_grad_(each.requires_grad);
+  return saved;
 }
 
 std::vector<at::Tensor> Region::run(const std::vector<at::Tensor>& defined) {

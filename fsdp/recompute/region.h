@@ -4,8 +4,10 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include <memory>
 #include <vector>
 
+#include "fsdp/recompute/host_inputs.h"
 #include "fsdp/recompute/recompute.h"
 
 namespace fsdp {
@@ -33,7 +35,13 @@ struct RegionConditions {
 // What a second run needs besides the inputs; kept by the graph.
 class Region : public torch::CustomClassHolder {
  public:
-  Region(TensorListFunction function, const std::vector<at::Tensor>& inputs);
+  // `rest`: where its inputs are between its runs; null: the graph keeps them as they are.
+  Region(TensorListFunction function, const std::vector<at::Tensor>& inputs,
+         std::shared_ptr<HostInputs> rest = nullptr);
+
+  // Of what the graph function takes, what the graph saves, and that with what rests elsewhere.
+  std::vector<at::Tensor> put(at::TensorList inputs);
+  std::vector<at::Tensor> take(std::vector<at::Tensor> saved);
 
   // Graphs know defined tensors only: `defined` are the inputs that are, and so are the results.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& defined);
@@ -52,6 +60,14 @@ class Region : public torch::CustomClassHolder {
   RegionConditions conditions_;
   std::vector<bool> has_input_;
   std::vector<bool> has_output_;
+
+  struct Resting {
+    size_t number;  // among what the graph function takes
+    std::shared_ptr<HostInputs::Item> item;
+    bool requires_grad;
+  };
+  std::shared_ptr<HostInputs> rest_;
+  std::vector<Resting> resting_;
 };
 
 // What a graph function of a region takes: a tensor that only makes its outputs need gradients when nothing but

@@ -11,6 +11,9 @@ namespace fsdp::models {
 // down projection reads; gate and up as well, at the price of their matrix products; everything but the block's input.
 enum class Recompute { kNone, kElementwise, kGateUp, kBlock };
 
+// Where the input of such a block is between forward and backward: where it was, or in the host's memory.
+enum class BlockInputs { kKept, kOnHost };
+
 // Bytes that one block keeps of one token between forward and backward, its input included, with activations of
 // `element_size` bytes: what a fully trained block without adapters and biases holds. Statistics are fp32.
 int64_t kept_bytes_per_token(const DecoderConfig& config, Recompute what, int64_t element_size);

@@ -108,17 +108,20 @@ struct Plan {
   std::string projections = "separate";
   bool graphs = false;
   std::string fp8_recipe = ShardConfig().fp8_recipe;
+  BlockInputs inputs = BlockInputs::kKept;
+  std::string offload = "none";  // on the device
 };
 
 Numbers train_on(c10::Device device, const Plan& plan, std::vector<int64_t>* waits = nullptr) {
   const World world = comm::connect_alone();
   models::Decoder decoder(small_decoder(), at::TensorOptions(device));
   decoder->reset_parameters(11);
-  set_recomputation(decoder, {plan.recompute});
+  set_recomputation(decoder, {.what = plan.recompute, .inputs = plan.inputs});
   ShardConfig shard;
   shard.precision = plan.precision;
   shard.device = device.is_cpu() ? "cpu" : "cuda";
   shard.fp8_recipe = plan.fp8_recipe;
+  if (!device.is_cpu()) shard.offload = plan.offload;
   shard.fp8_keep = "";
   if (plan.precision == "fp8") use_fp8(decoder, shard);
   ShardOptions options = shard_options(shard);
@@ -143,26 +146,35 @@ Numbers train_on(c10::Device device, const Plan& plan, std::vector<int64_t>* wai
   return numbers;
 }
 
+void expect_numbers_of_the_cpu(const Plan& plan) {
+  const double tolerance = plan.precision != "fp32" ? 2e-2 : 2e-5;
+  const Numbers expected = train_on(at::kCPU, plan);
+  const Numbers numbers = train_on(fake_device(), plan);
+  for (size_t step = 0; step < kSteps; ++step) {
+    EXPECT_NEAR(numbers.losses[step], expected.losses[step], tolerance * expected.losses[step]) << step;
+    EXPECT_NEAR(numbers.norms[step], expected.norms[step], 5 * tolerance * expected.norms[step]) << step;
+  }
+  // Of fp8 a gradient near zero may have another sign, and with AdamW so has its weight's step.
+  const bool is_fp8 = plan.precision == "fp8";
+  for (size_t i = 0; i < numbers.weights.size(); ++i) {
+    const at::Tensor distance = (numbers.weights[i] - expected.weights[i]).abs();
+    EXPECT_LE((is_fp8 ? distance.mean() : distance.max()).item<double>(), is_fp8 ? 3e-4 : 3e-3) << i;
+  }
+}
+
 class DeviceTrainer : public ::testing::TestWithParam<Plan> {
  protected:
   const testing::FakeFlatKernels kernels_;
   const testing::FakeRecorders recorders_;
 };
 
-TEST_P(DeviceTrainer, HasTheNumbersOfTheCpu) {
-  const double tolerance = GetParam().precision != "fp32" ? 2e-2 : 2e-5;
-  const Numbers expected = train_on(at::kCPU, GetParam());
-  const Numbers numbers = train_on(fake_device(), GetParam());
-  for (size_t step = 0; step < kSteps; ++step) {
-    EXPECT_NEAR(numbers.losses[step], expected.losses[step], tolerance * expected.losses[step]) << step;
-    EXPECT_NEAR(numbers.norms[step], expected.norms[step], 5 * tolerance * expected.norms[step]) << step;
-  }
-  // Of fp8 a gradient near zero may have another sign, and with AdamW so has its weight's step.
-  const bool is_fp8 = GetParam().precision == "fp8";
-  for (size_t i = 0; i < numbers.weights.size(); ++i) {
-    const at::Tensor distance = (numbers.weights[i] - expected.weights[i]).abs();
-    EXPECT_LE((is_fp8 ? distance.mean() : distance.max()).item<double>(), is_fp8 ? 3e-4 : 3e-3) << i;
-  }
+TEST_P(DeviceTrainer, HasTheNumbersOfTheCpu) { expect_numbers_of_the_cpu(GetParam()); }
+
+TEST(DeviceTrainerOnHost, KeepsItsStateThere) {
+  const testing::FakeFlatKernels kernels;
+  const testing::FakeRecorders recorders;
+  for (const char* precision : {"fp32", "bf16"})
+    expect_numbers_of_the_cpu({.name = "host", .precision = precision, .offload = "host"});
 }
 
 // Beside the copies of ids and targets, whose memory is not pinned here: for loss and norm together; in the first
@@ -170,8 +182,11 @@ TEST_P(DeviceTrainer, HasTheNumbersOfTheCpu) {
 TEST_P(DeviceTrainer, TheHostWaitsOnceInAStep) {
   std::vector<int64_t> waits;
   train_on(fake_device(), GetParam(), &waits);
-  constexpr int64_t kUsual = 2 * AnswerBatches::kRows / kMicroRows + 1;
-  EXPECT_THAT(waits, ::testing::ElementsAre(kUsual + 2, kUsual, kUsual, kUsual));
+  constexpr int64_t kMicrobatches = AnswerBatches::kRows / kMicroRows;
+  // Inputs of blocks go to the host and, but for the last's, come back.
+  const int64_t travels = GetParam().inputs == BlockInputs::kOnHost ? 2 * small_decoder().num_hidden_layers - 1 : 0;
+  const int64_t usual = 2 * kMicrobatches + 1 + travels * kMicrobatches;
+  EXPECT_THAT(waits, ::testing::ElementsAre(usual + 2, usual, usual, usual));
 }
 
 TEST(Fp8OnDevices, RefusesWhatTheyDoNotMultiply) {
@@ -200,12 +215,14 @@ TEST(Fp8OnDevices, RefusesWhatTheyDoNotMultiply) {
 
 INSTANTIATE_TEST_SUITE_P(
     Plans, DeviceTrainer,
-    ::testing::Values(Plan{"fp32", "fp32"}, Plan{"bf16", "bf16"}, Plan{"elementwise", "bf16", Recompute::kElementwise},
-                      Plan{"gate_up", "fp32", Recompute::kGateUp}, Plan{"block", "fp32", Recompute::kBlock},
-                      Plan{"fused", "bf16", Recompute::kElementwise, "fused"}, Plan{"fp8_rowwise", "fp8"},
-                      Plan{"fp8_tensorwise", "fp8", Recompute::kElementwise, "fused", false, "tensorwise"},
-                      Plan{"graphs", "fp32", Recompute::kNone, "separate", true},
-                      Plan{"fused_graphs", "bf16", Recompute::kNone, "fused", true}),
+    ::testing::Values(
+        Plan{"fp32", "fp32"}, Plan{"bf16", "bf16"}, Plan{"elementwise", "bf16", Recompute::kElementwise},
+        Plan{"gate_up", "fp32", Recompute::kGateUp}, Plan{"block", "fp32", Recompute::kBlock},
+        Plan{.name = "offload", .precision = "fp32", .recompute = Recompute::kBlock, .inputs = BlockInputs::kOnHost},
+        Plan{"fused", "bf16", Recompute::kElementwise, "fused"}, Plan{"fp8_rowwise", "fp8"},
+        Plan{"fp8_tensorwise", "fp8", Recompute::kElementwise, "fused", false, "tensorwise"},
+        Plan{"graphs", "fp32", Recompute::kNone, "separate", true},
+        Plan{"fused_graphs", "bf16", Recompute::kNone, "fused", true}),
     [](const auto& param) { return param.param.name; });
 
 }  // namespace

@@ -47,7 +47,7 @@ TEST(PlanReport, StateOnADiskIsNotInMemory) {
   setup.state = StatePlace::kDisk;
   setup.copies = GatheredCopies::kOnePerHost;  // which a state on a disk overrides
   const Report disk = make_report(model, setup);
-  EXPECT_EQ(disk.memory.all_on_disk(), memory.memory.at_rest());
+  EXPECT_EQ(disk.memory.all_elsewhere(), memory.memory.at_rest());
   EXPECT_EQ(disk.memory.at_rest(), 0);
   for (const Part part : {Part::kMainWeight, Part::kModelWeight, Part::kMainGrad, Part::kOptimizer}) {
     EXPECT_EQ(disk.memory.size_of(part), memory.memory[part]) << name(part);

@@ -200,6 +200,20 @@ void apply_override(const std::string& argument, Config& config) {
   check_value("--", *option, config);
 }
 
+// What goes to the host's memory, which a CPU's is.
+void check_host_offload(const Config& config) {
+  if (config.shard.device != "cpu") return;
+  if (config.shard.offload == "host") {
+    refuse(
+        "shard.offload: got \"host\" with shard.device = \"cpu\", whose memory is the host's already, expected none or "
+        "disk; set that");
+  }
+  if (config.train.recompute != "offload") return;
+  refuse(
+      "train.recompute: got \"offload\" with shard.device = \"cpu\", whose memory is the host's already, expected "
+      "block; set that");
+}
+
 void check_schedule_free(const Config& config) {
   if (config.optimizer.name != "schedule_free") return;
   const std::string with = " with optimizer.name = \"schedule_free\", ";
@@ -244,6 +258,7 @@ void check_training(const Config& config) {
            "\", expected muon; set that, or muon_per_head to false");
   }
   check_schedule_free(config);
+  check_host_offload(config);
   if (train.fit_minutes > 0 && train.warmup_steps < 10) {
     refuse("train.fit_minutes needs train.warmup_steps of at least 10: speed is measured during the warm-up");
   }

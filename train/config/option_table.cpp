@@ -140,9 +140,11 @@ std::vector<Option> train_options() {
        "mesh.tp and mesh.cp count as one"},
       {"train.microbatch_sequences", FSDP_SLOT(train.microbatch_sequences), at_least(0),
        "sequences per forward and backward of one rank; 0: all that a rank has in a step"},
-      {"train.recompute", FSDP_SLOT(train.recompute), one_of({"none", "elementwise", "gate_up", "block"}),
+      {"train.recompute", FSDP_SLOT(train.recompute), one_of({"none", "elementwise", "gate_up", "block", "offload"}),
        "what blocks compute again in the backward rather than keep: nothing; the norms' outputs and the activated "
-       "product; gate and up as well; everything but the block's input"},
+       "product; gate and up as well; everything but the block's input; on GPUs offload: that too leaves, to the "
+       "host's "
+       "memory, while blocks compute"},
       {"train.recompute_every", FSDP_SLOT(train.recompute_every), at_least(1),
        "only the first of every n blocks does what train.recompute says"},
       {"train.projections", FSDP_SLOT(train.projections), one_of({"separate", "fused"}),
@@ -296,8 +298,10 @@ std::vector<Option> shard_options() {
       {"shard.whole_weights", FSDP_SLOT(shard.whole_weights), one_of({"in_place", "copied"}),
        "where one rank has every shard, as alone: compute with the weights where they are, or gather and free copies "
        "as if there were other ranks, to see what sharding costs"},
-      {"shard.offload", FSDP_SLOT(shard.offload), one_of({"none", "disk"}),
-       "disk: main weights, gradients and optimizer state in a file of each rank, read and written unit by unit, for a "
+      {"shard.offload", FSDP_SLOT(shard.offload), one_of({"none", "host", "disk"}),
+       "host: on GPUs, main weights, gradients and optimizer state in the host's memory, where the optimizer steps; "
+       "disk: "
+       "main weights, gradients and optimizer state in a file of each rank, read and written unit by unit, for a "
        "model whose state is larger than memory; see docs/optimizers.md"},
       {"shard.offload_folder", FSDP_SLOT(shard.offload_folder), any(),
        "of that: a folder of a fast disk of each host, which is made; empty: output.folder"},

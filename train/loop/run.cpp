@@ -413,12 +413,12 @@ class Run {
     const int64_t step = trainer_.steps_done();
     if (!writer_.is_due(step)) return;
     const auto begin = Clock::now();
-    std::vector<Sample> samples;
-    trainer_.with_given_weights([&] { samples = writer_.write(model_); });
-    for (const Sample& sample : samples) {
-      if (world_.rank == 0) records_->samples->append(to_json(step, sample));
-      console_.line("sample: after step " + std::to_string(step) + ": " + printable(sample.prompt + sample.text));
-    }
+    trainer_.with_given_weights([&] {
+      for (const Sample& sample : writer_.write(model_)) {
+        if (world_.rank == 0) records_->samples->append(to_json(step, sample));
+        console_.line("sample: after step " + std::to_string(step) + ": " + printable(sample.prompt + sample.text));
+      }
+    });
     pace_.pause(Clock::now() - begin);
   }
 
@@ -427,23 +427,21 @@ class Run {
     if (!splits_.heldout) return true;
     fault_point("eval.begin");
     const auto begin = Clock::now();
-    const bool by_average = config_.train.eval_weights == "ema";
+    const auto is_asked = [&] { return stop_signal_.received().has_value() || stop_file_is_there(); };
     std::optional<HeldoutLoss> loss;
     const auto evaluate_now = [&] {
-      loss = evaluate(
-          model_, world_, *splits_.heldout, config_.train, num_batches,
-          [&] { return stop_signal_.received().has_value() || stop_file_is_there(); },
-          tokenizer_ ? &*tokenizer_ : nullptr, trainer_.objective());
+      loss = evaluate(model_, world_, *splits_.heldout, config_.train, num_batches, is_asked,
+                      tokenizer_ ? &*tokenizer_ : nullptr, trainer_.objective());
     };
-    by_average ? trainer_.with_averages(evaluate_now) : trainer_.with_given_weights(evaluate_now);
+    const std::string weights = trainer_.gives_average() ? "average" : config_.train.eval_weights;
+    weights == "ema" ? trainer_.with_averages(evaluate_now) : trainer_.with_given_weights(evaluate_now);
     if (!loss) return false;
     fault_point("eval.end");
     pace_.pause(Clock::now() - begin);
     const int64_t step = trainer_.steps_done();
-    const std::string weights = trainer_.gives_average() ? "average" : config_.train.eval_weights;
     if (world_.rank == 0) records_->metrics.append(to_json(step, *loss, weights));
-    console_.line("train: held out after step " + std::to_string(step) +
-                  (by_average || trainer_.gives_average() ? ", averaged weights: " : ": ") + describe(*loss));
+    const std::string whose = weights == "trained" ? ": " : ", averaged weights: ";
+    console_.line("train: held out after step " + std::to_string(step) + whose + describe(*loss));
     return true;
   }
 

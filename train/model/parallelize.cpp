@@ -49,6 +49,7 @@ ShardOptions shard_options(const ShardConfig& config, c10::Device device) {
     options.reshard_after_forward = config.reshard_after_forward == "true";
   }
   if (config.whole_weights == "copied") options.whole_weights = WholeWeights::kCopied;
+  if (config.offload == "host") options.main_weights = MainWeights::kOnHost;
   if (config.offload == "disk") {
     options.main_weights = MainWeights::kOnDisk;
     options.offload_folder = config.offload_folder;

@@ -49,6 +49,7 @@ plan::Work planned_work(const Config& config, int64_t world) {
   const Recomputation recomputation = parse_recomputation(config.train.recompute, config.train.recompute_every);
   work.recompute = recomputation.what;
   work.recompute_every = recomputation.every;
+  work.block_inputs = recomputation.inputs;
   return work;
 }
 
@@ -133,6 +134,7 @@ plan::Setup planned_setup(const Config& config, const RankCounts& ranks) {
   setup.copies = plan::GatheredCopies::kOnePerHost;
   if (options.whole_weights == WholeWeights::kCopied) setup.whole_shard = plan::WholeShard::kCopied;
   if (options.main_weights == MainWeights::kOnDisk) setup.state = plan::StatePlace::kDisk;
+  if (options.main_weights == MainWeights::kOnHost) setup.state = plan::StatePlace::kHost;
   setup.work = planned_work(config, groups);
   return setup;
 }

@@ -9,6 +9,7 @@
 
 namespace fsdp::train {
 
+using models::BlockInputs;
 using models::kept_bytes_per_token;
 using models::Recompute;
 
@@ -16,6 +17,7 @@ using models::Recompute;
 struct Recomputation {
   Recompute what = Recompute::kNone;
   int64_t every = 1;
+  BlockInputs inputs = BlockInputs::kKept;  // kOnHost: with Recompute::kBlock
 };
 
 // Of train.recompute and train.recompute_every. Throws Error(kUsage) if they ask for every n-th block of nothing.

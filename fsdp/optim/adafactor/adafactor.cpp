@@ -53,8 +53,8 @@ LeafNeeds adafactor_needs(const at::Tensor& leaf) {
 // A part of a parameter, [r, C] or [n], and what its second moment is made of.
 struct Piece {
   at::Tensor weight, gradient, copy;
-  at::Tensor rows_r1, columns_1C;  // whose product is the second moment
-  at::Tensor moment;               // where it is not factored
+  at::Tensor rows_r1 = {}, columns_1C = {};  // whose product is the second moment
+  at::Tensor moment = {};                    // where it is not factored
 };
 
 double smallest_moment(const AdafactorOptions& options, at::ScalarType dtype) {
@@ -145,7 +145,7 @@ class AdafactorUpdate {
       });
     }
     for_each_rows([&](int64_t matrix, int64_t first, int64_t count) {
-      Piece piece{rows_of(run_.weight, matrix, first, count), rows_of(run_.gradient, matrix, first, count)};
+      Piece piece{rows_of(run_.weight, matrix, first, count), rows_of(run_.gradient, matrix, first, count), {}};
       if (run_.copy.defined()) piece.copy = rows_of(run_.copy, matrix, first, count);
       if (scaled_rows_MR_.defined()) {
         piece.rows_r1 = scaled_rows_MR_[matrix].narrow(0, first, count).unsqueeze(1);
