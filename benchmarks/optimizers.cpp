@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <functional>
 #include <memory>
@@ -68,6 +69,8 @@ std::vector<Choice> choices() {
           {"sgd", at::kFloat, maker<SGD>(SGDOptions{.lr = kLr, .momentum = 0.9, .weight_decay = kDecay}),
            "at::_fused_sgd_"},
           {"lion", at::kFloat, maker<Lion>(LionOptions{.lr = kLr, .weight_decay = kDecay}), "operators"},
+          {"schedule_free", at::kFloat,
+           maker<ScheduleFreeAdamW>(ScheduleFreeAdamWOptions{.lr = kLr, .weight_decay = kDecay}), "operators"},
           {"muon", at::kFloat, maker<Muon>(MuonOptions{.lr = kLr}), "operators"}};
 }
 
@@ -108,6 +111,9 @@ class Reference {
       at::_fused_sgd_(weights_, gradients_, first_, kDecay, 0.9, kLr, 0, false, false, false);
     } else if (name_ == "lion") {
       for (size_t i = 0; i < weights_.size(); ++i) lion(i);
+    } else if (name_ == "schedule_free") {
+      ++num_steps_;
+      for (size_t i = 0; i < weights_.size(); ++i) schedule_free(i);
     } else if (name_ == "muon") {
       for (size_t i = 0; i < weights_.size(); ++i) muon(i);
     } else {
@@ -116,9 +122,36 @@ class Reference {
   }
 
  private:
+  // Both in pieces that stay in a cache, as this library had them before it had kernels.
+  template <class Update>
+  static void for_pieces(int64_t numel, const Update& update) {
+    constexpr int64_t kPiece = int64_t{1} << 14;
+    for (int64_t begin = 0; begin < numel; begin += kPiece) {
+      update(
+          [=](const at::Tensor& tensor) { return tensor.view(-1).narrow(0, begin, std::min(kPiece, numel - begin)); });
+    }
+  }
+
   void lion(size_t i) {
-    weights_[i].mul_(1 - kLr * kDecay).sub_(first_[i].lerp(gradients_[i], 0.1).sign_(), kLr);
-    first_[i].lerp_(gradients_[i], 0.01);
+    for_pieces(weights_[i].numel(), [&](const auto& piece) {
+      const at::Tensor gradient = piece(gradients_[i]), momentum = piece(first_[i]);
+      piece(weights_[i]).mul_(1 - kLr * kDecay).sub_(momentum.lerp(gradient, 0.1).sign_(), kLr);
+      momentum.lerp_(gradient, 0.01);
+    });
+  }
+
+  void schedule_free(size_t i) {
+    const double share = 1.0 / num_steps_, correction = 1 - std::pow(0.999, num_steps_);
+    for_pieces(weights_[i].numel(), [&](const auto& piece) {
+      const at::Tensor gradient = piece(gradients_[i]), weight = piece(weights_[i]), iterate = piece(first_[i]);
+      if (num_steps_ == 1) iterate.copy_(weight);
+      const at::Tensor squares = piece(second_[i]);
+      squares.mul_(0.999).addcmul_(gradient, gradient, 0.001);
+      at::Tensor direction = gradient / (squares / correction).sqrt_().add_(1e-8);
+      direction.add_(weight, kDecay);
+      weight.lerp_(iterate, share).add_(direction, kLr * (0.9 * (1 - share) - 1));
+      iterate.sub_(direction, kLr);
+    });
   }
 
   // As torch.optim.Muon has it.
@@ -152,6 +185,7 @@ class Reference {
   }
 
   std::string name_;
+  int num_steps_ = 0;
   Tensors weights_, gradients_, first_, second_, steps_, first_code_, second_code_, first_scale_, second_scale_;
   BlockCoder signed_{BlockCode::kDynamic, CodeSign::kSigned, at::kCPU};
   BlockCoder unsigned_{BlockCode::kDynamic, CodeSign::kUnsigned, at::kCPU};

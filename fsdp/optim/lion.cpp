@@ -1,12 +1,11 @@
 #include "fsdp/optim/lion.h"
 
-#include <ATen/ATen.h>
-
 #include <memory>
 #include <utility>
 
 #include "fsdp/base/check.h"
 #include "fsdp/optim/update_rule.h"
+#include "kernels/flat/lion.h"
 
 namespace fsdp {
 namespace {
@@ -16,18 +15,6 @@ void check_lion_options(const LionOptions& options) {
              options.weight_decay, ": expected at least 0.");
   FSDP_CHECK(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1, "[Lion] betas: got ",
              options.beta1, " and ", options.beta2, ", expected numbers from 0 to below 1.");
-}
-
-// The same operators for all devices and dtypes.
-void lion_update(const FlatRun& run, const LionOptions& options, const GradientFactor& factor) {
-  for_each_piece(run, run.weight.is_cpu() ? kHostPiece : run.weight.numel(), [&](const FlatRun& piece) {
-    const at::Tensor gradient = factor.times(piece.gradient);
-    const at::Tensor& momentum = piece.states[0];
-    const at::Tensor direction = momentum.lerp(gradient, 1 - options.beta1).sign_();
-    piece.weight.mul_(1 - options.lr * options.weight_decay).add_(direction, -options.lr);
-    momentum.lerp_(gradient, 1 - options.beta2);
-    if (piece.copy.defined()) piece.copy.copy_(piece.weight);
-  });
 }
 
 class LionRule : public RuleOf<LionOptions> {
@@ -42,7 +29,10 @@ class LionRule : public RuleOf<LionOptions> {
 
   const char* name() const override { return "Lion"; }
   void update(const FlatRun& run, const GradientFactor& factor) override {
-    lion_update(run, options[run.options], factor);
+    const LionOptions& group = options[run.options];
+    kernels::lion_step(
+        run.weight, run.gradient, run.states[0], run.copy,
+        {group.lr, group.beta1, group.beta2, group.weight_decay, factor.number, factor.on_device_of(run.weight)});
   }
 };
 

@@ -1,8 +1,5 @@
 #include "fsdp/optim/low_bit_adamw.h"
 
-#include <ATen/ATen.h>
-
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,21 +11,6 @@
 
 namespace fsdp {
 namespace {
-
-// Both moments' codes on a device that is not the host.
-struct MomentCoders {
-  MomentCoders(BlockCode code, c10::Device device)
-      : first(code, CodeSign::kSigned, device), second(code, CodeSign::kUnsigned, device) {}
-  BlockCoder first;
-  BlockCoder second;
-};
-
-// Elements [begin, begin + blocks * width) of a run whose states are codes and scales of both moments.
-struct Blocks {
-  int64_t begin;
-  int64_t count;
-  int64_t width;
-};
 
 kernels::raw::BlockCodes host_codes(BlockCode code, CodeSign sign) {
   return kernels::raw::BlockCodes(code_table(code, sign).const_data_ptr<float>());
@@ -60,7 +42,16 @@ class LowBitAdamWRule : public RuleOf<AdamWOptions> {
   const char* name() const override { return "LowBitAdamW"; }
 
   void update(const FlatRun& run, const GradientFactor& factor) override {
-    run.weight.is_cpu() ? update_on_host(run, factor) : update_on_device(run, factor);
+    static_assert(kCodeBlock == kernels::kMomentBlock);
+    const AdamWOptions& group = options[run.options];
+    kernels::KeptWeights weights{run.weight};
+    if (keeps_digits(group)) weights.digits = run.states[4];
+    if (group.digits == WeightDigits::kEightBitsAtRandom) {
+      weights.random_seed = static_cast<uint64_t>(run.parameter) << 40 ^ static_cast<uint64_t>(run.step);
+      weights.begin = run.begin;
+    }
+    kernels::low_bit_adamw_step(weights, run.gradient, {run.states[0], run.states[1], &first_},
+                                {run.states[2], run.states[3], &second_}, run.copy, step_of(run, factor));
   }
 
  private:
@@ -84,49 +75,8 @@ class LowBitAdamWRule : public RuleOf<AdamWOptions> {
             group.weight_decay, run.step,    factor.number, factor.on_device_of(run.weight)};
   }
 
-  void update_on_host(const FlatRun& run, const GradientFactor& factor) const {
-    static_assert(kCodeBlock == kernels::kMomentBlock);
-    const AdamWOptions& group = options[run.options];
-    kernels::KeptWeights weights{run.weight};
-    if (keeps_digits(group)) weights.digits = run.states[4];
-    if (group.digits == WeightDigits::kEightBitsAtRandom) {
-      weights.random_seed = static_cast<uint64_t>(run.parameter) << 40 ^ static_cast<uint64_t>(run.step);
-      weights.begin = run.begin;
-    }
-    kernels::low_bit_adamw_step(weights, run.gradient, {run.states[0], run.states[1], &first_},
-                                {run.states[2], run.states[3], &second_}, run.copy, step_of(run, factor));
-  }
-
-  // By LibTorch's operators: whole blocks, then what is left of a tensor's end.
-  void update_on_device(const FlatRun& run, const GradientFactor& factor) {
-    const int64_t numel = run.weight.numel(), whole = numel / kCodeBlock;
-    if (whole > 0) update_blocks(run, factor, {0, whole, kCodeBlock});
-    if (numel % kCodeBlock != 0) update_blocks(run, factor, {whole * kCodeBlock, 1, numel % kCodeBlock});
-  }
-
-  void update_blocks(const FlatRun& run, const GradientFactor& factor, const Blocks& blocks) {
-    const auto part = [&](const at::Tensor& tensor) {
-      return tensor.narrow(0, blocks.begin, blocks.count * blocks.width);
-    };
-    const auto codes = [&](size_t i) { return part(run.states[i]).view({blocks.count, blocks.width}); };
-    const auto scales = [&](size_t i) { return run.states[i].narrow(0, blocks.begin / kCodeBlock, blocks.count); };
-    const MomentCoders& coders = coders_on(run.weight.device());
-    const at::Tensor first = coders.first.decode(codes(0), scales(1));
-    const at::Tensor second = coders.second.decode(codes(2), scales(3));
-    kernels::adamw_step(part(run.weight), part(run.gradient), first.view(-1), second.view(-1),
-                        run.copy.defined() ? part(run.copy) : at::Tensor(), step_of(run, factor));
-    coders.first.encode(first, codes(0), scales(1));
-    coders.second.encode(second, codes(2), scales(3));
-  }
-
-  const MomentCoders& coders_on(c10::Device device) {
-    const auto key = std::pair(device.type(), device.index());
-    return coders_.try_emplace(key, code_, device).first->second;
-  }
-
   BlockCode code_;
   kernels::raw::BlockCodes first_, second_;
-  std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, MomentCoders> coders_;
 };
 
 }  // namespace

@@ -2,15 +2,12 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <algorithm>
 #include <cmath>
 
-#include "kernels/base/parallel_for.h"
-#include "kernels/base/raw_pointer.h"
 #include "kernels/flat/flat_kernels.h"
+#include "kernels/flat/weight_copy.h"
 #include "kernels/raw/flat/adamw.h"
 #include "kernels/raw/flat/steps_fp64.h"
-#include "kernels/raw/products/panels.h"
 
 namespace fsdp::kernels {
 
@@ -60,22 +57,9 @@ void adamw_step(const at::Tensor& weight, const at::Tensor& gradient, const at::
   const float* g = gradient.const_data_ptr<float>();
   float* first = m.mutable_data_ptr<float>();
   float* second = v.mutable_data_ptr<float>();
-  const bool same_dtype = copy.defined() && copy.scalar_type() == at::kFloat;
-  float* copied = same_dtype ? copy.mutable_data_ptr<float>() : nullptr;
-  const bool is_bf16 = copy.defined() && copy.scalar_type() == at::kBFloat16;
-  raw::Bf16* rounded = is_bf16 ? raw_data(copy.mutable_data_ptr<c10::BFloat16>()) : nullptr;
-  // In blocks, so that the copy reads weights that are still in the cache.
-  constexpr int64_t kBlock = 4096, kGrain = 16;
-  const int64_t numel = weight.numel();
-  parallel_for(0, (numel + kBlock - 1) / kBlock, kGrain, [&](int64_t first_block, int64_t last_block) {
-    for (int64_t begin = first_block * kBlock; begin < std::min(numel, last_block * kBlock); begin += kBlock) {
-      const int64_t n = std::min(kBlock, numel - begin);
-      raw::adamw(w + begin, g + begin, first + begin, second + begin, n, factors);
-      if (rounded != nullptr) raw::narrow(w + begin, rounded + begin, n);
-      if (copied != nullptr) std::copy_n(w + begin, n, copied + begin);
-    }
+  update_and_copy(weight, copy, [&](int64_t begin, int64_t count) {
+    raw::adamw(w + begin, g + begin, first + begin, second + begin, count, factors);
   });
-  if (copy.defined() && !same_dtype && !is_bf16) at::Tensor(copy).copy_(weight);
 }
 
 }  // namespace fsdp::kernels

@@ -1,5 +1,6 @@
 // The seam through which flat memory of a device that is not the CPU gets its kernels: a library that is loaded on
-// demand provides them, and the functions of adamw.h, sgd.h, pack.h, sum_chunks.h and sum_squares.h call them.
+// demand provides them, and the functions of adamw.h, sgd.h, lion.h, schedule_free.h, low_bit_adamw.h, pack.h,
+// sum_chunks.h and sum_squares.h call them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,6 +8,9 @@
 #include <vector>
 
 #include "kernels/flat/adamw.h"
+#include "kernels/flat/lion.h"
+#include "kernels/flat/low_bit_adamw.h"
+#include "kernels/flat/schedule_free.h"
 #include "kernels/flat/sgd.h"
 
 namespace fsdp::kernels {
@@ -18,6 +22,12 @@ struct FlatKernels {
                      const at::Tensor& copy, const AdamWStep& step);
   void (*sgd_step)(const at::Tensor& weight, const at::Tensor& gradient, const at::Tensor& buffer,
                    const at::Tensor& copy, const SGDStep& step);
+  void (*lion_step)(const at::Tensor& weight, const at::Tensor& gradient, const at::Tensor& momentum,
+                    const at::Tensor& copy, const LionStep& step);
+  void (*schedule_free_step)(const at::Tensor& weight, const at::Tensor& gradient, const at::Tensor& iterate,
+                             const at::Tensor& squares, const at::Tensor& copy, const ScheduleFreeStep& step);
+  void (*low_bit_adamw_step)(const KeptWeights& weights, const at::Tensor& gradient, const CodedMoment& first,
+                             const CodedMoment& second, const at::Tensor& copy, const AdamWStep& step);
   void (*pack_gradient)(const at::Tensor& destination, const at::Tensor& gradient, double scale, bool add);
   void (*sum_chunks)(const at::Tensor& output, const std::vector<at::Tensor>& chunks, bool add);
   at::Tensor (*sum_squares)(const at::Tensor& values);  // 0-dim fp64

@@ -4,6 +4,7 @@
 
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/raw_pointer.h"
+#include "kernels/flat/flat_kernels.h"
 #include "kernels/raw/flat/adamw.h"
 #include "kernels/raw/flat/weight_digits.h"
 #include "kernels/raw/products/panels.h"
@@ -106,6 +107,10 @@ class Weights {
 
 void low_bit_adamw_step(const KeptWeights& kept, const at::Tensor& gradient, const CodedMoment& first,
                         const CodedMoment& second, const at::Tensor& copy, const AdamWStep& step) {
+  if (!kept.weight.is_cpu()) {
+    const FlatKernels& kernels = need_flat_kernels("low_bit_adamw_step", kept.weight);
+    return kernels.low_bit_adamw_step(kept, gradient, first, second, copy, step);
+  }
   AdamWFactors factors = make_factors(step);
   if (step.gradient_scale.defined()) factors.gradient *= step.gradient_scale.item<float>();
   const Weights weights(kept, copy);

@@ -33,7 +33,8 @@ struct KeptWeights {
 // adamw_step() of a range that begins with a block, in one pass on the CPU: block by block moments and weight become
 // fp32 numbers in the first cache, are updated and kept again. 12 B/element are read and written for bf16 weights and
 // gradients, 18 B for fp32 ones. All tensors: 1-D, contiguous, of the weight's length but for scales; the gradient fp32
-// or bf16. copy as in adamw_step().
+// or bf16. copy as in adamw_step(). On another device than the CPU: fp32 weights, by the kernels it has, as
+// adamw_step().
 void low_bit_adamw_step(const KeptWeights& weights, const at::Tensor& gradient, const CodedMoment& first,
                         const CodedMoment& second, const at::Tensor& copy, const AdamWStep& step);
 

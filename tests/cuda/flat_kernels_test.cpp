@@ -6,8 +6,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <utility>
 #include <vector>
 
+#include "fsdp/optim/block_code.h"
 #include "kernels/flat/pack.h"
 #include "kernels/flat/sum_chunks.h"
 #include "kernels/flat/sum_squares.h"
@@ -135,6 +138,111 @@ TEST_F(CudaFlatKernels, SGDEqualsItsTwin) {
       }
     }
   }
+}
+
+TEST_F(CudaFlatKernels, LionHasTheBitsOfItsTwin) {
+  for (const int64_t numel : kSizes) {
+    for (const auto dtype : kDtypes) {
+      for (const int64_t begin : {0, 1}) {
+        SCOPED_TRACE(c10::str(numel, " elements from ", begin, ", copy ", dtype));
+        const Twins w = twins(numel, at::kFloat, begin), m = twins(numel), copy = twins(numel, dtype);
+        const at::Tensor none;
+        for (int step = 1; step < 4; ++step) {
+          const Twins g = twins(numel);
+          for (const at::Tensor& each : {g.cpu, g.gpu, m.cpu, m.gpu}) each.slice(0, 0, 2).zero_();  // no sign
+          const bool copies = step > 1;
+          LionStep options{1e-2, 0.9, 0.99, 0.1, 0.5, at::full({}, 0.37F, at::kFloat)};
+          lion_step(w.cpu, g.cpu, m.cpu, copies ? copy.cpu : none, options);
+          options.gradient_scale = options.gradient_scale.to(at::kCUDA);
+          lion_step(w.gpu, g.gpu, m.gpu, copies ? copy.gpu : none, options);
+        }
+        EXPECT_TRUE(torch::equal(w.gpu.cpu(), w.cpu));
+        EXPECT_TRUE(torch::equal(m.gpu.cpu(), m.cpu));
+        EXPECT_TRUE(torch::equal(copy.gpu.cpu(), copy.cpu));
+      }
+    }
+  }
+}
+
+TEST_F(CudaFlatKernels, ScheduleFreeEqualsItsTwin) {
+  for (const int64_t numel : kSizes) {
+    for (const auto dtype : kDtypes) {
+      for (const int64_t begin : {0, 1}) {
+        SCOPED_TRACE(c10::str(numel, " elements from ", begin, ", copy ", dtype));
+        // What the iterate holds at first is not read.
+        const Twins w = twins(numel, at::kFloat, begin), z = twins(numel), v = twins(numel), copy = twins(numel, dtype);
+        for (const at::Tensor& each : {v.cpu, v.gpu}) each.abs_().add_(0.1);
+        for (int64_t step = 1; step < 4; ++step) {
+          const Twins g = twins(numel);
+          const double share = 1.0 / static_cast<double>(step);
+          ScheduleFreeStep options{1e-2, 0.9, 0.95, 1e-8, 0.1, share, step, 0.5, at::full({}, 0.37F, at::kFloat)};
+          schedule_free_step(w.cpu, g.cpu, z.cpu, v.cpu, copy.cpu, options);
+          options.gradient_scale = options.gradient_scale.to(at::kCUDA);
+          schedule_free_step(w.gpu, g.gpu, z.gpu, v.gpu, copy.gpu, options);
+        }
+        EXPECT_LE(difference(w.gpu, w.cpu), kFloatTolerance);
+        EXPECT_LE(difference(z.gpu, z.cpu), kFloatTolerance);
+        EXPECT_LE(difference(v.gpu, v.cpu), kFloatTolerance);
+        EXPECT_LE(difference(copy.gpu, copy.cpu), rounding_of(dtype));
+      }
+    }
+  }
+}
+
+// Codes and scales as on the CPU, whose roundings the moments share; also of blocks that are short, zero, tiny or not
+// finite, and of ranges that begin where four elements do not go at once.
+TEST_F(CudaFlatKernels, LowBitAdamWHasTheMomentsOfItsTwin) {
+  for (const BlockCode code : {BlockCode::kDynamic, BlockCode::kLinear}) {
+    const auto codes_of = [&](CodeSign sign) {
+      return raw::BlockCodes(code_table(code, sign).const_data_ptr<float>());
+    };
+    const raw::BlockCodes signed_codes = codes_of(CodeSign::kSigned), unsigned_codes = codes_of(CodeSign::kUnsigned);
+    for (const int64_t numel : {0, 1, 5, 255, 256, 257, 2303, 100'003}) {
+      for (const auto dtype : kDtypes) {
+        for (const int64_t begin : {0, 1}) {
+          SCOPED_TRACE(c10::str(numel, " elements from ", begin, ", copy ", dtype));
+          const int64_t blocks = (numel + kMomentBlock - 1) / kMomentBlock;
+          const Twins w = twins(numel, at::kFloat, begin), copy = twins(numel, dtype);
+          const at::Tensor zeros = at::zeros({numel}, at::kByte), none = at::zeros({blocks});
+          const auto moment = [&](at::DeviceType device, const raw::BlockCodes& table) {
+            return CodedMoment{zeros.to(device, at::kByte, false, true), none.to(device, at::kFloat, false, true),
+                               &table};
+          };
+          const CodedMoment m = moment(at::kCPU, signed_codes), v = moment(at::kCPU, unsigned_codes);
+          const CodedMoment gm = moment(at::kCUDA, signed_codes), gv = moment(at::kCUDA, unsigned_codes);
+          for (int64_t step = 1; step < 4; ++step) {
+            const Twins g = twins(numel);
+            for (const at::Tensor& each : {g.cpu, g.gpu}) {
+              each.slice(0, 0, 256).mul_(1e-15);
+              each.slice(0, 256, 512).zero_();
+              if (numel > 1000 && step == 3)
+                each.slice(0, 600, 601).fill_(NAN), each.slice(0, 900, 901).fill_(INFINITY);
+            }
+            AdamWStep options{1e-2, 0.9, 0.95, 1e-8, 0.1, step, 0.5, at::full({}, 0.37F, at::kFloat)};
+            low_bit_adamw_step({w.cpu}, g.cpu, m, v, copy.cpu, options);
+            options.gradient_scale = options.gradient_scale.to(at::kCUDA);
+            low_bit_adamw_step({w.gpu}, g.gpu, gm, gv, copy.gpu, options);
+          }
+          for (const auto& [gpu, cpu] : {std::pair(gm, m), std::pair(gv, v)}) {
+            EXPECT_TRUE(torch::equal(gpu.codes.cpu(), cpu.codes));
+            EXPECT_TRUE(torch::allclose(gpu.scales.cpu(), cpu.scales, 0, 0, /*equal_nan=*/true));
+          }
+          EXPECT_TRUE(torch::allclose(w.gpu.cpu(), w.cpu, kFloatTolerance, kFloatTolerance, /*equal_nan=*/true));
+          EXPECT_TRUE(torch::equal(copy.gpu.nan_to_num(3), w.gpu.to(dtype).nan_to_num(3)));
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaFlatKernels, LowBitAdamWRefusesWhatItCannotRead) {
+  const raw::BlockCodes table(code_table(BlockCode::kDynamic, CodeSign::kSigned).const_data_ptr<float>());
+  const at::Tensor w = at::zeros({300}, at::kCUDA), codes = at::zeros({300}, at::kCUDA).to(at::kByte), none;
+  const CodedMoment fits{codes, at::zeros({2}, at::kCUDA), &table}, few{codes, at::zeros({1}, at::kCUDA), &table};
+  const AdamWStep step{1e-2, 0.9, 0.95, 1e-8, 0.1, 1};
+  low_bit_adamw_step({w}, w, fits, fits, none, step);
+  EXPECT_THROW(low_bit_adamw_step({w}, w, fits, few, none, step), c10::Error);
+  EXPECT_THROW(low_bit_adamw_step({w, codes}, w, fits, fits, none, step), c10::Error);
 }
 
 TEST_F(CudaFlatKernels, PackEqualsATen) {

@@ -41,6 +41,37 @@ void sgd_step(const at::Tensor& weight, const at::Tensor& gradient, const at::Te
   note("sgd_step", weight, {gradient, step.gradient_scale}, {weight, buffer, copy});
 }
 
+void lion_step(const at::Tensor& weight, const at::Tensor& gradient, const at::Tensor& momentum, const at::Tensor& copy,
+               const kernels::LionStep& step) {
+  kernels::LionStep on_host = step;
+  on_host.gradient_scale = on_cpu(step.gradient_scale);
+  kernels::lion_step(on_cpu(weight), on_cpu(gradient), on_cpu(momentum), on_cpu(copy), on_host);
+  note("lion_step", weight, {gradient, step.gradient_scale}, {weight, momentum, copy});
+}
+
+void schedule_free_step(const at::Tensor& weight, const at::Tensor& gradient, const at::Tensor& iterate,
+                        const at::Tensor& squares, const at::Tensor& copy, const kernels::ScheduleFreeStep& step) {
+  kernels::ScheduleFreeStep on_host = step;
+  on_host.gradient_scale = on_cpu(step.gradient_scale);
+  kernels::schedule_free_step(on_cpu(weight), on_cpu(gradient), on_cpu(iterate), on_cpu(squares), on_cpu(copy),
+                              on_host);
+  note("schedule_free_step", weight, {gradient, step.gradient_scale}, {weight, iterate, squares, copy});
+}
+
+void low_bit_adamw_step(const kernels::KeptWeights& weights, const at::Tensor& gradient,
+                        const kernels::CodedMoment& first, const kernels::CodedMoment& second, const at::Tensor& copy,
+                        const kernels::AdamWStep& step) {
+  kernels::AdamWStep on_host = step;
+  on_host.gradient_scale = on_cpu(step.gradient_scale);
+  const auto moment = [](const kernels::CodedMoment& each) {
+    return kernels::CodedMoment{on_cpu(each.codes), on_cpu(each.scales), each.code};
+  };
+  kernels::low_bit_adamw_step({on_cpu(weights.weight)}, on_cpu(gradient), moment(first), moment(second), on_cpu(copy),
+                              on_host);
+  note("low_bit_adamw_step", weights.weight, {gradient, step.gradient_scale},
+       {weights.weight, first.codes, first.scales, second.codes, second.scales, copy});
+}
+
 void pack_gradient(const at::Tensor& destination, const at::Tensor& gradient, double scale, bool add) {
   kernels::pack_gradient(on_cpu(destination), on_cpu(gradient), scale, add);
   note("pack_gradient", destination, {gradient}, {destination});
@@ -60,7 +91,8 @@ at::Tensor sum_squares(const at::Tensor& values) {
   return sum;
 }
 
-constexpr kernels::FlatKernels kKernels{&adamw_step, &sgd_step, &pack_gradient, &sum_chunks, &sum_squares};
+constexpr kernels::FlatKernels kKernels{&adamw_step,         &sgd_step,      &lion_step,  &schedule_free_step,
+                                        &low_bit_adamw_step, &pack_gradient, &sum_chunks, &sum_squares};
 
 }  // namespace
 

@@ -25,6 +25,13 @@ const FlatKernels kRecorder{
     [](const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const SGDStep&) {
       calls().emplace_back("sgd_step");
     },
+    [](const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const LionStep&) {
+      calls().emplace_back("lion_step");
+    },
+    [](const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+       const ScheduleFreeStep&) { calls().emplace_back("schedule_free_step"); },
+    [](const KeptWeights&, const at::Tensor&, const CodedMoment&, const CodedMoment&, const at::Tensor&,
+       const AdamWStep&) { calls().emplace_back("low_bit_adamw_step"); },
     [](const at::Tensor&, const at::Tensor&, double, bool) { calls().emplace_back("pack_gradient"); },
     [](const at::Tensor&, const std::vector<at::Tensor>&, bool) { calls().emplace_back("sum_chunks"); },
     [](const at::Tensor& values) {
@@ -45,6 +52,8 @@ class FlatKernelsOfADevice : public ::testing::Test {
   }
   static AdamWStep adamw() { return {1e-3, 0.9, 0.999, 1e-8, 0.1, 1}; }
   static SGDStep sgd() { return {1e-3, 0, 0, 0, false, MomentumState::kNone}; }
+  static LionStep lion() { return {1e-3, 0.9, 0.99, 0.1}; }
+  static ScheduleFreeStep schedule_free() { return {1e-3, 0.9, 0.999, 1e-8, 0.1, 0.5, 2}; }
 };
 
 TEST_F(FlatKernelsOfADevice, AreFoundUntilTakenAway) {
@@ -65,10 +74,15 @@ TEST_F(FlatKernelsOfADevice, AreCalledForItsTensors) {
   const at::Tensor a = make(5), b = make(5), none;
   adamw_step(a, b, make(5), make(5), none, adamw());
   sgd_step(a, b, none, none, sgd());
+  lion_step(a, b, make(5), none, lion());
+  schedule_free_step(a, b, make(5), make(5), none, schedule_free());
+  const CodedMoment moment{make(5, at::kByte), make(1), nullptr};
+  low_bit_adamw_step({a}, b, moment, moment, none, adamw());
   pack_gradient(a, make(5, at::kBFloat16), 0.5, /*add=*/true);
   sum_chunks(a, {b, make(5)}, /*add=*/false);
   EXPECT_EQ(sum_squares_on_device(a).scalar_type(), at::kDouble);
-  const std::vector<std::string> all = {"adamw_step", "sgd_step", "pack_gradient", "sum_chunks", "sum_squares"};
+  const std::vector<std::string> all = {"adamw_step",         "sgd_step",      "lion_step",  "schedule_free_step",
+                                        "low_bit_adamw_step", "pack_gradient", "sum_chunks", "sum_squares"};
   EXPECT_EQ(calls(), all);
 }
 
@@ -99,6 +113,9 @@ TEST_F(FlatKernelsOfADevice, AreNamedWhereMissing) {
     EXPECT_NE(std::string(error.what()).find("[adamw_step] got tensors on meta"), std::string::npos);
   }
   EXPECT_THROW(sgd_step(a, a, none, none, sgd()), c10::Error);
+  EXPECT_THROW(low_bit_adamw_step({a}, a, {a, a, nullptr}, {a, a, nullptr}, none, adamw()), c10::Error);
+  EXPECT_THROW(lion_step(a, a, a, none, lion()), c10::Error);
+  EXPECT_THROW(schedule_free_step(a, a, a, a, none, schedule_free()), c10::Error);
 }
 
 TEST(FlatSums, OnTheDeviceEqualThoseOnTheHost) {
@@ -128,11 +145,41 @@ TEST(FlatSteps, ScaleGradientsAlike) {
       const at::Tensor sgd = start.clone(), nesterov = start.clone(), buffer = at::zeros({numel});
       sgd_step(sgd, g, none, none, {1e-2, 0, 0, 0.1, false, MomentumState::kNone, number, scale});
       sgd_step(nesterov, g, buffer, none, {1e-2, 0.9, 0, 0.1, true, MomentumState::kFirstStep, number, scale});
-      results.push_back({adamw, m, v, sgd, nesterov, buffer});
+      const at::Tensor lion = start.clone(), sign = at::zeros({numel});
+      lion_step(lion, g, sign, none, {1e-2, 0.9, 0.99, 0.1, number, scale});
+      const at::Tensor free = start.clone(), iterate = at::zeros({numel}), squares = at::zeros({numel});
+      schedule_free_step(free, g, iterate, squares, none, {1e-2, 0.9, 0.999, 1e-8, 0.1, 1, 1, number, scale});
+      results.push_back({adamw, m, v, sgd, nesterov, buffer, lion, sign, free, iterate, squares});
     }
     for (int way = 1; way < 3; ++way) {
       for (size_t i = 0; i < results[0].size(); ++i) {
         EXPECT_TRUE(torch::equal(results[way][i], results[0][i])) << "way " << way << ", result " << i;
+      }
+    }
+  }
+}
+
+// The model weight along, of each dtype, has the weight's bits rounded once; across blocks and at a short end.
+TEST(FlatSteps, WriteTheWeightAlong) {
+  torch::manual_seed(7);
+  for (const int64_t numel : {1, 4099, 70'001}) {
+    for (const auto weights : {at::kFloat, at::kDouble}) {
+      for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+        SCOPED_TRACE(c10::str(numel, " elements of ", weights, " into ", dtype));
+        const auto options = at::TensorOptions().dtype(weights);
+        const at::Tensor g = at::randn({numel}, options), first = at::zeros({numel}, options),
+                         w = at::randn({numel}, options);
+        const at::Tensor second = at::zeros({numel}, options), copy = at::full({numel}, 9, dtype);
+        const auto expect_copy = [&] {
+          EXPECT_TRUE(torch::equal(copy, w.to(dtype)));
+          copy.fill_(9);
+        };
+        lion_step(w, g, first, copy, {1e-2, 0.9, 0.99, 0.1});
+        expect_copy();
+        schedule_free_step(w, g, first, second, copy, {1e-2, 0.9, 0.999, 1e-8, 0.1, 1, 1});
+        expect_copy();
+        adamw_step(w, g, first, second, copy, {1e-2, 0.9, 0.999, 1e-8, 0.1, 2});
+        expect_copy();
       }
     }
   }

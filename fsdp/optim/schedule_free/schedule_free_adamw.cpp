@@ -10,6 +10,7 @@
 #include "fsdp/base/check.h"
 #include "fsdp/group/leaves.h"
 #include "fsdp/optim/update_rule.h"
+#include "kernels/flat/schedule_free.h"
 
 namespace fsdp {
 namespace {
@@ -37,19 +38,10 @@ void schedule_free_update(const FlatRun& run, const ScheduleFreeAdamWOptions& op
   const auto t = static_cast<double>(run.step);
   const double lr =
       options.warmup_steps > 0 ? options.lr * std::min(1.0, t / static_cast<double>(options.warmup_steps)) : options.lr;
-  const double share = share_of_step(run.step, options.warmup_steps);
-  const double correction = 1 - std::pow(options.beta2, t);
-  for_each_piece(run, run.weight.is_cpu() ? kHostPiece : run.weight.numel(), [&](const FlatRun& piece) {
-    const at::Tensor gradient = factor.times(piece.gradient);
-    const at::Tensor &weight = piece.weight, &iterate = piece.states[0], &squares = piece.states[1];
-    if (piece.step == 1) iterate.copy_(weight);
-    squares.mul_(options.beta2).addcmul_(gradient, gradient, 1 - options.beta2);
-    at::Tensor direction = gradient / (squares / correction).sqrt_().add_(options.eps);
-    if (options.weight_decay > 0) direction.add_(weight, options.weight_decay);
-    weight.lerp_(iterate, share).add_(direction, lr * (options.beta1 * (1 - share) - 1));
-    iterate.sub_(direction, lr);
-    if (piece.copy.defined()) piece.copy.copy_(weight);
-  });
+  kernels::schedule_free_step(
+      run.weight, run.gradient, run.states[0], run.states[1], run.copy,
+      {lr, options.beta1, options.beta2, options.eps, options.weight_decay,
+       share_of_step(run.step, options.warmup_steps), run.step, factor.number, factor.on_device_of(run.weight)});
 }
 
 class ScheduleFreeRule : public RuleOf<ScheduleFreeAdamWOptions> {

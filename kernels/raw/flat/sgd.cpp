@@ -1,26 +1,18 @@
 #include "kernels/raw/flat/sgd.h"
 
-#include <cstring>
-
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/raw/flat/sgd.cpp"
 #include <hwy/foreach_target.h>
 
-#include "kernels/raw/simd-inl.h"
+#include "kernels/raw/flat/passes-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fsdp::kernels::raw::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
-
-// 256 bits also where registers have 512: memory is the limit, and where it lies in pages of 4 KiB one access for each
-// line of the cache took 10 % longer than two (AMD Zen 4, in turns); in huge pages both are as fast.
-constexpr hn::CappedTag<float, 8> kTag;
-using Numbers = hn::Vec<decltype(kTag)>;
-constexpr auto kNumbers = static_cast<int64_t>(hn::MaxLanes(kTag));
-
-HWY_INLINE Numbers all(float value) { return hn::Set(kTag, value); }
+using passes::all;
+using passes::Numbers;
 
 // The scaled gradient is rounded on its own, as if it had been scaled before.
 HWY_INLINE Numbers with_decay(Numbers w, Numbers g, const SGDFactors& f) {
@@ -38,42 +30,20 @@ HWY_INLINE void update(Numbers& w, Numbers g, Numbers& buffer, const SGDFactors&
   w = hn::NegMulAdd(step, all(f.lr), w);
 }
 
-// `lanes` of them, of which the rest are 0 and not stored.
-HWY_INLINE Numbers load(const float* from, int64_t lanes) {
-  if (lanes == kNumbers) return hn::LoadU(kTag, from);
-  float some[kNumbers] = {};
-  std::memcpy(some, from, static_cast<size_t>(lanes) * sizeof(float));
-  return hn::LoadU(kTag, some);
-}
-HWY_INLINE void store(Numbers value, float* to, int64_t lanes) {
-  if (lanes == kNumbers) return hn::StoreU(value, kTag, to);
-  float some[kNumbers];
-  hn::StoreU(value, kTag, some);
-  std::memcpy(to, some, static_cast<size_t>(lanes) * sizeof(float));
-}
-
-// Calls body(at, lanes).
-template <class Body>
-HWY_INLINE void for_each(int64_t count, const Body& body) {
-  int64_t i = 0;
-  for (; i + kNumbers <= count; i += kNumbers) body(i, kNumbers);
-  if (i < count) body(i, count - i);
-}
-
 void plain(float* weight, const float* gradient, int64_t count, SGDFactors f) {
-  for_each(count, [&](int64_t i, int64_t lanes) HWY_ATTR {
-    Numbers w = load(weight + i, lanes);
-    update(w, load(gradient + i, lanes), f);
-    store(w, weight + i, lanes);
+  passes::for_each(count, [&](int64_t i, int64_t lanes) HWY_ATTR {
+    Numbers w = passes::load(weight + i, lanes);
+    update(w, passes::load(gradient + i, lanes), f);
+    passes::store(w, weight + i, lanes);
   });
 }
 
 void with_momentum(float* weight, const float* gradient, float* buffer, int64_t count, SGDFactors f, bool nesterov) {
-  for_each(count, [&](int64_t i, int64_t lanes) HWY_ATTR {
-    Numbers w = load(weight + i, lanes), b = load(buffer + i, lanes);
-    update(w, load(gradient + i, lanes), b, f, nesterov);
-    store(w, weight + i, lanes);
-    store(b, buffer + i, lanes);
+  passes::for_each(count, [&](int64_t i, int64_t lanes) HWY_ATTR {
+    Numbers w = passes::load(weight + i, lanes), b = passes::load(buffer + i, lanes);
+    update(w, passes::load(gradient + i, lanes), b, f, nesterov);
+    passes::store(w, weight + i, lanes);
+    passes::store(b, buffer + i, lanes);
   });
 }
 

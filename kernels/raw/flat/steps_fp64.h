@@ -33,4 +33,26 @@ inline void sgd(double* weight, const double* gradient, double* buffer, int64_t 
   }
 }
 
+// See kernels/flat/lion.h.
+inline void lion(double* weight, const double* gradient, double* momentum, int64_t count,
+                 const LionFactorsOf<double>& f) {
+  for (int64_t i = 0; i < count; ++i) {
+    const double g = gradient[i] * f.gradient, direction = f.beta1 * momentum[i] + f.rest1 * g;
+    weight[i] = weight[i] * f.keep - (std::abs(direction) > 0 ? std::copysign(f.lr, direction) : direction);
+    momentum[i] = f.beta2 * momentum[i] + f.rest2 * g;
+  }
+}
+
+// See kernels/flat/schedule_free.h.
+inline void schedule_free(double* weight, const double* gradient, double* iterate, double* squares, int64_t count,
+                          const ScheduleFreeFactorsOf<double>& f, bool is_first) {
+  for (int64_t i = 0; i < count; ++i) {
+    const double g = gradient[i] * f.gradient, z = is_first ? weight[i] : iterate[i];
+    squares[i] = f.beta2 * squares[i] + f.rest2 * g * g;
+    const double direction = g / (std::sqrt(squares[i]) * f.root_scale + f.eps) + f.weight_decay * weight[i];
+    weight[i] += f.share * (z - weight[i]) - f.weight_lr * direction;
+    iterate[i] = z - f.lr * direction;
+  }
+}
+
 }  // namespace fsdp::kernels::raw

@@ -1,4 +1,6 @@
 #include "kernels/raw/flat/adamw.h"
+#include "kernels/raw/flat/lion.h"
+#include "kernels/raw/flat/schedule_free.h"
 #include "kernels/raw/flat/sgd.h"
 #include "tests/kernels/raw/numbers.h"
 
@@ -100,6 +102,94 @@ TEST(RawSgd, EqualsTheFormulaInDoublePrecision) {
   });
 }
 
+LionFactors lion_factors() {
+  return {static_cast<float>(1 - kLr * kDecay), static_cast<float>(kLr),    static_cast<float>(kBeta1),
+          static_cast<float>(1 - kBeta1),       static_cast<float>(kBeta2), static_cast<float>(1 - kBeta2),
+          static_cast<float>(kGradientFactor)};
+}
+
+void check_lion(int64_t count) {
+  Guarded<float> weight(random_floats(count, 1)), momentum(std::vector<float>(static_cast<size_t>(count)));
+  std::vector<double> w = wide(random_floats(count, 1)), m(w.size());
+  for (int step = 1; step <= 3; ++step) {
+    std::vector<float> gradient = gradient_of_step(count, step);
+    gradient.front() = 0;  // and its momentum: no sign
+    lion(weight.data(), gradient.data(), momentum.data(), count, lion_factors());
+    for (size_t i = 0; i < w.size(); ++i) {
+      const double g = gradient[i] * kGradientFactor, direction = kBeta1 * m[i] + (1 - kBeta1) * g;
+      w[i] = w[i] * (1 - kLr * kDecay) - kLr * (direction > 0 ? 1 : direction < 0 ? -1 : 0);
+      m[i] = kBeta2 * m[i] + (1 - kBeta2) * g;
+      const auto at = static_cast<int64_t>(i);
+      ASSERT_NEAR(weight[at], w[i], kFine * (std::abs(w[i]) + kLr)) << count << " at " << i;
+      ASSERT_NEAR(momentum[at], m[i], kFine * 0.5) << count << " at " << i;
+    }
+  }
+  ASSERT_TRUE(weight.is_intact() && momentum.is_intact()) << count;
+}
+
+TEST(RawLion, EqualsTheFormulaInDoublePrecision) {
+  for_each_isa([] {
+    for (const int64_t count : kCounts) ASSERT_NO_FATAL_FAILURE(check_lion(count));
+  });
+}
+
+TEST(RawLion, NaNIsSeenInTheWeight) {
+  for_each_isa([] {
+    for (const int64_t count : {1, 8, 19}) {
+      std::vector<float> weight(static_cast<size_t>(count), 1), momentum(weight.size()), gradient(weight.size(), NAN);
+      lion(weight.data(), gradient.data(), momentum.data(), count, lion_factors());
+      for (const float number : weight) EXPECT_TRUE(std::isnan(number)) << count;
+    }
+  });
+}
+
+constexpr double kShare = 0.3;
+
+ScheduleFreeFactors schedule_free_factors(int step) {
+  const double share = step == 1 ? 1 : kShare;
+  return {static_cast<float>(kBeta2),
+          static_cast<float>(1 - kBeta2),
+          static_cast<float>(1 / std::sqrt(1 - std::pow(kBeta2, step))),
+          static_cast<float>(kEps),
+          static_cast<float>(kDecay),
+          static_cast<float>(share),
+          static_cast<float>(kLr),
+          static_cast<float>(kLr * (1 - kBeta1 * (1 - share))),
+          static_cast<float>(kGradientFactor)};
+}
+
+// By x, the average itself.
+void check_schedule_free(int64_t count) {
+  // The first step overwrites what the iterate holds.
+  Guarded<float> weight(random_floats(count, 1)), iterate(random_floats(count, 2)),
+      squares(std::vector<float>(static_cast<size_t>(count)));
+  std::vector<double> z = wide(random_floats(count, 1)), x = z, v(z.size());
+  for (int step = 1; step <= 3; ++step) {
+    const std::vector<float> gradient = gradient_of_step(count, step);
+    schedule_free(weight.data(), gradient.data(), iterate.data(), squares.data(), count, schedule_free_factors(step),
+                  step == 1);
+    const double share = step == 1 ? 1 : kShare;
+    for (size_t i = 0; i < z.size(); ++i) {
+      const double g = gradient[i] * kGradientFactor, y = (1 - kBeta1) * z[i] + kBeta1 * x[i];
+      v[i] = kBeta2 * v[i] + (1 - kBeta2) * g * g;
+      const double size = std::sqrt(v[i] / (1 - std::pow(kBeta2, step))) + kEps;
+      z[i] -= kLr * (g / size + kDecay * y);
+      x[i] = (1 - share) * x[i] + share * z[i];
+      const auto at = static_cast<int64_t>(i);
+      ASSERT_NEAR(squares[at], v[i], kFine * v[i]) << count << " at " << i;
+      ASSERT_NEAR(iterate[at], z[i], kFine * (std::abs(z[i]) + kLr)) << count << " at " << i;
+      ASSERT_NEAR(weight[at], (1 - kBeta1) * z[i] + kBeta1 * x[i], kFine * (std::abs(z[i]) + kLr)) << count;
+    }
+  }
+  ASSERT_TRUE(weight.is_intact() && iterate.is_intact() && squares.is_intact()) << count;
+}
+
+TEST(RawScheduleFree, EqualsTheFormulaInDoublePrecision) {
+  for_each_isa([] {
+    for (const int64_t count : kCounts) ASSERT_NO_FATAL_FAILURE(check_schedule_free(count));
+  });
+}
+
 // Pieces that begin at odd places, and end there.
 template <class Update>
 void for_each_piece(int64_t count, const Update& update) {
@@ -144,6 +234,35 @@ TEST(RawSgd, AnElementDoesNotDependOnItsPlace) {
     check_sgd_pieces(false, false);
     check_sgd_pieces(true, false);
     check_sgd_pieces(true, true);
+  });
+}
+
+TEST(RawLion, AnElementDoesNotDependOnItsPlace) {
+  for_each_isa([] {
+    constexpr int64_t kCount = 500;
+    const std::vector<float> gradient = gradient_of_step(kCount, 1);
+    Guarded<float> weight(random_floats(kCount, 1)), momentum(random_floats(kCount, 2));
+    Guarded<float> weight_cut = weight, momentum_cut = momentum;
+    lion(weight.data(), gradient.data(), momentum.data(), kCount, lion_factors());
+    for_each_piece(kCount, [&](int64_t at, int64_t n) {
+      lion(weight_cut.data() + at, gradient.data() + at, momentum_cut.data() + at, n, lion_factors());
+    });
+    EXPECT_TRUE(weight_cut.has_bits_of(weight) && momentum_cut.has_bits_of(momentum));
+  });
+}
+
+TEST(RawScheduleFree, AnElementDoesNotDependOnItsPlace) {
+  for_each_isa([] {
+    constexpr int64_t kCount = 500;
+    const std::vector<float> gradient = gradient_of_step(kCount, 1);
+    Guarded<float> w(random_floats(kCount, 1)), z(random_floats(kCount, 2)), v(std::vector<float>(kCount, 0.1F));
+    Guarded<float> w_cut = w, z_cut = z, v_cut = v;
+    const ScheduleFreeFactors factors = schedule_free_factors(2);
+    schedule_free(w.data(), gradient.data(), z.data(), v.data(), kCount, factors, false);
+    for_each_piece(kCount, [&](int64_t at, int64_t n) {
+      schedule_free(w_cut.data() + at, gradient.data() + at, z_cut.data() + at, v_cut.data() + at, n, factors, false);
+    });
+    EXPECT_TRUE(w_cut.has_bits_of(w) && z_cut.has_bits_of(z) && v_cut.has_bits_of(v));
   });
 }
 

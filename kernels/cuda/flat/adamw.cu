@@ -1,17 +1,9 @@
-#include "kernels/cuda/flat.cuh"
-#include "kernels/cuda/flat_launch.h"
+#include "kernels/cuda/flat/adamw.cuh"
+#include "kernels/cuda/flat/flat.cuh"
+#include "kernels/cuda/flat/step_launch.h"
 
 namespace fsdp::kernels::cuda {
 namespace {
-
-// Every operation rounds as written: what the compiler fuses must not depend on the path that an element takes.
-__device__ inline void update(float& w, float g, float& m, float& v, const AdamWFactors& f, float scale) {
-  const float gradient = __fmul_rn(g, scale);
-  m = __fmaf_rn(f.beta1, m, __fmul_rn(f.rest1, gradient));
-  v = __fmaf_rn(f.beta2, v, __fmul_rn(__fmul_rn(f.rest2, gradient), gradient));
-  const float root = __fmaf_rn(__fsqrt_rn(v), f.root_scale, f.eps);
-  w = __fmaf_rn(w, f.keep, -__fdiv_rn(__fmul_rn(f.step_size, m), root));
-}
 
 // 28 bytes an element (16 read, 12 written) and the copy's. Copy: type of its elements; without a copy it is not used.
 template <class Copy, bool kHasCopy>
@@ -24,18 +16,16 @@ struct AdamWBody {
   const float* gradient_scale;
   AdamWFactors factors;
 
-  __device__ float scale() const {
-    return gradient_scale == nullptr ? factors.gradient : __fmul_rn(factors.gradient, *gradient_scale);
-  }
+  __device__ float scale() const { return gradient_scale_of(factors.gradient, gradient_scale); }
 
   __device__ void four(int64_t i) const {
     float4 w = load4(weight + i), first = load4(m + i), second = load4(v + i);
     const float4 g = load4(gradient + i);
     const float s = scale();
-    update(w.x, g.x, first.x, second.x, factors, s);
-    update(w.y, g.y, first.y, second.y, factors, s);
-    update(w.z, g.z, first.z, second.z, factors, s);
-    update(w.w, g.w, first.w, second.w, factors, s);
+    adamw_update(w.x, g.x, first.x, second.x, factors, s);
+    adamw_update(w.y, g.y, first.y, second.y, factors, s);
+    adamw_update(w.z, g.z, first.z, second.z, factors, s);
+    adamw_update(w.w, g.w, first.w, second.w, factors, s);
     store4(weight + i, w);
     store4(m + i, first);
     store4(v + i, second);
@@ -43,7 +33,7 @@ struct AdamWBody {
   }
 
   __device__ void one(int64_t i) const {
-    update(weight[i], gradient[i], m[i], v[i], factors, scale());
+    adamw_update(weight[i], gradient[i], m[i], v[i], factors, scale());
     if constexpr (kHasCopy) copy[i] = from_float<Copy>(weight[i]);
   }
 };

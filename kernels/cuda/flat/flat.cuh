@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "kernels/cuda/flat/vectors.cuh"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/vectors.cuh"
 
 namespace fsdp::kernels::cuda {
 

@@ -1,10 +1,10 @@
-#include "kernels/cuda/flat.cuh"
-#include "kernels/cuda/flat_launch.h"
+#include "kernels/cuda/flat/flat.cuh"
+#include "kernels/cuda/flat/step_launch.h"
 
 namespace fsdp::kernels::cuda {
 namespace {
 
-// Every operation rounds as written, as in adamw.cu.
+// Every operation rounds as written, as in adamw.cuh.
 template <Momentum kMomentum>
 __device__ inline void update(float& w, float g, float& buffer, const SGDFactors& f, float scale) {
   const float gradient = __fmaf_rn(f.weight_decay, w, __fmul_rn(g, scale));

@@ -1,5 +1,5 @@
-#include "kernels/cuda/flat.cuh"
-#include "kernels/cuda/flat_launch.h"
+#include "kernels/cuda/flat/flat.cuh"
+#include "kernels/cuda/flat/flat_launch.h"
 
 namespace fsdp::kernels::cuda {
 namespace {

@@ -1,5 +1,6 @@
-// Launches of the kernels over flat memory; what they compute is told in kernels/{adamw,sgd,pack,sum_chunks,
-// sum_squares}.h. All return at once, with the error of the launch, and write nothing where n is 0 but sums.
+// Launches of the kernels over flat memory but optimizers' steps (step_launch.h); what they compute is told in
+// kernels/flat/{pack,sum_chunks,sum_squares}.h. All return at once, with the error of the launch, and write nothing
+// where n is 0 but sums.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,33 +8,8 @@
 #include <cstdint>
 
 #include "kernels/cuda/launch.h"
-#include "kernels/raw/flat/step_factors.h"
 
 namespace fsdp::kernels::cuda {
-
-struct AdamWArrays {
-  float* weight;
-  const float* gradient;
-  float* m;
-  float* v;
-  void* copy;  // null: none
-  Dtype copy_dtype;
-  const float* gradient_scale;  // one number; null: 1
-  int64_t n;
-};
-cudaError_t launch_adamw(const AdamWArrays& arrays, const AdamWFactors& factors, cudaStream_t stream);
-
-enum class Momentum : uint8_t { kNone, kPlain, kNesterov };
-struct SGDArrays {
-  float* weight;
-  const float* gradient;
-  float* buffer;  // null: Momentum::kNone
-  void* copy;
-  Dtype copy_dtype;
-  const float* gradient_scale;
-  int64_t n;
-};
-cudaError_t launch_sgd(const SGDArrays& arrays, const SGDFactors& factors, Momentum momentum, cudaStream_t stream);
 
 enum class Placing : uint8_t { kWrite, kAdd };
 struct PackArrays {
