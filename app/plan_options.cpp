@@ -197,6 +197,7 @@ void apply(const PlanOptions& options, plan::Setup& setup) {
   if (options.microbatch) setup.work.microbatch_sequences = *options.microbatch;
   if (options.microbatches) setup.work.microbatches = *options.microbatches;
   if (options.recompute_every) setup.work.recompute_every = *options.recompute_every;
+  if (options.busiest_experts) setup.work.busiest_experts = *options.busiest_experts;
   if (options.prefetch_depth)
     setup.schedule = schedule::Schedule::static_order(static_cast<int>(*options.prefetch_depth));
   if (options.transport) {
@@ -220,6 +221,8 @@ void add_plan_options(CLI::App& parser, PlanOptions& options) {
                     "of stages (pp): 1f1b, gpipe, interleaved or zero_bubble");
   parser.add_option("--stages-per-rank", options.stages_per_rank, "of an interleaved schedule");
   parser.add_option("--cp-exchange", options.cp_exchange, "of keys and values over cp: auto, gather or ring");
+  parser.add_option("--busiest-experts", options.busiest_experts,
+                    "rows that the rank with the busiest experts gets, over an equal share: 1 to ep");
   parser.add_option("--strategy", options.strategy, "optim_grads_params (ZeRO-3), hybrid (HSDP), ...");
   parser.add_option("--precision", options.precision,
                     "fp32, bf16, fp16, o3, or bf16_reduce, fp16_reduce: gradients travel so, too");

@@ -24,6 +24,7 @@ struct PlanOptions {
   std::optional<std::string> pipeline_schedule, cp_exchange, strategy, precision, optimizer, recompute,
       reshard_after_forward, granularity, transport;
   std::optional<int64_t> stages_per_rank, sequence_length, microbatch, microbatches, recompute_every, prefetch_depth;
+  std::optional<double> busiest_experts;
   int64_t node = 8;
   std::optional<int64_t> rails;
   plan::Network network;  // but for its rails

@@ -17,6 +17,7 @@ FOLDER = os.path.join(ROOT, "build", "bench", "plan_time")
 RANKS = 2
 KINDS = ("data", "pp", "ep", "tp", "cp")
 DONE = re.compile(r"plan: a step took ([0-9.]+) ms \([-+0-9.]+ % of the ([0-9.]+) planned")
+BUSY = re.compile(r"busiest rank got ([0-9.]+) times an equal share, with which ([0-9.]+) ms are planned")
 
 
 def calibrate(seconds):
@@ -67,7 +68,8 @@ def text_of(kind, settings):
 
 
 def train(settings, hardware, steps):
-    """Milliseconds of a step, of all but the first three the median, and those that were planned."""
+    """Milliseconds of a step, of all but the first three the median, and those that were planned; then the share of rows that
+    the experts of the busiest rank got, over an equal one, and what is planned with it."""
     options = {**settings, "data.path": os.path.join(FOLDER, "data"), "data.heldout_split": "", "train.steps": steps,
                "train.warmup_steps": 1, "train.log_every": steps, "output.folder": os.path.join(FOLDER, "run"),
                "output.overwrite": "replace", "output.hardware": hardware}
@@ -77,7 +79,8 @@ def train(settings, hardware, steps):
     found = DONE.search(done.stdout)
     if found is None:
         raise SystemExit(f"no line about the plan:\n{options}\n{done.stdout}")
-    return float(found[1]), float(found[2])
+    busy = BUSY.search(done.stdout)
+    return float(found[1]), float(found[2]), (float(busy[1]), float(busy[2])) if busy else (1, float(found[2]))
 
 
 def main():
@@ -91,15 +94,16 @@ def main():
     options = parser.parse_args()
     prepare_headers(os.path.join(FOLDER, "data"))
     begin, errors = time.time(), []
-    print("| run | planned, ms | took, ms | error |\n|---|---|---|---|")
+    print("| run | planned, ms | took, ms | error | busiest experts | planned with them, ms | error |\n|---|---|---|---|---|---|---|")
     for number in range(options.runs):
         if number % options.calibrate_every == 0:
             hardware = calibrate(options.calibration_seconds)
         kind = options.only[number % len(options.only)]
         settings = draw(random.Random(f"{options.seed} {number}"), kind)
-        took, planned = train(settings, hardware, options.steps)
-        errors.append((100 * (planned / took - 1), text_of(kind, settings)))
-        print(f"| {text_of(kind, settings)} | {planned:.1f} | {took:.1f} | {errors[-1][0]:+.1f} % |", flush=True)
+        took, planned, (share, planned_with_share) = train(settings, hardware, options.steps)
+        errors.append((100 * (planned_with_share / took - 1), text_of(kind, settings)))
+        shared = f"{share:.2f} | {planned_with_share:.1f} | {errors[-1][0]:+.1f} %" if kind == "ep" else " |  | "
+        print(f"| {text_of(kind, settings)} | {planned:.1f} | {took:.1f} | {100 * (planned / took - 1):+.1f} % | {shared} |", flush=True)
     mean = sum(abs(error) for error, _ in errors) / len(errors)
     worst = max(errors, key=lambda each: abs(each[0]))
     within = sum(abs(error) <= 15 for error, _ in errors)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -139,6 +140,13 @@ void add_context_calls(CallLedger& ledger, const Collective& call, const RankPar
 }
 
 void check_experts(const DecoderConfig& config, const Setup& setup) {
+  const double busiest = setup.work.busiest_experts;
+  if (!(busiest >= 1 && busiest <= static_cast<double>(setup.experts))) {
+    std::ostringstream got;
+    got << "busiest experts: got " << busiest << " times an equal share with ep " << setup.experts
+        << ", expected a number from 1 to that.";
+    refuse_axis(got.str());
+  }
   if (config.experts.count == 0) {
     if (setup.experts == 1) return;
     refuse_axis("ep: got " + std::to_string(setup.experts) + " with model_type " + config.model_type +

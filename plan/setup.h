@@ -68,6 +68,8 @@ struct Work {
   models::Recompute recompute = models::Recompute::kNone;
   int64_t recompute_every = 1;  // of the first of every so many blocks
   models::BlockInputs block_inputs = models::BlockInputs::kKept;
+  // Rows that the rank with the busiest experts gets, over an equal share. Time counts them, memory an equal share.
+  double busiest_experts = 1;
 
   int64_t microbatch_tokens() const { return microbatch_sequences * sequence_length; }
 };

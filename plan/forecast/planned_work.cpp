@@ -48,6 +48,7 @@ time::DecoderSetup decoder_setup(const models::DecoderConfig& config, const Setu
   if (takes_ring(config, setup)) decoder.sequence_exchange = time::SequenceExchange::kRing;
   decoder.tensor_ranks = setup.tensor;
   decoder.expert_ranks = setup.experts;
+  decoder.busiest_experts = setup.work.busiest_experts;
   decoder.shard_ranks = static_cast<int>(setup.shards);
   decoder.replica_ranks = static_cast<int>(setup.replicas);
   decoder.ranks_per_node = static_cast<int>(setup.node_size);

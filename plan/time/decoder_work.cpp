@@ -1,6 +1,7 @@
 #include "plan/time/decoder_work.h"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 #include <string>
 
@@ -110,11 +111,12 @@ class DecoderWorkMaker {
   }
   int64_t own_tokens() const { return std::max<int64_t>(1, tokens_ / setup_.tensor_ranks); }
 
-  // Rows travel to the experts of this rank, each of which gets as many, and back.
+  // Rows travel to the experts of this rank, each of which gets as many, and back. Ranks wait for the busiest one.
   Passage passage_of_experts(int64_t layer) const {
     Passage passage;
     const models::ExpertsConfig& experts = shape_.experts;
-    const int64_t own = experts.count / setup_.expert_ranks, rows = own_tokens() * experts.per_token;
+    const int64_t own = experts.count / setup_.expert_ranks;
+    const auto rows = std::llround(real(own_tokens() * experts.per_token) * setup_.busiest_experts);
     const int64_t of_each = std::max<int64_t>(1, rows / own);
     for (const Matrix& matrix : {Matrix{2 * experts.inner_size, hidden_}, Matrix{hidden_, experts.inner_size}}) {
       add_forward(passage.forward, of_each, matrix, own);

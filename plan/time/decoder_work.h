@@ -55,7 +55,9 @@ struct DecoderSetup {
   int64_t sequences = 1;       // of a rank in a microbatch
   int64_t sequence_ranks = 1;  // ranks that share a sequence; each computes an equal part of its tokens
   SequenceExchange sequence_exchange = SequenceExchange::kGather;
-  int64_t expert_ranks = 1;  // that have all experts among them; every expert gets as many tokens
+  int64_t expert_ranks = 1;  // that have all experts among them
+  double busiest_experts =
+      1;                     // rows of the rank with the busiest ones, of which each gets as many, over an equal share
   int64_t tensor_ranks = 1;  // that share each layer, and between layers the tokens; the shape is a rank's part
   int microbatches = 1;
   Recompute recompute = Recompute::kNone;

@@ -294,6 +294,9 @@ TEST_F(MeshOfExperts, TrainAsOneRankDoes) {
       expect_same_run("spread", "one");
       const double share = read_lines(path("spread") + "/metrics.jsonl")[0]["fullest_expert"];
       EXPECT_GE(share, 1.0 / 8);
+      const double busiest = read_lines(path("spread") + "/metrics.jsonl")[0]["busiest_experts"];
+      EXPECT_GE(busiest, 1);
+      EXPECT_LE(busiest, ranks);
       EXPECT_NEAR(share, read_lines(path("one") + "/metrics.jsonl")[0]["fullest_expert"].get<double>(), 0.02);
     }
   }

@@ -165,6 +165,23 @@ TEST(PlanExperts, TimeCountsTheirWay) {
   }
 }
 
+// Products of a rank that gets n shares of rows: those of the rest, and n times those of an equal share.
+TEST(PlanExperts, OthersWaitForTheBusiestRank) {
+  const time::Hardware hardware = time::find_hardware("h100-sxm");
+  const auto with = [&](double busiest) {
+    plan::Setup setup = setup_of(16, 8);
+    setup.work.busiest_experts = busiest;
+    return forecast(model_of(mixtral()), setup, Network{}, hardware);
+  };
+  const Forecast even = with(1), busy = with(1.5), all = with(8);
+  const double share = (product_flops(all.work) - product_flops(even.work)) / 7;
+  EXPECT_GT(share, 0.5 * product_flops(even.work));  // most of Mixtral are experts
+  EXPECT_NEAR((product_flops(busy.work) - product_flops(even.work)) / share, 0.5, 1e-3);
+  EXPECT_GT(busy.step.step_ms, even.step.step_ms);
+  EXPECT_GT(all.step.step_ms, 3 * even.step.step_ms);
+  EXPECT_EQ(busy.work.model_flops, even.work.model_flops);
+}
+
 TEST(PlanExperts, ASearchKeepsThem) {
   SearchSpace space;
   space.base = setup_of(64, 8);
@@ -190,6 +207,14 @@ TEST(PlanExperts, WhatDoesNotFitIsRefused) {
   EXPECT_THAT(refused(setup_of(6, 4), mixtral()), HasSubstr("[plan] ep: got 4 in shard groups of 6 ranks"));
   EXPECT_THAT(refused(setup_of(4, 2), models::find_preset("llama-2-7b")->config),
               HasSubstr("which has no experts, expected 1"));
+  plan::Setup busy = setup_of(8, 4);
+  busy.work.busiest_experts = 5;
+  EXPECT_THAT(refused(busy, mixtral()), HasSubstr("busiest experts: got 5 times an equal share with ep 4"));
+  busy.work.busiest_experts = 0.5;
+  EXPECT_THAT(refused(busy, mixtral()), HasSubstr("expected a number from 1 to that"));
+  busy.experts = 1;
+  busy.work.busiest_experts = 1.5;
+  EXPECT_THAT(refused(busy, models::find_preset("llama-2-7b")->config), HasSubstr("with ep 1"));
   plan::Setup setup = setup_of(4, 2);
   setup.optimizer = Optimizer::kMuon;
   EXPECT_THAT(refused(setup, mixtral()), HasSubstr("ep: got it with optimizer muon"));

@@ -106,7 +106,7 @@ std::string to_json(const StepMetrics& m) {
   json["lr"] = m.lr;
   if (m.scaling) json["loss_scale"] = {{"scale", m.scaling->scale}, {"overflows", m.scaling->overflows}};
   if (m.preference) json["preference"] = to_json(*m.preference);
-  if (m.fullest_expert) json["fullest_expert"] = *m.fullest_expert;
+  if (m.experts) json["fullest_expert"] = m.experts->fullest, json["busiest_experts"] = m.experts->busiest;
   json["step_ms"] = m.step_ms;
   json["data_ms"] = m.data_ms;
   json["tokens_per_s"] = m.tokens_per_s;

@@ -43,6 +43,12 @@ struct SlowestRank {
   double excess = 0;  // its computing time above the mean of the others', 0.1 is 10 %
 };
 
+// How unequally experts were busy in a step.
+struct ExpertLoad {
+  double fullest = 0;  // an expert's share of a layer's choices, at most; 1 / experts is even
+  double busiest = 1;  // rows that went to those of the busiest rank along "ep", over an equal share
+};
+
 // One logged step. Counts and memory are rank 0's, and cover the steps since the line before.
 struct StepMetrics {
   int64_t step = 0;    // steps done
@@ -60,9 +66,8 @@ struct StepMetrics {
   MemoryBytes memory;
   std::optional<DeviceMemory> device = {};  // of rank 0; nothing on the CPU
   CommunicationCounts comm;
-  std::optional<LossScaling> scaling = {};  // nothing where losses are not scaled
-  std::optional<double> fullest_expert =
-      {};  // its share of a layer's choices, at most, in this step; 1 / experts is even
+  std::optional<LossScaling> scaling = {};           // nothing where losses are not scaled
+  std::optional<ExpertLoad> experts = {};            // nothing without experts
   std::optional<PreferenceFigures> preference = {};  // with tune.loss = "dpo": then `loss` is a mean over pairs
   std::optional<SlowestRank> slowest = {};           // nothing before ranks have compared
 };

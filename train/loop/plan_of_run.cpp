@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "fsdp/base/units.h"
@@ -84,9 +86,30 @@ plan::Forecast forecast_on(const plan::time::Hardware& hardware, const Config& c
 
 }  // namespace
 
-std::optional<plan::Forecast> forecast_run(const Config& config, const ModelChoice& choice, const plan::Report& plan) {
+std::optional<RunForecast> forecast_run(const Config& config, const ModelChoice& choice, const plan::Report& plan) {
   if (config.output.hardware.empty()) return std::nullopt;
-  return forecast_on(plan::time::choose_hardware(config.output.hardware), config, choice, plan);
+  const plan::time::Hardware hardware = plan::time::choose_hardware(config.output.hardware);
+  plan::Forecast planned = forecast_on(hardware, config, choice, plan);
+  const plan::PlannedModel model = planned_model(config, choice);
+  return RunForecast(std::move(planned), [hardware, model, setup = plan.setup](double busiest_experts) {
+    plan::Setup busy = setup;
+    busy.work.busiest_experts = busiest_experts;
+    return plan::forecast(model, busy, {.rails = setup.node_size}, hardware);
+  });
+}
+
+std::string RunForecast::compare(double step_seconds) const {
+  std::string text = compare_with_forecast(planned_, step_seconds);
+  const size_t first = busiest_.size() > 3 ? 3 : 0;  // as Pace::median_step_seconds()
+  if (busiest_.empty()) return text;
+  const double sum = std::accumulate(busiest_.begin() + static_cast<int64_t>(first), busiest_.end(), 0.0);
+  const double busiest = sum / static_cast<double>(busiest_.size() - first);
+  if (busiest < 1.02) return text;
+  const double planned_ms = again_(busiest).step.step_ms;
+  return text +
+         format_text(
+             "; experts of the busiest rank got %.2f times an equal share, with which %.1f ms are planned (%+.1f %%)",
+             busiest, planned_ms, 100 * (1e3 * step_seconds / planned_ms - 1));
 }
 
 std::optional<plan::Forecast> forecast_simulated(const Config& config, const ModelChoice& choice,
@@ -111,7 +134,7 @@ std::string dry_run_text(const Config& config, const ModelChoice& choice, const 
   const plan::Report plan = plan::make_report(planned_model(config, choice), setup_of_run(config, world));
   const auto forecast = forecast_run(config, choice, plan);
   return plan::to_text(plan) +
-         (forecast ? "\n" + plan::to_text(*forecast, plan::HardwareOrigin::kGiven) : std::string());
+         (forecast ? "\n" + plan::to_text(forecast->planned(), plan::HardwareOrigin::kGiven) : std::string());
 }
 
 std::string describe_forecast(const plan::Forecast& forecast) {

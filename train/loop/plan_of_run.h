@@ -2,8 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "fsdp/comm/connection.h"
 #include "fsdp/fsdp.h"
@@ -17,9 +20,27 @@ namespace fsdp::train {
 // Of this rank's stage, with the ranks, the transport and the copies of weights that this world has. Local.
 plan::Report plan_run(const Config& config, const ModelChoice& choice, const World& world);
 
+// How long steps of a run take, and what they tell of it.
+class RunForecast {
+ public:
+  using WithBusyExperts = std::function<plan::Forecast(double busiest_experts)>;
+  RunForecast(plan::Forecast planned, WithBusyExperts again) : planned_(std::move(planned)), again_(std::move(again)) {}
+
+  const plan::Forecast& planned() const { return planned_; }
+  // A step's share of rows, as in plan::Work.
+  void note_step(double busiest_experts) { busiest_.push_back(busiest_experts); }
+  // compare_with_forecast(), and where experts were unequally busy what their share in these steps makes of the plan.
+  std::string compare(double step_seconds) const;
+
+ private:
+  plan::Forecast planned_;
+  WithBusyExperts again_;
+  std::vector<double> busiest_;  // by step
+};
+
 // How long its steps take on output.hardware; nothing where that is empty. Local. Throws Error(kUsage) or
 // io::Error(kUsage) naming it where there is no such hardware, or no prediction for it.
-std::optional<plan::Forecast> forecast_run(const Config& config, const ModelChoice& choice, const plan::Report& plan);
+std::optional<RunForecast> forecast_run(const Config& config, const ModelChoice& choice, const plan::Report& plan);
 
 // The same over that network, of the one rank of a simulated world that exists. Without output.hardware what computing
 // takes is measured first, which takes two seconds; nothing on a GPU then. Local.

@@ -157,8 +157,7 @@ class Run {
       if (model_.pipeline)
         console_.line("train: " + compare_all_ranks(plan_, model_.root, trainer_.optimizer_bytes(), world_));
     }
-    if (forecast_ && batches_.is_flat())
-      console_.line("train: " + compare_with_forecast(*forecast_, pace_.median_step_seconds()));
+    if (forecast_ && batches_.is_flat()) console_.line("train: " + forecast_->compare(pace_.median_step_seconds()));
     write_samples();
     if (!report_heldout(config_.train.final_eval_batches)) return stop(agreed_reason());
     checkpoints_.finish();
@@ -232,6 +231,7 @@ class Run {
     }
     stragglers_.end_step();
     pace_.add_step(seconds_since(step_begin), 1e-3 * prefetch_.take_wait_ms());
+    if (forecast_) forecast_->note_step(result.busiest_experts);
     fit_steps();
     for (const std::string& change : stragglers_.compare()) events_.tell(EventKind::kSlowRank, step + 1, change);
     if (result.outcome == StepResult::Outcome::kRollBack) {
@@ -342,7 +342,7 @@ class Run {
     console_.line("train: at rest each rank holds weights " + format_bytes(rest.main_weight + rest.model_weight) +
                   ", gradients " + format_bytes(trained) + planned_optimizer(plan_));
     console_.line("train: " + describe_plan(plan_));
-    if (forecast_) console_.line("train: " + describe_forecast(*forecast_));
+    if (forecast_) console_.line("train: " + describe_forecast(forecast_->planned()));
   }
 
   void report(const StepResult& result, bool done) {
@@ -383,7 +383,7 @@ class Run {
     metrics.lr = result.lr;
     metrics.preference = result.preference;
     if (result.loss_scale > 0) metrics.scaling = {result.loss_scale, num_overflows_};
-    if (result.fullest_expert > 0) metrics.fullest_expert = result.fullest_expert;
+    if (result.fullest_expert > 0) metrics.experts = {result.fullest_expert, result.busiest_experts};
     metrics.step_ms = 1e3 * window.seconds / window.steps;
     metrics.data_ms = 1e3 * window.data_seconds / window.steps;
     const int64_t tokens = metrics.tokens - batches_.tokens_before(step - static_cast<int64_t>(window.steps));
@@ -458,8 +458,8 @@ class Run {
   SampleWriter writer_;
   double peak_flops_;  // of one rank; at least what a step has reached
   Tuning tuning_;
-  plan::Report plan_;                       // of this rank
-  std::optional<plan::Forecast> forecast_;  // of rank 0
+  plan::Report plan_;                    // of this rank
+  std::optional<RunForecast> forecast_;  // of rank 0
   ShardedModel model_;
   double flops_per_token_;
   PackedBatches batches_;

@@ -75,6 +75,13 @@ double fullest_share(const at::Tensor& counts_LE) {
   return (counts_LE / counts_LE.sum(1, /*keepdim=*/true).clamp_min(1)).max().item<double>();
 }
 
+// Layers come one after the other, and each waits for its busiest rank.
+double busiest_share(const at::Tensor& counts_LE, int num_ranks) {
+  const at::Tensor counts_LR = counts_LE.view({counts_LE.size(0), num_ranks, -1}).sum(2);
+  const double all = counts_LR.mean(1).sum().item<double>();
+  return all > 0 ? std::get<0>(counts_LR.max(1)).sum().item<double>() / all : 1;
+}
+
 std::string numbers_text(const StepResult& result) {
   return "loss " + std::to_string(result.loss) + ", gradient norm " + std::to_string(result.grad_norm);
 }
@@ -366,7 +373,10 @@ StepResult Trainer::agree(const Computed& computed, const RankNews& news) const 
     result.preference = {sums[8] / pairs, sums[9] / pairs};
   }
   if (scaler_) result.loss_scale = scaler_->current_scale();
-  if (computed.expert_counts_LE.defined()) result.fullest_expert = fullest_share(computed.expert_counts_LE);
+  if (computed.expert_counts_LE.defined()) {
+    result.fullest_expert = fullest_share(computed.expert_counts_LE);
+    result.busiest_experts = busiest_share(computed.expert_counts_LE, model_.place.num_expert);
+  }
   result.stop = sums[1] > 0;
   result.save = sums[5] > 0;
   result.saves_written = sums[2] == world_.size;

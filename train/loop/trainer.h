@@ -53,6 +53,7 @@ struct StepResult {
   bool overflowed = false;                  // kSkipped, because gradients did not fit into fp16 at that scale
   std::optional<PreferenceFigures> preference = {};
   double fullest_expert = 0;   // the largest share of a layer's choices that fell on one; 0: no experts
+  double busiest_experts = 1;  // choices that fell on those of the busiest rank along "ep", over an equal share
   std::optional<Spike> spike;  // the numbers are far above those of the steps before
 };
 
