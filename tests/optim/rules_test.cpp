@@ -5,8 +5,12 @@
 
 #include <cmath>
 #include <functional>
+#include <map>
+#include <memory>
+#include <string>
 
 #include "fsdp/fsdp.h"
+#include "fsdp/optim/flat_parameters.h"
 #include "tests/support/ranks.h"
 
 namespace fsdp {
@@ -176,6 +180,88 @@ TEST(ScheduleFreeAdamW, TheModelHasTheAverageOrTheIterates) {
   }
   EXPECT_THAT([&] { ScheduleFreeAdamW(Tensors{}, ScheduleFreeAdamWOptions{.beta1 = 0}); },
               ThrowsMessage<Error>(HasSubstr("betas")));
+}
+
+using MakeRule = std::function<std::unique_ptr<FlatOptimizer>(Tensors)>;
+
+std::vector<MakeRule> one_pass_rules() {
+  return {[](Tensors leaves) {
+            return std::make_unique<Lion>(std::move(leaves), LionOptions{.lr = 0.01, .weight_decay = 0.1});
+          },
+          [](Tensors leaves) {
+            const ScheduleFreeAdamWOptions options{.lr = 0.05, .weight_decay = 0.1};
+            return std::make_unique<ScheduleFreeAdamW>(std::move(leaves), options);
+          }};
+}
+
+// Main weights of a model in bf16 after steps with given gradients.
+std::map<std::string, at::Tensor> trained_on(int num_ranks, const MakeRule& make) {
+  std::map<std::string, at::Tensor> result;
+  run_ranks(num_ranks, [&](const World& world) {
+    const auto net = make_seeded(12, [] { return std::make_shared<RuleNet>(); });
+    fully_shard(*net->layers, Mesh::shard(world), {.precision = Precision::bf16()});
+    fully_shard(*net, Mesh::shard(world), {.precision = Precision::bf16()});
+    const Tensors leaves = parameters(*net);
+    const auto optimizer = make(leaves);
+    for (int step = 0; step < 4; ++step) {
+      for (size_t i = 0; i < leaves.size(); ++i) {
+        const LocalRange range = local_range(leaves[i]);
+        const torch::Tensor whole = rule_gradient(logical_sizes(leaves[i]), step, i).flatten();
+        leaves[i].mutable_grad() = whole.slice(0, range.begin, range.end).clone();
+      }
+      optimizer->step(0.3);
+    }
+    const StateDict whole = full_state_dict(*net);
+    if (world.rank == 0) result = whole.tensors;
+  });
+  return result;
+}
+
+TEST(OnePassRules, HaveTheSameBitsOnAnyNumberOfRanks) {
+  for (const MakeRule& make : one_pass_rules()) {
+    const auto expected = trained_on(1, make);
+    EXPECT_EQ(expected.size(), 5);
+    for (const int num_ranks : {2, 3}) {
+      for (const auto& [name, tensor] : trained_on(num_ranks, make)) {
+        EXPECT_TRUE(torch::equal(tensor, expected.at(name))) << name << " on " << num_ranks << " ranks";
+      }
+    }
+  }
+}
+
+TEST(OnePassRules, SkipWhatOverflowed) {
+  run_ranks(2, [](const World& world) {
+    for (const MakeRule& make : one_pass_rules()) {
+      const auto net = make_seeded(12, [] { return std::make_shared<RuleNet>(); });
+      fully_shard(*net->layers, Mesh::shard(world));
+      fully_shard(*net, Mesh::shard(world));
+      const auto optimizer = make(parameters(*net));
+      GradScaler scaler;
+      const auto step = [&](double factor) {
+        scaler.scale(net->layers->forward(torch::ones({2, 5})).square().sum() * factor).backward();
+        const ScaledStep taken = scaler.step(*optimizer);
+        scaler.update();
+        zero_grad(*net);
+        return taken;
+      };
+      const auto everything = [&] {
+        Tensors all;
+        for (const at::Tensor& leaf : parameters(*net->layers)) {
+          all.push_back(leaf.detach().clone());
+          for (const auto& state : optimizer->flat_parameters().states_of(leaf)) all.push_back(state.tensor.clone());
+        }
+        return all;
+      };
+      EXPECT_EQ(step(1), ScaledStep::kTaken);
+      const Tensors before = everything();
+      EXPECT_EQ(step(world.rank == 0 ? INFINITY : 1), ScaledStep::kSkipped);
+      const Tensors after = everything();
+      ASSERT_EQ(after.size(), before.size());
+      for (size_t i = 0; i < after.size(); ++i) EXPECT_TRUE(torch::equal(after[i], before[i])) << i;
+      EXPECT_EQ(optimizer->num_steps(), 1);
+      EXPECT_EQ(step(1), ScaledStep::kTaken);
+    }
+  });
 }
 
 TEST(SGD, FollowsNesterovsFormula) {
