@@ -1,5 +1,5 @@
-// `fsdp train --shard.device=cuda` on one GPU that all ranks share: every axis, and state on a disk, is the run of one
-// rank of the CPU.
+// `fsdp train --shard.device=cuda` on one GPU that all ranks share: every axis, and what rests on the host or a disk,
+// is the run of one rank of the CPU.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -36,6 +36,9 @@ class GpuAxes : public MeshRuns {
 TEST_F(GpuAxes, AreTheRunOfOneRank) {
   expect_runs_of_the_cpu("--train.microbatch_sequences=3", {{1, ""},
                                                             {1, "--shard.offload=disk"},
+                                                            {1, "--shard.offload=host"},
+                                                            {1, "--train.recompute=offload"},
+                                                            {2, "--shard.offload=host --train.recompute=offload"},
                                                             {2, "--shard.strategy=optim_grads"},
                                                             {2, "--shard.offload=disk"},
                                                             {2, "--mesh.tp=2"},
