@@ -71,6 +71,7 @@ std::vector<Choice> choices() {
           {"lion", at::kFloat, maker<Lion>(LionOptions{.lr = kLr, .weight_decay = kDecay}), "operators"},
           {"schedule_free", at::kFloat,
            maker<ScheduleFreeAdamW>(ScheduleFreeAdamWOptions{.lr = kLr, .weight_decay = kDecay}), "operators"},
+          {"adafactor", at::kFloat, maker<Adafactor>(AdafactorOptions{.lr = kLr, .weight_decay = kDecay}), "operators"},
           {"muon", at::kFloat, maker<Muon>(MuonOptions{.lr = kLr}), "operators"}};
 }
 
@@ -114,6 +115,9 @@ class Reference {
     } else if (name_ == "schedule_free") {
       ++num_steps_;
       for (size_t i = 0; i < weights_.size(); ++i) schedule_free(i);
+    } else if (name_ == "adafactor") {
+      ++num_steps_;
+      for (size_t i = 0; i < weights_.size(); ++i) adafactor(i);
     } else if (name_ == "muon") {
       for (size_t i = 0; i < weights_.size(); ++i) muon(i);
     } else {
@@ -152,6 +156,24 @@ class Reference {
       weight.lerp_(iterate, share).add_(direction, kLr * (0.9 * (1 - share) - 1));
       iterate.sub_(direction, kLr);
     });
+  }
+
+  // As torch.optim.Adafactor has it, a whole matrix at a time.
+  void adafactor(size_t i) {
+    const at::Tensor &gradient = gradients_[i], &weight = weights_[i];
+    if (num_steps_ == 1) {
+      first_[i] = at::zeros({weight.size(0), 1});
+      second_[i] = at::zeros({1, weight.size(1)});
+    }
+    const double newest = std::pow(num_steps_, -0.8), numel = static_cast<double>(weight.numel());
+    const double size = std::max(1e-3, weight.norm().item<double>() / std::sqrt(numel));
+    weight.mul_(1 - kLr * kDecay);
+    first_[i].lerp_(gradient.norm(2, {1}, true).square_().div_(weight.size(1)), newest);
+    second_[i].lerp_(gradient.norm(2, {0}, true).square_().div_(weight.size(0)), newest);
+    at::Tensor update = first_[i].matmul(second_[i]).div_(first_[i].mean(0, true).clamp_min_(0x1p-23));
+    update.clamp_min_(0x1p-46).rsqrt_().mul_(gradient);
+    const double length = std::max(1.0, update.norm().item<double>() / std::sqrt(numel));
+    weight.add_(update, -size * std::min(kLr, 1 / std::sqrt(num_steps_)) / length);
   }
 
   // As torch.optim.Muon has it.
