@@ -39,7 +39,7 @@ std::shared_ptr<Times> link_of(c10::Device device) {
 }
 
 // It is work of the stream.
-class Enqueued : public Transfer {
+class EnqueuedOnFabric : public Transfer {
  public:
   void wait() override {}
 };
@@ -112,7 +112,7 @@ class FabricTransport : public comm::Transport {
   std::unique_ptr<Transfer> end() const {
     const c10::cuda::CUDAGuard guard(device_);
     C10_CUDA_CHECK(launch_end_transfer(clock(), model_.blocks, c10::cuda::getCurrentCUDAStream()));
-    return std::make_unique<Enqueued>();
+    return std::make_unique<EnqueuedOnFabric>();
   }
 
   comm::FabricModel model_;

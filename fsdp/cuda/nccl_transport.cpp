@@ -25,7 +25,7 @@ std::string first_line(const std::exception& error) {
 }
 
 // It is work of the stream; c10d's watchdog keeps the deadline.
-class Enqueued : public Transfer {
+class EnqueuedOnNccl : public Transfer {
  public:
   void wait() override {}
 };
@@ -106,7 +106,7 @@ class NcclTransport : public comm::Transport {
     } catch (const std::exception& error) {
       throw TransferFailure(TransferFailure::Kind::kOther, -1, "NCCL: " + first_line(error));
     }
-    return std::make_unique<Enqueued>();
+    return std::make_unique<EnqueuedOnNccl>();
   }
 
   c10::intrusive_ptr<c10d::ProcessGroupNCCL> group_;

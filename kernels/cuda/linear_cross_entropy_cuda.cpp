@@ -51,7 +51,7 @@ struct Results {
   at::Tensor loss, grad_x_NE, grad_weight_VE;
 };
 
-LossRows rows_of(const Problem& problem, const at::Tensor& logits_CV, int64_t begin) {
+LossRows chunk_rows(const Problem& problem, const at::Tensor& logits_CV, int64_t begin) {
   return {logits_CV.const_data_ptr(),
           problem.targets_N.const_data_ptr<int64_t>() + begin,
           element_of(kLinearCrossEntropy, logits_CV),
@@ -77,7 +77,7 @@ void run_chunk(const Problem& problem, const at::Tensor& logits_CV, int64_t begi
   const at::Tensor x_CE = problem.x_NE.narrow(0, begin, count);
   at::Tensor logits = logits_CV;
   at::mm_out(logits, x_CE, problem.weight_VE.t());
-  const LossRows rows = rows_of(problem, logits, begin);
+  const LossRows rows = chunk_rows(problem, logits, begin);
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   double* losses = losses_N.mutable_data_ptr<double>() + begin;
   if (!results.grad_x_NE.defined() && !results.grad_weight_VE.defined()) {

@@ -9,8 +9,8 @@ namespace {
 
 namespace nn = torch::nn;
 
-void expect_close(const torch::Tensor& actual, const torch::Tensor& expected, double tolerance,
-                  const std::string& name) {
+void expect_within(const torch::Tensor& actual, const torch::Tensor& expected, double tolerance,
+                   const std::string& name) {
   ASSERT_EQ(actual.numel(), expected.numel()) << name;
   if (actual.numel() == 0) return;
   const double difference = (actual.detach().flatten() - expected.detach()).abs().max().item<double>();
@@ -84,7 +84,7 @@ torch::Tensor loss_of(BlockModel& model, const torch::Tensor& rows) { return mod
 void expect_same_weights(const nn::Module& sharded, const nn::Module& reference, double tolerance) {
   const auto expected = reference.named_parameters();
   for (const auto& [name, leaf] : named_parameters(sharded)) {
-    expect_close(leaf, slice_of(expected[name], local_range(leaf)), tolerance, name);
+    expect_within(leaf, slice_of(expected[name], local_range(leaf)), tolerance, name);
   }
 }
 
@@ -93,7 +93,7 @@ void expect_same_gradients(const nn::Module& sharded, const nn::Module& referenc
   for (const auto& [name, leaf] : named_parameters(sharded)) {
     const torch::Tensor gradient = expected[name].grad();
     ASSERT_EQ(leaf.grad().defined(), gradient.defined()) << name;
-    if (gradient.defined()) expect_close(leaf.grad(), slice_of(gradient, local_range(leaf)), tolerance, name);
+    if (gradient.defined()) expect_within(leaf.grad(), slice_of(gradient, local_range(leaf)), tolerance, name);
   }
 }
 
