@@ -79,6 +79,7 @@ def lap(result, name):
 def step_row(name, result, matrix_rate, work):
     if isinstance(result, str) or work is None:
         return (name, *("-" for _ in range(11)), result[:80] if isinstance(result, str) else "-")
+    work = result if "flops_per_token" in result else work
     tokens_per_s = work["tokens_per_step"] / result["step_ms"] * 1e3
     tflops = tokens_per_s * work["flops_per_token"] / 1e12
     memory, formula = result.get("memory"), result.get("memory_formula")
@@ -92,7 +93,7 @@ def step_row(name, result, matrix_rate, work):
 def print_steps(results, matrix_rate):
     rows = [("step", "ms", "forward", "backward", "optimizer", "tokens/s", f"MFU of {PEAK_TFLOPS:.0f}", "of matmul",
              "peak GB", "reserved", "/ formula", "retries", "first, last loss")]
-    # All train the same model on as many tokens.
+    # The peers train the same model as the first on as many tokens.
     work = next((result for result in results.values() if "flops_per_token" in result), None)
     rows += [step_row(name, result, matrix_rate, work) for name, result in results.items()]
     print_table(rows)
