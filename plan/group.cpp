@@ -76,6 +76,8 @@ bool keeps_one_copy(const Setup& setup, const RankGroups& groups) {
          traits(setup.strategy).reduce != ReduceKind::kAllReduce;
 }
 
+bool is_elsewhere(const Setup& setup) { return setup.state != StatePlace::kMemory; }
+
 // As ParameterGroup::make_buffers().
 void plan_weights(GroupPlan& group, const Setup& setup, const RankGroups& groups, const Types& types) {
   const StrategyTraits strategy = traits(setup.strategy);
@@ -84,15 +86,14 @@ void plan_weights(GroupPlan& group, const Setup& setup, const RankGroups& groups
   const int64_t parts = over_replicas ? groups.replicate.size : 1;
   const int64_t main_numel = strategy.shards_main_weight ? shard / parts : total;
   const bool whole = !strategy.shards_main_weight || groups.shard.size * parts == 1;
-  const bool is_elsewhere = setup.state != StatePlace::kMemory;
   const bool copies_whole =
-      (setup.whole_shard == WholeShard::kCopied || is_elsewhere) && strategy.shards_main_weight && whole;
-  const bool is_beside_device = is_elsewhere && setup.transport == Transport::kNccl;
+      (setup.whole_shard == WholeShard::kCopied || is_elsewhere(setup)) && strategy.shards_main_weight && whole;
+  const bool is_beside_device = is_elsewhere(setup) && setup.transport == Transport::kNccl;
   const bool same_dtype = types.param == types.main && !is_beside_device;
   group.copies_whole = copies_whole;
-  group.residence =
-      choose_residence(strategy, {whole && !copies_whole, types.param == types.main && !is_elsewhere,
-                                  keeps_one_copy(setup, groups) && !over_replicas && !copies_whole && !is_elsewhere});
+  group.residence = choose_residence(
+      strategy, {whole && !copies_whole, types.param == types.main && !is_elsewhere(setup),
+                 keeps_one_copy(setup, groups) && !over_replicas && !copies_whole && !is_elsewhere(setup)});
   group.main_weight = main_numel * size_of(types.main);
   group.padding =
       group.layout->padding() / (strategy.shards_main_weight ? groups.shard.size * parts : 1) * size_of(types.main);
@@ -132,7 +133,7 @@ void plan_gradients(GroupPlan& group, const Setup& setup, const RankGroups& grou
   const int64_t written_copy = group.main_weight / size_of(types.main) * copy_size;
   group.optimizer_traffic = 2 * group.main_weight + group.main_grad + 2 * group.optimizer + written_copy;
   if (group.averages > 0) group.optimizer_traffic += group.main_weight + 2 * group.averages;
-  const bool in_main_grad = setup.transport == Transport::kNccl && setup.world() == 1 &&
+  const bool in_main_grad = setup.transport == Transport::kNccl && setup.world() == 1 && !is_elsewhere(setup) &&
                             setup.whole_shard == WholeShard::kInPlace && types.reduce == types.main &&
                             types.accumulate == types.main;
   const int64_t total = group.layout->total_numel(), shard = group.layout->shard_numel;

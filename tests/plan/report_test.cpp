@@ -58,6 +58,25 @@ TEST(PlanReport, StateOnADiskIsNotInMemory) {
   EXPECT_EQ(to_json(disk)["memory"]["on_disk"], memory.memory.at_rest());
 }
 
+// Alone with a GPU: what is computed with is gathered from a copy there, and gradients leave it by buffers.
+TEST(PlanReport, AStateOnTheHostLeavesWeightsAndBuffersOnTheDevice) {
+  plan::Setup setup;
+  setup.precision = parse_planned_precision("bf16");
+  setup.transport = Transport::kNccl;
+  setup.whole_shard = WholeShard::kCopied;
+  const PlannedModel model = decoder_model("smollm2-1.7b", models::find_preset("smollm2-1.7b")->config);
+  const Report device = make_report(model, setup);
+  setup.whole_shard = WholeShard::kInPlace;
+  setup.state = StatePlace::kHost;
+  const Report host = make_report(model, setup);
+  EXPECT_EQ(host.memory.at_rest(), device.memory[Part::kModelWeight]);
+  EXPECT_EQ(host.memory.all_elsewhere(), device.memory.at_rest() - device.memory[Part::kModelWeight]);
+  EXPECT_EQ(host.step.held_bytes, device.step.held_bytes);
+  EXPECT_EQ(device.memory.total() - host.memory.total(), host.memory.all_elsewhere());
+  EXPECT_THAT(to_text(host), AllOf(HasSubstr("  on the host "), HasSubstr("state on the host")));
+  EXPECT_EQ(to_json(host)["memory"]["on_host"], host.memory.all_elsewhere());
+}
+
 // Each size of product takes oneDNN as much; a model's seven maps have four sizes where keys are as wide as queries.
 TEST(PlanReport, ProductsOnACpuTakeMemoryOfTheirOwn) {
   models::DecoderConfig config = models::find_preset("smollm2-1.7b")->config;
