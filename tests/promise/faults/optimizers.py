@@ -16,7 +16,7 @@ RUNS = {
     "adamw_8bit": ("--optimizer.name=adamw_8bit",),
     "lion": ("--optimizer.name=lion",),
     "adafactor": ("--optimizer.name=adafactor",),
-    "schedule_free": ("--optimizer.name=schedule_free", "--train.schedule=constant", "--train.eval_every=2"),
+    "schedule_free": ("--optimizer.name=schedule_free", "--train.schedule=constant"),
     "24-bit": ("--optimizer.name=adamw_8bit", "--shard.precision=o3"),
     "24-bit-random-disk": ("--optimizer.name=adamw_8bit", "--shard.precision=o3", "--optimizer.weight_rounding=random",
                            "--shard.offload=disk"),
