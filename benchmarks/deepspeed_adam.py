@@ -57,6 +57,8 @@ def time_peers(options):
             cpu_adam.adam_update(0, step, 1e-3, 0.9, 0.95, 1e-8, 0.1, True, weight, gradient, first, second)
 
     def fused():
+        for count in counts:  # as torch.optim.AdamW does; at 0 the corrections of its means would be 0, too
+            count += 1
         torch._fused_adamw_(*of_torch, [], counts, lr=1e-3, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8,
                             amsgrad=False, maximize=False)
     times = {"deepspeed": [], "torch": []}

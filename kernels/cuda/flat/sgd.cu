@@ -1,3 +1,4 @@
+#include "kernels/cuda/flat/adamw.cuh"
 #include "kernels/cuda/flat/flat.cuh"
 #include "kernels/cuda/flat/step_launch.h"
 
@@ -25,9 +26,7 @@ struct SGDBody {
   const float* gradient_scale;
   SGDFactors factors;
 
-  __device__ float scale() const {
-    return gradient_scale == nullptr ? factors.gradient : __fmul_rn(factors.gradient, *gradient_scale);
-  }
+  __device__ float scale() const { return gradient_scale_of(factors.gradient, gradient_scale); }
 
   __device__ void four(int64_t i) const {
     float4 w = load4(weight + i), state = {};
