@@ -10,7 +10,7 @@
 #include "fsdp/base/error.h"
 #include "fsdp/comm/rendezvous/secret_source.h"
 #include "fsdp/comm/store/store_server.h"
-#include "train/base/threads.h"
+#include "train/base/cores.h"
 
 namespace fsdp::app {
 namespace {

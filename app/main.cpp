@@ -1,85 +1,62 @@
-// The `fsdp` binary: finds the verb, and turns every error into one line and an exit code.
-#include <ATen/Version.h>
-#include <torch/version.h>
-#include <unistd.h>
+// The `fsdp` binary. `launch` is in it; all other verbs are in a library that is loaded for them, because LibTorch,
+// which comes with it, takes a sixth of a second of a processor and 100 MB to load, and a launcher needs none of it.
+#include <dlfcn.h>
 
 #include <csignal>
-#include <cstdio>
-#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <stdexcept>
 #include <string>
 
+#include "app/launch/failure_text.h"
 #include "app/verbs.h"
-#include "fsdp/base/advice.h"
 #include "fsdp/base/error.h"
-#include "kernels/base/cpu_isa.h"
-#include "train/base/failure.h"
+#include "fsdp/base/lack_of_memory.h"
 #include "train/base/leave.h"
-#include "train/base/terminal_text.h"
 
 namespace {
 
-void print_usage(std::FILE* stream) {
-  std::fputs("Usage: fsdp VERB [OPTIONS]\n\nVerbs:\n", stream);
-  for (const auto& verb : fsdp::app::verbs()) {
-    std::fprintf(stream, "  %-10s %s\n", verb.name, verb.summary);
-  }
-  std::fputs("\n`fsdp VERB --help` explains a verb.\n", stream);
+using RunVerb = void (*)(int, char**);
+
+constexpr const char* kLibrary = "libfsdp_verbs.so";
+
+int fail(fsdp::ErrorCode code, const std::string& message) {
+  fsdp::app::print_failure(message);
+  return static_cast<int>(code);
 }
 
-int run(const std::vector<std::string>& arguments) {
-  if (arguments.empty()) {
-    print_usage(stderr);
-    return static_cast<int>(fsdp::ErrorCode::kUsage);
+int launch(int argc, char** argv) {
+  try {
+    return fsdp::app::run_launch({argv + 2, argv + argc});
+  } catch (const fsdp::Error& error) {
+    return fail(error.code(), error.what());
+  } catch (const std::exception& error) {
+    if (!fsdp::is_lack_of_memory(error)) return fail(fsdp::ErrorCode::kInternal, error.what());
+    return fail(fsdp::ErrorCode::kMemory, std::string("[launch] out of memory, or of threads: ") + error.what() +
+                                              ". Start fewer ranks, or raise the limits of this user (ulimit -v, "
+                                              "ulimit -u).");
   }
-  if (const auto mistake = fsdp::kernels::cpu_isa_mistake()) throw fsdp::Error(fsdp::ErrorCode::kUsage, *mistake);
-  const std::string& name = arguments.front();
-  if (name == "--help" || name == "-h" || name == "help") {
-    print_usage(stdout);
-    return 0;
-  }
-  if (name == "--version") {
-    std::printf("fsdp " FSDP_VERSION " (%s; LibTorch " TORCH_VERSION ": %s)\n",
-                fsdp::kernels::describe_cpu_isa().c_str(), at::get_cpu_capability().c_str());
-    return 0;
-  }
-  const fsdp::app::Verb* verb = fsdp::app::find_verb(name);
-  if (verb == nullptr) {
-    throw fsdp::Error(fsdp::ErrorCode::kUsage, "unknown verb " + name + "; did you mean " +
-                                                   fsdp::app::nearest_verb(name) + "? `fsdp --help` lists the verbs");
-  }
-  return verb->run({arguments.begin() + 1, arguments.end()});
 }
 
-void print_failure(const std::string& message) {
-  const bool color = isatty(STDERR_FILENO) != 0 && std::getenv("NO_COLOR") == nullptr;
-  std::fprintf(stderr, "%sfsdp: %s%s\n", color ? "\x1b[31m" : "", fsdp::train::for_terminal(message).c_str(),
-               color ? "\x1b[0m" : "");
-}
-
-// `fsdp launch` stops all ranks once one has failed, whichever that is, and prints once what several tell in the same
-// words. Below it nobody leaves the telling to another rank, which might be stopped before it has told.
-bool is_below_launch() {
-  const char* value = std::getenv("FSDP_LAUNCH");
-  return value != nullptr && *value != '\0';
-}
-
-void print_advice(const fsdp::Advice& advice) {
-  std::fprintf(stderr, "fsdp: advice: %s\n", fsdp::train::for_terminal(advice.text).c_str());
+// Global: libraries that are loaded later look for LibTorch's symbols and for ours. It stays loaded.
+int run_from_library(int argc, char** argv) {
+  void* library = dlopen(kLibrary, RTLD_LAZY | RTLD_GLOBAL);
+  if (library == nullptr) {
+    return fail(fsdp::ErrorCode::kUsage, std::string("cannot load ") + kLibrary +
+                                             ", which holds all verbs but launch: " + dlerror() +
+                                             ". It and LibTorch have to be where the build or the package "
+                                             "put them; LD_LIBRARY_PATH leads to another place.");
+  }
+  const auto run_verb = reinterpret_cast<RunVerb>(dlsym(library, "fsdp_run_verb"));
+  if (run_verb == nullptr) return fail(fsdp::ErrorCode::kInternal, std::string(kLibrary) + " has no fsdp_run_verb");
+  run_verb(argc, argv);
+  return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // past a limit on the size of files, writes then fail with a message
-  fsdp::train::advise_where_memory_ends();
-  fsdp::set_advice_handler(print_advice);
-  try {
-    fsdp::train::leave(run({argv + 1, argv + argc}));
-  } catch (...) {
-    const fsdp::train::Failure failure = fsdp::train::describe_failure(std::current_exception());
-    if (!failure.told_elsewhere || is_below_launch()) {
-      print_failure(failure.message);
-    }
-    fsdp::train::leave(failure.exit_code);
-  }
+  const bool is_launch = argc > 1 && std::strcmp(argv[1], "launch") == 0;
+  fsdp::train::leave(is_launch ? launch(argc, argv) : run_from_library(argc, argv));
 }

@@ -8,7 +8,8 @@ namespace fsdp::app {
 // Arguments after the verb.
 using Arguments = std::vector<std::string>;
 
-// One function per verb, each in the file of its name. Returns the exit code; errors are thrown and end in main().
+// One function per verb, each in the file of its name. Returns the exit code; errors are thrown and end in main() or
+// fsdp_run_verb().
 int run_plan(const Arguments& arguments);
 int run_train(const Arguments& arguments);
 int run_prepare(const Arguments& arguments);
@@ -31,7 +32,6 @@ int run_report(const Arguments& arguments);
 struct Verb {
   const char* name;
   const char* summary;
-  int (*run)(const Arguments&);
 };
 
 const std::vector<Verb>& verbs();

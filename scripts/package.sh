@@ -48,7 +48,7 @@ find_build() {
   [ -n "$version" ] && [ -n "$libtorch_version" ] || fail "cannot read the versions in '$text'."
 }
 
-# Of what bin/fsdp loads: the system's libraries that others may lack go to lib/, LibTorch's to libtorch/lib/.
+# Of what bin/fsdp and its verbs load: the system's libraries that others may lack go to lib/, LibTorch's to libtorch/lib/.
 copy_libraries() {
   local prefix=$1 name path
   while read -r name path; do
@@ -61,7 +61,7 @@ copy_libraries() {
         ;;
       *) link_or_copy "$path" "$prefix/libtorch/lib/$name" ;;
     esac
-  done < <(LD_LIBRARY_PATH="$prefix/lib" ldd "$prefix/bin/fsdp" | awk '$2 == "=>" && $3 ~ /^\// { print $1, $3 }')
+  done < <(LD_LIBRARY_PATH="$prefix/lib" ldd "$prefix/bin/fsdp" "$prefix/lib/libfsdp_verbs.so" | awk '$2 == "=>" && $3 ~ /^\// { print $1, $3 }')
 }
 
 # LibTorch is half a gigabyte, and stays as it is.

@@ -9,10 +9,10 @@
 namespace fsdp {
 namespace {
 
-constexpr int64_t kSmallUnit = int64_t{64} << 10;
+constexpr int64_t kSmallDiskUnit = int64_t{64} << 10;
 constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 
-int64_t unit_for(int64_t bytes) { return bytes > kHugePageBytes / 2 ? kHugePageBytes : kSmallUnit; }
+int64_t unit_for(int64_t bytes) { return bytes > kHugePageBytes / 2 ? kHugePageBytes : kSmallDiskUnit; }
 
 int64_t whole_units(int64_t bytes) {
   const int64_t unit = unit_for(bytes);

@@ -70,10 +70,12 @@ def check_tarball(root, machine_paths):
         expect((root / name).is_file(), f"{name}: is missing")
     version = run([root / "bin/fsdp", "--version"])
     expect(re.match(r"fsdp \d+\.\d+\.\d+ .*LibTorch \d+\.\d+\.\d+", version.stdout), f"--version: {version}")
-    loaded = run([root / "bin/fsdp"], LD_TRACE_LOADED_OBJECTS="1").stdout
-    for name, place in re.findall(r"(\S+) => (.+) \(0x", loaded):
-        expect(SYSTEM.fullmatch(name) or place.startswith(str(root)), f"bin/fsdp loads {name} from {place}")
-    expect(len(loaded.splitlines()) > 8, f"bin/fsdp loads too little: {loaded}")
+    for program, least in (("bin/fsdp", 3), ("lib/libfsdp_verbs.so", 8)):
+        loaded = run(["ldd", root / program]).stdout
+        for name, place in re.findall(r"(\S+) => (.+) \(0x", loaded):
+            expect(SYSTEM.fullmatch(name) or place.startswith(str(root)), f"{program} loads {name} from {place}")
+        expect(len(loaded.splitlines()) > least, f"{program} loads too little: {loaded}")
+        expect(("libtorch" in loaded) == (program != "bin/fsdp"), f"{program}: LibTorch is for the verbs alone: {loaded}")
 
 
 def check_cmake(root, scratch):

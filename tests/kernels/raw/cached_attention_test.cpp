@@ -5,14 +5,14 @@
 namespace fsdp::kernels::raw {
 namespace {
 
-struct Shape {
+struct CachedShape {
   int64_t count, width, group;
 };
 
 // Scores between -10 and 10.
 template <class T>
 struct Inputs {
-  explicit Inputs(Shape shape)
+  explicit Inputs(CachedShape shape)
       : shape(shape),
         k(random_numbers<T>(shape.count * shape.width, 1)),
         v(random_numbers<T>(shape.count * shape.width, 2)),
@@ -25,7 +25,7 @@ struct Inputs {
         partial);
   }
 
-  Shape shape;
+  CachedShape shape;
   std::vector<T> k, v;
   std::vector<float> queries;
 };
@@ -65,7 +65,7 @@ void expect_partial(const Inputs<T>& in, int64_t query, const Guarded<float>& pa
 }
 
 template <class T>
-void check(Shape shape) {
+void check_cached(CachedShape shape) {
   const Inputs<T> in(shape);
   Guarded<float> partial(in.partial_size());
   in.attend(0, shape.group, partial.data());
@@ -85,7 +85,7 @@ void check_all() {
     for (const int64_t width : {16, 32, 48, 64, 80, 128})
       for (const int64_t group : {1, 3}) {
         SCOPED_TRACE(std::to_string(count) + " keys of " + std::to_string(width));
-        ASSERT_NO_FATAL_FAILURE(check<T>({count, width, group}));
+        ASSERT_NO_FATAL_FAILURE(check_cached<T>({count, width, group}));
       }
 }
 

@@ -47,7 +47,7 @@ void expect_rows(const Guarded<T>& got, const std::vector<Sum>& expected, Rows r
 }
 
 template <class T>
-void check_forward(const Attention<T>& of, Way way) {
+void check_causal_forward(const Attention<T>& of, Way way) {
   const Forward<T> got(of, of.tasks, way);
   const int64_t heads = of.sizes.heads;
   expect_rows(got.y, of.y, {heads * of.sizes.dim, of.stride(), of.document_end}, way);
@@ -55,7 +55,7 @@ void check_forward(const Attention<T>& of, Way way) {
 }
 
 template <class T>
-void check_backward(const Attention<T>& of, Way way) {
+void check_causal_backward(const Attention<T>& of, Way way) {
   const Backward<T> got(of, of.tasks, way);
   const Rows rows{of.sizes.heads * of.sizes.dim, of.stride(), of.document_end};
   const Rows key_rows{of.sizes.key_heads * of.sizes.dim, of.key_stride(), of.document_end};
@@ -67,8 +67,8 @@ void check_backward(const Attention<T>& of, Way way) {
 template <class T>
 void check_in_fp32(const Attention<T>& of) {
   for_each_isa([&] {
-    ASSERT_NO_FATAL_FAILURE(check_forward(of, Way::kSingle));
-    ASSERT_NO_FATAL_FAILURE(check_backward(of, Way::kSingle));
+    ASSERT_NO_FATAL_FAILURE(check_causal_forward(of, Way::kSingle));
+    ASSERT_NO_FATAL_FAILURE(check_causal_backward(of, Way::kSingle));
   });
 }
 
@@ -80,8 +80,8 @@ TEST(RawCausalAttention, AndItsGradientsEqualTheFormulasInDoublePrecision) {
 TEST(RawCausalAttention, OfPairsEqualsTheFormulasInDoublePrecision) {
   if (!has_pair_gemm()) GTEST_SKIP() << "this processor does not multiply pairs of bf16";
   for_each_case<Bf16>([](const Attention<Bf16>& of) {
-    ASSERT_NO_FATAL_FAILURE(check_forward(of, Way::kPairs));
-    ASSERT_NO_FATAL_FAILURE(check_backward(of, Way::kPairs));
+    ASSERT_NO_FATAL_FAILURE(check_causal_forward(of, Way::kPairs));
+    ASSERT_NO_FATAL_FAILURE(check_causal_backward(of, Way::kPairs));
   });
 }
 

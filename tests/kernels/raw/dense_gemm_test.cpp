@@ -7,13 +7,13 @@
 namespace fsdp::kernels::raw {
 namespace {
 
-struct Shape {
+struct DenseShape {
   int64_t m, n, k;
 };
 
 // Remainders of tiles, panels and blocks, and more than one block of each.
-constexpr Shape kShapes[] = {{1, 1, 1},     {5, 7, 0},      {5, 7, 3},      {6, 16, 16},   {13, 17, 33},
-                             {97, 65, 257}, {100, 259, 64}, {7, 130, 9000}, {200, 33, 300}};
+constexpr DenseShape kShapes[] = {{1, 1, 1},     {5, 7, 0},      {5, 7, 3},      {6, 16, 16},   {13, 17, 33},
+                                  {97, 65, 257}, {100, 259, 64}, {7, 130, 9000}, {200, 33, 300}};
 
 // Either way a matrix may lie, with room between its rows or columns.
 template <class T>
@@ -41,12 +41,12 @@ double expected_at(const Stored<A>& a, const Stored<B>& b, int64_t k, int64_t ro
   return kScale * total;
 }
 
-std::vector<float> scratch_for(Shape shape) {
+std::vector<float> scratch_for(DenseShape shape) {
   return std::vector<float>(static_cast<size_t>(dense_gemm_scratch(shape.n, shape.k)), NAN);
 }
 
 template <class A, class B>
-void check_fp32(Shape shape, bool a_across, bool b_across, bool add) {
+void check_fp32(DenseShape shape, bool a_across, bool b_across, bool add) {
   const Stored<A> a(shape.m, shape.k, a_across, 1);
   const Stored<B> b(shape.k, shape.n, b_across, 2);
   const int64_t stride = shape.n + 3;
@@ -65,7 +65,7 @@ void check_fp32(Shape shape, bool a_across, bool b_across, bool add) {
     }
 }
 
-void check_bf16(Shape shape, bool a_across, bool b_across) {
+void check_bf16(DenseShape shape, bool a_across, bool b_across) {
   const Stored<Bf16> a(shape.m, shape.k, a_across, 1), b(shape.k, shape.n, b_across, 2);
   const int64_t stride = shape.n + 3;
   std::vector<Bf16> c(static_cast<size_t>(shape.m * stride), from_float<Bf16>(7));
@@ -82,7 +82,7 @@ void check_bf16(Shape shape, bool a_across, bool b_across) {
 
 TEST(DenseGemm, EqualsTheProductInDoublePrecision) {
   for_each_isa([] {
-    for (const Shape shape : kShapes)
+    for (const DenseShape shape : kShapes)
       for (const bool a_across : {false, true})
         for (const bool b_across : {false, true})
           for (const bool add : {false, true}) {
@@ -94,7 +94,7 @@ TEST(DenseGemm, EqualsTheProductInDoublePrecision) {
 
 TEST(DenseGemm, MayMixTypesAndRoundToBf16) {
   for_each_isa([] {
-    for (const Shape shape : kShapes)
+    for (const DenseShape shape : kShapes)
       for (const bool a_across : {false, true})
         for (const bool b_across : {false, true}) {
           ASSERT_NO_FATAL_FAILURE((check_fp32<float, Bf16>(shape, a_across, b_across, false)));

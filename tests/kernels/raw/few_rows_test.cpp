@@ -9,14 +9,15 @@
 namespace fsdp::kernels::raw {
 namespace {
 
-struct Shape {
+struct FewRowsShape {
   int64_t rows, k, outputs;
 };
 
 constexpr int64_t kRows[] = {1, 2, 3, 4, 7, 8, 17}, kDepths[] = {1, 16, 31, 32, 33, 48, 100, 576},
                   kOutputs[] = {1, 7, 8, 16, 50};
 
-double dot(const std::vector<float>& x, const std::vector<float>& weight, Shape shape, int64_t row, int64_t output) {
+double dot(const std::vector<float>& x, const std::vector<float>& weight, FewRowsShape shape, int64_t row,
+           int64_t output) {
   double total = 0;
   for (int64_t i = 0; i < shape.k; ++i)
     total += static_cast<double>(x[static_cast<size_t>(row * shape.k + i)]) *
@@ -31,7 +32,7 @@ std::vector<float> widen_all(const std::vector<Bf16>& values) {
 }
 
 template <class W, class Y>
-void check(Shape shape) {
+void check_few_rows(FewRowsShape shape) {
   const std::vector<float> x = random_floats(shape.rows * shape.k, 1);
   const std::vector<float> exact = random_floats(shape.outputs * shape.k, 2);
   std::vector<W> weight;
@@ -66,9 +67,9 @@ TEST(RawFewRows, EqualTheProductInDoublePrecisionAndThemselvesAlone) {
     for (const int64_t rows : kRows)
       for (const int64_t k : kDepths)
         for (const int64_t outputs : kOutputs) {
-          ASSERT_NO_FATAL_FAILURE((check<float, float>({rows, k, outputs})));
-          ASSERT_NO_FATAL_FAILURE((check<Bf16, float>({rows, k, outputs})));
-          ASSERT_NO_FATAL_FAILURE((check<Bf16, Bf16>({rows, k, outputs})));
+          ASSERT_NO_FATAL_FAILURE((check_few_rows<float, float>({rows, k, outputs})));
+          ASSERT_NO_FATAL_FAILURE((check_few_rows<Bf16, float>({rows, k, outputs})));
+          ASSERT_NO_FATAL_FAILURE((check_few_rows<Bf16, Bf16>({rows, k, outputs})));
         }
   });
 }

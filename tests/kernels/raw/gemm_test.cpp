@@ -5,13 +5,13 @@
 namespace fsdp::kernels::raw {
 namespace {
 
-struct Shape {
+struct GemmShape {
   int64_t m, n, k;
 };
 
 // Strides beyond the matrices: what lies between must stay as it is.
 struct Operands {
-  explicit Operands(Shape shape, bool transposed)
+  explicit Operands(GemmShape shape, bool transposed)
       : a(random_floats((shape.m + 2) * (shape.k + 2), 1)),
         b(random_floats((shape.k + 1) * (shape.n + 16), 2)),
         start(random_floats(shape.m * (shape.n + 5), 3)),
@@ -24,7 +24,7 @@ struct Operands {
   int64_t b_stride, c_stride;
 };
 
-void expect_product(Shape shape, const Operands& x, const std::vector<float>& c, bool add) {
+void expect_product(GemmShape shape, const Operands& x, const std::vector<float>& c, bool add) {
   for (int64_t row = 0; row < shape.m; ++row)
     for (int64_t column = 0; column < x.c_stride; ++column) {
       const auto at = static_cast<size_t>(row * x.c_stride + column);
@@ -44,7 +44,7 @@ TEST(SmallGemm, EqualsTheProductInDoublePrecision) {
         for (const int64_t k : {0, 1, 5, 17, 64})
           for (const bool transposed : {false, true})
             for (const bool add : {false, true}) {
-              const Shape shape{m, n, k};
+              const GemmShape shape{m, n, k};
               const Operands x(shape, transposed);
               std::vector<float> c = x.start;
               small_gemm(m, n, k, x.left, x.b.data(), x.b_stride, c.data(), x.c_stride, add);
@@ -56,7 +56,7 @@ TEST(SmallGemm, EqualsTheProductInDoublePrecision) {
 // What packed documents and shards rely on.
 TEST(SmallGemm, AnElementDependsNeitherOnRowsNorOnColumnsBesideIt) {
   for_each_isa([] {
-    const Shape shape{70, 144, 33};
+    const GemmShape shape{70, 144, 33};
     const Operands x(shape, false);
     std::vector<float> all = x.start;
     small_gemm(shape.m, shape.n, shape.k, x.left, x.b.data(), x.b_stride, all.data(), x.c_stride, false);

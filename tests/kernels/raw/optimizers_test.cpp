@@ -7,7 +7,7 @@
 namespace fsdp::kernels::raw {
 namespace {
 
-constexpr int64_t kCounts[] = {1, 15, 16, 17, 33, 48, 100};
+constexpr int64_t kStepCounts[] = {1, 15, 16, 17, 33, 48, 100};
 constexpr double kGradientFactor = 0.25;
 
 std::vector<double> wide(const std::vector<float>& numbers) { return {numbers.begin(), numbers.end()}; }
@@ -55,7 +55,7 @@ void check_adamw(int64_t count) {
 
 TEST(RawAdamW, EqualsTheFormulaInDoublePrecision) {
   for_each_isa([] {
-    for (const int64_t count : kCounts) ASSERT_NO_FATAL_FAILURE(check_adamw(count));
+    for (const int64_t count : kStepCounts) ASSERT_NO_FATAL_FAILURE(check_adamw(count));
   });
 }
 
@@ -94,7 +94,7 @@ void check_sgd(int64_t count, bool with_momentum, bool nesterov) {
 
 TEST(RawSgd, EqualsTheFormulaInDoublePrecision) {
   for_each_isa([] {
-    for (const int64_t count : kCounts) {
+    for (const int64_t count : kStepCounts) {
       ASSERT_NO_FATAL_FAILURE(check_sgd(count, false, false));
       ASSERT_NO_FATAL_FAILURE(check_sgd(count, true, false));
       ASSERT_NO_FATAL_FAILURE(check_sgd(count, true, true));
@@ -129,7 +129,7 @@ void check_lion(int64_t count) {
 
 TEST(RawLion, EqualsTheFormulaInDoublePrecision) {
   for_each_isa([] {
-    for (const int64_t count : kCounts) ASSERT_NO_FATAL_FAILURE(check_lion(count));
+    for (const int64_t count : kStepCounts) ASSERT_NO_FATAL_FAILURE(check_lion(count));
   });
 }
 
@@ -186,13 +186,13 @@ void check_schedule_free(int64_t count) {
 
 TEST(RawScheduleFree, EqualsTheFormulaInDoublePrecision) {
   for_each_isa([] {
-    for (const int64_t count : kCounts) ASSERT_NO_FATAL_FAILURE(check_schedule_free(count));
+    for (const int64_t count : kStepCounts) ASSERT_NO_FATAL_FAILURE(check_schedule_free(count));
   });
 }
 
 // Pieces that begin at odd places, and end there.
 template <class Update>
-void for_each_piece(int64_t count, const Update& update) {
+void for_each_flat_piece(int64_t count, const Update& update) {
   for (int64_t begin = 0, size = 1; begin < count; begin += size, size = size % 50 + 16)
     update(begin, std::min(size, count - begin));
 }
@@ -208,7 +208,7 @@ TEST(RawAdamW, AnElementDoesNotDependOnItsPlace) {
     Guarded<float> weight_cut = weight, m_cut = m, v_cut = v;
     const AdamWFactors factors = adamw_factors(7);
     adamw(weight.data(), gradient.data(), m.data(), v.data(), kCount, factors);
-    for_each_piece(kCount, [&](int64_t at, int64_t n) {
+    for_each_flat_piece(kCount, [&](int64_t at, int64_t n) {
       adamw(weight_cut.data() + at, gradient.data() + at, m_cut.data() + at, v_cut.data() + at, n, factors);
     });
     EXPECT_TRUE(weight_cut.has_bits_of(weight) && m_cut.has_bits_of(m) && v_cut.has_bits_of(v));
@@ -222,7 +222,7 @@ void check_sgd_pieces(bool with_momentum, bool nesterov) {
   Guarded<float> weight_cut = weight, buffer_cut = buffer;
   const SGDFactors factors = sgd_factors(false);
   sgd(weight.data(), gradient.data(), with_momentum ? buffer.data() : nullptr, kCount, factors, nesterov);
-  for_each_piece(kCount, [&](int64_t at, int64_t n) {
+  for_each_flat_piece(kCount, [&](int64_t at, int64_t n) {
     sgd(weight_cut.data() + at, gradient.data() + at, with_momentum ? buffer_cut.data() + at : nullptr, n, factors,
         nesterov);
   });
@@ -244,7 +244,7 @@ TEST(RawLion, AnElementDoesNotDependOnItsPlace) {
     Guarded<float> weight(random_floats(kCount, 1)), momentum(random_floats(kCount, 2));
     Guarded<float> weight_cut = weight, momentum_cut = momentum;
     lion(weight.data(), gradient.data(), momentum.data(), kCount, lion_factors());
-    for_each_piece(kCount, [&](int64_t at, int64_t n) {
+    for_each_flat_piece(kCount, [&](int64_t at, int64_t n) {
       lion(weight_cut.data() + at, gradient.data() + at, momentum_cut.data() + at, n, lion_factors());
     });
     EXPECT_TRUE(weight_cut.has_bits_of(weight) && momentum_cut.has_bits_of(momentum));
@@ -259,7 +259,7 @@ TEST(RawScheduleFree, AnElementDoesNotDependOnItsPlace) {
     Guarded<float> w_cut = w, z_cut = z, v_cut = v;
     const ScheduleFreeFactors factors = schedule_free_factors(2);
     schedule_free(w.data(), gradient.data(), z.data(), v.data(), kCount, factors, false);
-    for_each_piece(kCount, [&](int64_t at, int64_t n) {
+    for_each_flat_piece(kCount, [&](int64_t at, int64_t n) {
       schedule_free(w_cut.data() + at, gradient.data() + at, z_cut.data() + at, v_cut.data() + at, n, factors, false);
     });
     EXPECT_TRUE(w_cut.has_bits_of(w) && z_cut.has_bits_of(z) && v_cut.has_bits_of(v));

@@ -23,7 +23,7 @@ struct Case {
   bool transposed, add;
 };
 
-void check(const Case& x) {
+void check_pairs(const Case& x) {
   const std::vector<Bf16> a = round_all(random_floats(x.m * 2 * x.pairs, 1)),
                           b = round_all(random_floats(2 * x.pairs * x.n, 2));
   std::vector<Bf16Pair> left(static_cast<size_t>(x.m * x.pairs));
@@ -56,7 +56,7 @@ TEST(PairGemm, EqualsTheProductInDoublePrecision) {
     for (const int64_t n : {16, 48, 64, 80, 128})
       for (const int64_t pairs : {0, 1, 8, 33})
         for (const bool transposed : {false, true})
-          for (const bool add : {false, true}) ASSERT_NO_FATAL_FAILURE(check({m, n, pairs, transposed, add}));
+          for (const bool add : {false, true}) ASSERT_NO_FATAL_FAILURE(check_pairs({m, n, pairs, transposed, add}));
 }
 
 TEST(PairGemm, IsThereInTheBestSetAlone) {

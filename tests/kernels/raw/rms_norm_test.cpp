@@ -5,20 +5,20 @@
 namespace fsdp::kernels::raw {
 namespace {
 
-struct Shape {
+struct NormShape {
   int64_t rows, width;
   bool with_second;  // the residual, or a gradient of the sum
 };
 
-constexpr float kEps = 1e-3f;
+constexpr float kNormEps = 1e-3f;
 
 template <class Check>
-void for_each_shape(const Check& check) {
+void for_each_norm(const Check& check) {
   for (const int64_t rows : {1, 3})
     for (const int64_t width : {1, 15, 16, 17, 32, 33, 48, 64, 80, 576})
       for (const bool with_second : {false, true}) {
         SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(width) + (with_second ? " with a second" : ""));
-        ASSERT_NO_FATAL_FAILURE(check(Shape{rows, width, with_second}));
+        ASSERT_NO_FATAL_FAILURE(check(NormShape{rows, width, with_second}));
       }
 }
 
@@ -26,12 +26,12 @@ template <class T>
 double rstd_of(const T* x, int64_t width) {
   double squares = 0;
   for (int64_t i = 0; i < width; ++i) squares += static_cast<double>(to_float(x[i])) * to_float(x[i]);
-  return 1 / std::sqrt(squares / static_cast<double>(width) + kEps);
+  return 1 / std::sqrt(squares / static_cast<double>(width) + kNormEps);
 }
 
 template <class T>
 struct Forward {
-  explicit Forward(Shape shape)
+  explicit Forward(NormShape shape)
       : shape(shape),
         x(random_numbers<T>(shape.rows * shape.width, 1, 3)),
         residual(random_numbers<T>(shape.rows * shape.width, 2)),
@@ -44,17 +44,17 @@ struct Forward {
     const int64_t at = row * shape.width;
     T* to_sum = shape.with_second ? sum.data() + at : nullptr;
     rms_norm(RmsNormForward<T>{x.data() + at, shape.with_second ? residual.data() + at : nullptr, weight.data(), to_sum,
-                               y.data() + at, rstd.data() + row, rows, shape.width, kEps});
+                               y.data() + at, rstd.data() + row, rows, shape.width, kNormEps});
   }
 
-  Shape shape;
+  NormShape shape;
   std::vector<T> x, residual, weight;
   Guarded<T> sum, y;
   Guarded<float> rstd;
 };
 
 template <class T>
-void check_forward(Shape shape) {
+void check_norm_forward(NormShape shape) {
   Forward<T> of(shape);
   of.run(0, shape.rows);
   for (int64_t row = 0; row < shape.rows; ++row) {
@@ -77,14 +77,14 @@ void check_forward(Shape shape) {
 
 TEST(RawRmsNorm, EqualsTheFormulaInDoublePrecision) {
   for_each_isa([] {
-    for_each_shape(check_forward<float>);
-    for_each_shape(check_forward<Bf16>);
+    for_each_norm(check_norm_forward<float>);
+    for_each_norm(check_norm_forward<Bf16>);
   });
 }
 
 template <class T>
 struct Backward {
-  explicit Backward(Shape shape)
+  explicit Backward(NormShape shape)
       : shape(shape),
         grad_y(random_numbers<T>(shape.rows * shape.width, 1)),
         grad_sum(random_numbers<T>(shape.rows * shape.width, 2)),
@@ -104,7 +104,7 @@ struct Backward {
                                          grad_weight.data(), rows, shape.width});
   }
 
-  Shape shape;
+  NormShape shape;
   std::vector<T> grad_y, grad_sum, x, weight;
   std::vector<float> start, rstd;
   Guarded<T> grad_x;
@@ -136,7 +136,7 @@ void expect_gradient_of_row(const Backward<T>& of, int64_t row) {
 }
 
 template <class T>
-void check_backward(Shape shape) {
+void check_norm_backward(NormShape shape) {
   Backward<T> of(shape);
   of.run(0, shape.rows);
   for (int64_t row = 0; row < shape.rows; ++row) ASSERT_NO_FATAL_FAILURE(expect_gradient_of_row(of, row));
@@ -157,13 +157,13 @@ void check_backward(Shape shape) {
 
 TEST(RawRmsNorm, GradientsEqualTheAnalyticOnes) {
   for_each_isa([] {
-    for_each_shape(check_backward<float>);
-    for_each_shape(check_backward<Bf16>);
+    for_each_norm(check_norm_backward<float>);
+    for_each_norm(check_norm_backward<Bf16>);
   });
 }
 
 template <class T>
-void check_rows_alone(Shape shape) {
+void check_rows_alone(NormShape shape) {
   Forward<T> together(shape), alone(shape);
   Backward<T> gradients_together(shape), gradients_alone(shape);
   together.run(0, shape.rows);
@@ -178,8 +178,8 @@ void check_rows_alone(Shape shape) {
 
 TEST(RawRmsNorm, ARowDoesNotDependOnThoseBesideIt) {
   for_each_isa([] {
-    for_each_shape(check_rows_alone<float>);
-    for_each_shape(check_rows_alone<Bf16>);
+    for_each_norm(check_rows_alone<float>);
+    for_each_norm(check_rows_alone<Bf16>);
   });
 }
 

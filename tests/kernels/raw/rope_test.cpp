@@ -5,24 +5,24 @@
 namespace fsdp::kernels::raw {
 namespace {
 
-struct Shape {
+struct RopeShape {
   int64_t positions, heads, dim;
 };
 
 template <class Check>
-void for_each_shape(const Check& check) {
+void for_each_rope(const Check& check_rope) {
   for (const int64_t positions : {1, 3})
     for (const int64_t heads : {1, 3})
       for (const int64_t dim : {2, 8, 24, 30, 32, 34, 64, 80, 128}) {
         SCOPED_TRACE(std::to_string(positions) + " x " + std::to_string(heads) + " x " + std::to_string(dim));
-        ASSERT_NO_FATAL_FAILURE(check(Shape{positions, heads, dim}));
+        ASSERT_NO_FATAL_FAILURE(check_rope(RopeShape{positions, heads, dim}));
       }
 }
 
 // Halves of cos and sin differ, more than a rotation's do: so each must be read where it belongs.
 template <class T>
-struct Rows {
-  explicit Rows(Shape shape)
+struct RopeRows {
+  explicit RopeRows(RopeShape shape)
       : shape(shape),
         from_stride(shape.heads * shape.dim + 5),
         to_stride(shape.heads * shape.dim + 3),
@@ -36,14 +36,14 @@ struct Rows {
          inverse);
   }
 
-  Shape shape;
+  RopeShape shape;
   int64_t from_stride, to_stride;
   std::vector<T> x, cos, sin;
 };
 
 // Element i of one head. Products are exact in double precision, and rounding their sum to fp32 first changes nothing.
 template <class T>
-double expected_at(const Rows<T>& rows, int64_t position, int64_t head, int64_t i, bool inverse) {
+double expected_at(const RopeRows<T>& rows, int64_t position, int64_t head, int64_t i, bool inverse) {
   const int64_t dim = rows.shape.dim, half = dim / 2, j = i < half ? i + half : i - half;
   const T* x = rows.x.data() + position * rows.from_stride + head * dim;
   const T *cos = rows.cos.data() + position * dim, *sin = rows.sin.data() + position * dim;
@@ -54,8 +54,8 @@ double expected_at(const Rows<T>& rows, int64_t position, int64_t head, int64_t 
 }
 
 template <class T>
-void check(Shape shape) {
-  const Rows<T> rows(shape);
+void check_rope(RopeShape shape) {
+  const RopeRows<T> rows(shape);
   for (const bool inverse : {false, true}) {
     Guarded<T> y(shape.positions * rows.to_stride);
     rows.run(rows.x.data(), y.data(), rows.to_stride, inverse);
@@ -72,14 +72,14 @@ void check(Shape shape) {
 
 TEST(RawRope, EqualsTheFormulaBitForBit) {
   for_each_isa([] {
-    for_each_shape(check<float>);
-    for_each_shape(check<Bf16>);
+    for_each_rope(check_rope<float>);
+    for_each_rope(check_rope<Bf16>);
   });
 }
 
 template <class T>
-void check_in_place(Shape shape) {
-  const Rows<T> rows(shape);
+void check_in_place(RopeShape shape) {
+  const RopeRows<T> rows(shape);
   for (const bool inverse : {false, true}) {
     Guarded<T> apart(rows.x), place(rows.x);
     rows.run(rows.x.data(), apart.data(), rows.from_stride, inverse);
@@ -90,16 +90,16 @@ void check_in_place(Shape shape) {
 
 TEST(RawRope, WorksInPlace) {
   for_each_isa([] {
-    for_each_shape(check_in_place<float>);
-    for_each_shape(check_in_place<Bf16>);
+    for_each_rope(check_in_place<float>);
+    for_each_rope(check_in_place<Bf16>);
   });
 }
 
 // <R x, g> = <x, R^T g>.
 TEST(RawRope, InverseIsTheTranspose) {
   for_each_isa([] {
-    for_each_shape([](Shape shape) {
-      const Rows<float> rows(shape);
+    for_each_rope([](RopeShape shape) {
+      const RopeRows<float> rows(shape);
       const std::vector<float> g = random_floats(shape.positions * rows.from_stride, 4);
       Guarded<float> y(rows.x), back(g);
       rows.run(rows.x.data(), y.data(), rows.from_stride, false);

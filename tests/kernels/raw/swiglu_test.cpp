@@ -5,7 +5,7 @@
 namespace fsdp::kernels::raw {
 namespace {
 
-constexpr int64_t kCounts[] = {1, 15, 16, 17, 33, 48, 100};
+constexpr int64_t kSwigluCounts[] = {1, 15, 16, 17, 33, 48, 100};
 
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
@@ -19,7 +19,7 @@ std::vector<T> gates(int64_t count) {
 }
 
 template <class T>
-void check_forward(int64_t count) {
+void check_swiglu_forward(int64_t count) {
   const std::vector<T> gate = gates<T>(count), up = random_numbers<T>(count, 2, 2);
   Guarded<T> y(count);
   swiglu(gate.data(), up.data(), y.data(), count);
@@ -33,9 +33,9 @@ void check_forward(int64_t count) {
 
 TEST(RawSwiglu, EqualsTheFormulaInDoublePrecision) {
   for_each_isa([] {
-    for (const int64_t count : kCounts) {
-      ASSERT_NO_FATAL_FAILURE(check_forward<float>(count));
-      ASSERT_NO_FATAL_FAILURE(check_forward<Bf16>(count));
+    for (const int64_t count : kSwigluCounts) {
+      ASSERT_NO_FATAL_FAILURE(check_swiglu_forward<float>(count));
+      ASSERT_NO_FATAL_FAILURE(check_swiglu_forward<Bf16>(count));
     }
   });
 }
@@ -58,7 +58,7 @@ TEST(RawSwiglu, RoundsSiluBeforeTheProduct) {
 }
 
 template <class T>
-void check_backward(int64_t count) {
+void check_swiglu_backward(int64_t count) {
   const std::vector<T> gate = gates<T>(count), up = random_numbers<T>(count, 2, 2);
   const std::vector<T> grad_y = random_numbers<T>(count, 3);
   Guarded<T> grad_gate(count), grad_up(count);
@@ -78,9 +78,9 @@ void check_backward(int64_t count) {
 
 TEST(RawSwiglu, GradientsEqualTheAnalyticOnes) {
   for_each_isa([] {
-    for (const int64_t count : kCounts) {
-      ASSERT_NO_FATAL_FAILURE(check_backward<float>(count));
-      ASSERT_NO_FATAL_FAILURE(check_backward<Bf16>(count));
+    for (const int64_t count : kSwigluCounts) {
+      ASSERT_NO_FATAL_FAILURE(check_swiglu_backward<float>(count));
+      ASSERT_NO_FATAL_FAILURE(check_swiglu_backward<Bf16>(count));
     }
   });
 }
