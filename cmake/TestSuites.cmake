@@ -1,13 +1,13 @@
-# One ctest entry per test suite rather than per test: a process that links LibTorch takes 0.3 s to start, most tests a
+# One ctest entry per test suite rather than per test: a process that links LibTorch takes 0.17 s of a processor to start, most tests a
 # few milliseconds. The suites are read from the sources, so nothing is run at build time.
 #
 #   fsdp_add_test_suites(target LABEL label [FAST_SUITES suite...] [TIMEOUT seconds] [TRANSPORT name] [SUITES suite...]
-#                       [LONG_SUITES suite...] [SKIPPED_WHERE regex...])
+#                       [LONG_SUITES suite...] [SKIPPED_WHERE regex...] [ENVIRONMENT name=value...])
 #
 # FAST_SUITES get the label `fast` instead. TRANSPORT: what ranks of these entries talk over, see tests/support/ranks.h.
 # SUITES: only these. LONG_SUITES take a minute and start first, so that none of them ends alone. SKIPPED_WHERE: output that tells that the tests cannot run here; ctest says "Skipped" then.
 function(fsdp_add_test_suites target)
-  cmake_parse_arguments(arg "" "LABEL;TIMEOUT;TRANSPORT" "FAST_SUITES;LONG_SUITES;SUITES;SKIPPED_WHERE" ${ARGN})
+  cmake_parse_arguments(arg "" "LABEL;TIMEOUT;TRANSPORT" "FAST_SUITES;LONG_SUITES;SUITES;SKIPPED_WHERE;ENVIRONMENT" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 300)
   endif()
@@ -32,7 +32,7 @@ function(fsdp_add_test_suites target)
   endif()
   # LibTorch keeps what its static objects own until the process ends.
   set(environment OMP_NUM_THREADS=1 TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/support/tsan.supp
-      ASAN_OPTIONS=detect_leaks=0)
+      ASAN_OPTIONS=detect_leaks=0 ${arg_ENVIRONMENT})
   if(arg_TRANSPORT)
     list(APPEND environment FSDP_TEST_TRANSPORT=${arg_TRANSPORT})
   endif()

@@ -1,6 +1,7 @@
 // Processes that reach the ports of a job and do not belong to it: they are refused and told of, and the job goes on.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -265,11 +266,10 @@ class FalseStore {
     thread_ = std::thread([this, words = std::move(words)] {
       std::vector<FileDescriptor> open;
       while (!stop_) {
+        pollfd waiting{listener_.get(), POLLIN, 0};
+        poll(&waiting, 1, /*timeout_ms=*/20);
         FileDescriptor connection(accept(listener_.get(), nullptr, nullptr));
-        if (!connection) {
-          std::this_thread::yield();
-          continue;
-        }
+        if (!connection) continue;
         send_all(connection, words, Clock::now() + seconds(5));
         open.push_back(std::move(connection));
       }

@@ -3,9 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
+#include <latch>
 #include <numeric>
-#include <thread>
 
 #include "fsdp/base/error.h"
 #include "fsdp/comm/comm.h"
@@ -114,7 +113,7 @@ TEST_P(TwoLevelTransport, LeavesOtherGroupsToOneLevel) {
 }
 
 TEST_P(TwoLevelTransport, NamesARankThatDoesNotCome) {
-  std::atomic<int> arrivals{0};
+  std::latch complaints(GetParam().hosts * GetParam().ranks_per_host);
   run_hosts(
       GetParam(),
       [&](const World& world) {
@@ -129,8 +128,7 @@ TEST_P(TwoLevelTransport, NamesARankThatDoesNotCome) {
           }
           EXPECT_THAT(text, HasSubstr("rank 1 is missing"));
         }
-        arrivals.fetch_add(1);
-        while (arrivals.load() < world.size) std::this_thread::yield();  // nobody leaves before all have complained
+        complaints.arrive_and_wait();  // nobody leaves before all have complained
       },
       std::chrono::seconds(1));
 }
