@@ -1,3 +1,5 @@
+#include <sched.h>
+
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -10,7 +12,6 @@
 #include "fsdp/base/error.h"
 #include "fsdp/comm/rendezvous/secret_source.h"
 #include "fsdp/comm/store/store_server.h"
-#include "train/base/cores.h"
 
 namespace fsdp::app {
 namespace {
@@ -146,6 +147,13 @@ void choose_program(LaunchOptions& options, const Arguments& command) {
   }
 }
 
+// Those that this process may run on.
+int count_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
 // What the user gave, or a new one.
 comm::JobSecret choose_secret(LaunchOptions& options) {
   const comm::JobSecret given =
@@ -167,7 +175,7 @@ int run_launch(const Arguments& arguments) {
     refuse("--nproc is missing");
   }
   choose_program(line.options, line.command);
-  line.options.cores = static_cast<int>(train::available_cores().size());
+  line.options.cores = count_cores();
   const comm::JobSecret secret = choose_secret(line.options);
   // Signals are blocked by the Launcher; the threads of a store must start after that, to inherit the mask.
   Launcher launcher(std::move(line.options));

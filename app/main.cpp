@@ -56,7 +56,8 @@ int run_from_library(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::signal(SIGXFSZ, SIG_IGN);  // past a limit on the size of files, writes then fail with a message
+  std::signal(SIGXFSZ, SIG_IGN);            // past a limit on the size of files, writes then fail with a message
+  fsdp::train::advise_where_memory_ends();  // while LibTorch is loaded, too
   const bool is_launch = argc > 1 && std::strcmp(argv[1], "launch") == 0;
   fsdp::train::leave(is_launch ? launch(argc, argv) : run_from_library(argc, argv));
 }

@@ -15,10 +15,4 @@ struct Failure {
 // Knows fsdp::Error, io::Error, errors of LibTorch, of the file system and of memory. Never throws.
 Failure describe_failure(const std::exception_ptr& exception) noexcept;
 
-// For failures that nobody can catch: LibTorch's threads of the backward pass and its destructors let no exception out,
-// so that lack of memory there ends the process (std::terminate). From this call on, such an end has the exit code and
-// the advice of every other lack of memory; all other ends of this kind stay SIGABRT. Local to the process; allocates
-// nothing when it comes to that.
-void advise_where_memory_ends();
-
 }  // namespace fsdp::train

@@ -16,6 +16,12 @@ inline constexpr bool kRunsStaticDestructors =
 inline constexpr bool kRunsStaticDestructors = false;
 #endif
 
+// For failures that nobody can catch: LibTorch's threads of the backward pass, its destructors and its loading let no
+// exception out, so that lack of memory there ends the process (std::terminate). From this call on, such an end has the
+// exit code and the advice of every other lack of memory; all other ends of this kind stay SIGABRT. Local to the
+// process; allocates nothing when it comes to that.
+void advise_where_memory_ends();
+
 // Ends the process with `exit_code` once standard output and error are written. Local to the process. What LibTorch's
 // static objects hold is left to the system: to take it apart takes 80 ms, a third of a short command, and nobody sees
 // the result.

@@ -40,6 +40,17 @@ bool bind_to(const Cores& cores) {
 
 }  // namespace
 
+Cores available_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return {0};
+  Cores cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(static_cast<size_t>(core), &set)) cores.push_back(core);
+  }
+  return cores;
+}
+
 Cores share_of_cores(const std::vector<Cores>& cores_of, size_t place) {
   const Cores& mine = cores_of[place];
   size_t rivals = 0, before = 0;

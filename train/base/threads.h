@@ -4,9 +4,13 @@
 #include <vector>
 
 #include "fsdp/mesh/mesh.h"
-#include "train/base/cores.h"
 
 namespace fsdp::train {
+
+using Cores = std::vector<int>;  // numbers of the system, ascending
+
+// Those this thread may run on.
+Cores available_cores();
 
 // What is left to the rank at `place` among the ranks of a host, of which each may run on `cores_of[i]`. A launcher
 // that gave each rank cores of its own is obeyed; cores that several ranks may use are dealt out among them, in runs as

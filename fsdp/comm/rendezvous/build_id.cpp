@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string_view>
 
 namespace fsdp::comm {
 namespace {
@@ -59,9 +60,13 @@ bool contains(const dl_phdr_info& object, uintptr_t address) {
   return false;
 }
 
+// Where the code of the fsdp program is, all but the launcher's.
+constexpr std::string_view kProgramLibrary = "/libfsdp_verbs.so";
+
 struct Ids {
   std::string library = "none";
   std::string program;
+  std::string program_library;  // "" in other programs
 };
 
 // The program comes first.
@@ -69,6 +74,7 @@ int visit(dl_phdr_info* object, size_t, void* found) {
   Ids& ids = *static_cast<Ids*>(found);
   if (ids.program.empty()) ids.program = id_of(*object);
   if (contains(*object, reinterpret_cast<uintptr_t>(&visit))) ids.library = id_of(*object);
+  if (std::string_view(object->dlpi_name).ends_with(kProgramLibrary)) ids.program_library = "+" + id_of(*object);
   return 0;
 }
 
@@ -77,7 +83,8 @@ int visit(dl_phdr_info* object, size_t, void* found) {
 std::string build_id() {
   Ids ids;
   dl_iterate_phdr(&visit, &ids);
-  return std::string(FSDP_VERSION) + " (library " + ids.library + ", program " + ids.program + ")";
+  return std::string(FSDP_VERSION) + " (library " + ids.library + ", program " + ids.program + ids.program_library +
+         ")";
 }
 
 }  // namespace fsdp::comm

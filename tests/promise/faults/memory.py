@@ -18,10 +18,12 @@ MIDDLE = ("--model.hidden_size=384", "--model.ffn_size=1536", "--model.layers=8"
 # MiB, from what is just enough to load the libraries and to connect.
 LIMITS = {1: range(500, 1500, 75), 2: range(725, 1700, 75)}
 
-# Of calls of `operator new` in a rank, from main on: the first ones are those of libraries that start, and about 60,000
-# take such a run to its end.
-REFUSED = range(1000, 60000)
+# Of calls of `operator new` in a rank: about 60,000 take a verb to its end, and more are made while LibTorch is loaded
+# before it.
+REFUSED = range(0, 60000)
 REFUSED_CASES = 40
+LOADING = range(0, 100000)
+LOADING_CASES = 4
 
 
 def check_advice(scene, job):
@@ -49,12 +51,13 @@ def too_little(mebibytes, ranks, scene):
     return "REFUSED"
 
 
-def refused_new(scene):
+def refused_new(calls, counted_from, scene):
     """One small allocation or several, wherever it is: also where C++ lets no exception out."""
     trial = Trial(scene)
-    first, number, rank = scene.random.choice(REFUSED), scene.random.choice((1, 4)), scene.random.randrange(2)
+    first, number, rank = scene.random.choice(calls), scene.random.choice((1, 4)), scene.random.randrange(2)
     library = scene.workload.library(pathlib.Path(__file__).with_name("refused_new.cpp"))
-    job = trial.run(environment={"LD_PRELOAD": str(library), "REFUSED_NEW": f"{first}:{number}:{rank}"})
+    job = trial.run(environment={"LD_PRELOAD": str(library), "REFUSED_NEW": f"{first}:{number}:{rank}",
+                                 "REFUSED_NEW_FROM": str(counted_from)})
     if job.code == 0:
         trial.check_exact()
         return UNREACHED
@@ -64,7 +67,9 @@ def refused_new(scene):
 
 def cases():
     for number in range(REFUSED_CASES):
-        yield Case(PART, f"refused-new:{number}", refused_new, 4)
+        yield Case(PART, f"refused-new:{number}", functools.partial(refused_new, REFUSED, 2), 4)
+    for number in range(LOADING_CASES):
+        yield Case(PART, f"refused-loading:{number}", functools.partial(refused_new, LOADING, 1), 4)
     for ranks in (1, 2):
         yield Case(PART, f"huge-model:{ranks}-ranks", functools.partial(huge_model, ranks), 6)
         for mebibytes in LIMITS[ranks]:

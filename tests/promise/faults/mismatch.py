@@ -123,21 +123,38 @@ def check_one_refused(jobs, rank):
     return "REFUSED"
 
 
+def copy_with_other_id(original, copy):
+    """Where the linker notes what the contents are, one bit is another."""
+    copy.parent.mkdir(exist_ok=True)
+    shutil.copyfile(original, copy)
+    copy.chmod(0o755)
+    note = b"\x04\x00\x00\x00\x14\x00\x00\x00\x03\x00\x00\x00GNU\0"
+    at = copy.read_bytes().find(note)
+    if at < 0:
+        raise Skipped(f"another build: {original.name} has no build id")
+    flip_bit(copy, 8 * (at + len(note)))
+    return copy
+
+
 def other_build(scene):
     """A copy of the program with another build id."""
-    binary = scene.folder / "bin" / "fsdp-other"
-    binary.parent.mkdir()
-    shutil.copyfile(scene.workload.binary, binary)
+    binary = copy_with_other_id(pathlib.Path(scene.workload.binary), scene.folder / "bin" / "fsdp-other")
     installed = pathlib.Path(scene.workload.binary).parent.parent / "lib"
     if installed.is_dir():  # where an installed program looks for its libraries
         (scene.folder / "lib").symlink_to(installed)
-    binary.chmod(0o755)
-    note = b"\x04\x00\x00\x00\x14\x00\x00\x00\x03\x00\x00\x00GNU\0"
-    at = binary.read_bytes().find(note)
-    if at < 0:
-        raise Skipped("another build: the program has no build id")
-    flip_bit(binary, 8 * (at + len(note)))
     jobs = start_ranks(scene, (of(0), (), {}), (of(1), (), {"program": binary}))
+    return check_refused(scene, jobs, (USAGE,), "rank 1 .*build of fsdp: got")
+
+
+def other_verbs(scene):
+    """The same program, which finds another library of verbs."""
+    folder = pathlib.Path(scene.workload.binary).resolve().parent
+    name = "libfsdp_verbs.so"
+    original = next((path for path in (folder / name, folder.parent / "lib" / name) if path.exists()), None)
+    if original is None:
+        raise Skipped(f"another build: no {name} beside the program")
+    other = copy_with_other_id(original, scene.folder / "verbs" / name)
+    jobs = start_ranks(scene, (of(0), (), {}), (of(1, LD_LIBRARY_PATH=str(other.parent)), (), {}))
     return check_refused(scene, jobs, (USAGE,), "rank 1 .*build of fsdp: got")
 
 
@@ -186,3 +203,4 @@ def cases():
     for rank in (0, 1):
         yield Case(PART, f"rank-twice:{rank}", functools.partial(rank_twice, rank), 3)
     yield Case(PART, "build", other_build, 2)
+    yield Case(PART, "build:verbs", other_verbs, 2)

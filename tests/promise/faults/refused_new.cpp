@@ -1,5 +1,6 @@
 // Preloaded: some calls of `operator new` of one rank, one after the other, find no memory. REFUSED_NEW is
-// "FIRST:NUMBER:RANK"; RANK is the rank's own.
+// "FIRST:NUMBER:RANK"; RANK is the rank's own. Calls are counted from where the program says what is to happen when
+// memory ends: at first before it loads LibTorch, then before it runs a verb. REFUSED_NEW_FROM says which one, 1 or 2.
 #include <atomic>
 #include <cstddef>
 #include <cstdio>
@@ -9,9 +10,10 @@
 namespace {
 
 std::atomic<long> calls{0};
-long first = -1, number = 0;
+std::atomic<std::new_handler> handler{nullptr};
+std::atomic<int> beginnings{0};
+long first = -1, number = 0, from = 2;
 
-// When libraries have been initialised: what they do before that is not the program's.
 __attribute__((constructor)) void begin() {
   long rank = -1;
   const char* wanted = std::getenv("REFUSED_NEW");
@@ -20,17 +22,25 @@ __attribute__((constructor)) void begin() {
       std::atol(own) != rank) {
     number = 0;
   }
-  calls = 0;
+  if (const char* text = std::getenv("REFUSED_NEW_FROM")) from = std::atol(text);
 }
 
 }  // namespace
 
+std::new_handler std::set_new_handler(std::new_handler chosen) noexcept {
+  calls = 0;
+  ++beginnings;
+  return handler.exchange(chosen);
+}
+
+std::new_handler std::get_new_handler() noexcept { return handler; }
+
 void* operator new(std::size_t bytes) {
   const long call = calls.fetch_add(1, std::memory_order_relaxed);
-  const bool refuses = call >= first && call < first + number;
+  const bool refuses = beginnings >= from && call >= first && call < first + number;
   void* data = refuses ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
   if (data == nullptr) {
-    if (const std::new_handler handler = std::get_new_handler()) handler();
+    if (const std::new_handler chosen = handler) chosen();
     throw std::bad_alloc();
   }
   return data;

@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "fsdp/base/error.h"
+#include "train/base/leave.h"
 
 namespace fsdp::train {
 namespace {
