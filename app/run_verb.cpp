@@ -29,15 +29,27 @@ void print_usage(std::FILE* stream) {
 
 using VerbFunction = int (*)(const fsdp::app::Arguments&);
 
+// All but launch, which main() runs itself.
 VerbFunction function_of(const std::string& verb) {
   namespace app = fsdp::app;
   static const std::map<std::string, VerbFunction> functions = {
-      {"prepare", app::run_prepare},   {"plan", app::run_plan},       {"train", app::run_train},
-      {"launch", app::run_launch},     {"report", app::run_report},   {"trace", app::run_trace},
-      {"generate", app::run_generate}, {"eval", app::run_eval},       {"parity", app::run_parity},
-      {"verify", app::run_verify},     {"inspect", app::run_inspect}, {"import", app::run_import},
-      {"export", app::run_export},     {"config", app::run_config},   {"tokenizer", app::run_tokenizer},
-      {"bench", app::run_bench},       {"doctor", app::run_doctor},   {"completion", app::run_completion},
+      {"prepare", app::run_prepare},
+      {"plan", app::run_plan},
+      {"train", app::run_train},
+      {"report", app::run_report},
+      {"trace", app::run_trace},
+      {"generate", app::run_generate},
+      {"eval", app::run_eval},
+      {"parity", app::run_parity},
+      {"verify", app::run_verify},
+      {"inspect", app::run_inspect},
+      {"import", app::run_import},
+      {"export", app::run_export},
+      {"config", app::run_config},
+      {"tokenizer", app::run_tokenizer},
+      {"bench", app::run_bench},
+      {"doctor", app::run_doctor},
+      {"completion", app::run_completion},
   };
   return functions.at(verb);
 }

@@ -40,6 +40,11 @@ function(fsdp_compile_together target batch_size)
   endif()
 endfunction()
 
+# A target whose sources include headers of LibTorch that need none of its libraries: programs that link it are free of them.
+function(fsdp_read_torch_headers target)
+  target_include_directories(${target} SYSTEM PRIVATE $<TARGET_PROPERTY:LibTorch::LibTorch,INTERFACE_INCLUDE_DIRECTORIES>)
+endfunction()
+
 # A target whose sources include torch: links LibTorch and uses a shared precompiled header, which has what most of our
 # own sources need. It is not torch/torch.h, whose templates take each compilation 2 s more, used or not; tests, which
 # are about torch::nn models and torch::optim, say WHOLE: 6 s each of a processor, for which BATCH_SIZE may be larger.

@@ -1,5 +1,5 @@
-# One ctest entry per test suite rather than per test: a process that links LibTorch takes 0.17 s of a processor to start, most tests a
-# few milliseconds. The suites are read from the sources, so nothing is run at build time.
+# One ctest entry per test suite rather than per test: a process that links LibTorch takes 0.17 s of a processor to
+# start, most tests a few milliseconds. The suites are read from the sources, so nothing is run at build time.
 #
 #   fsdp_add_test_suites(target LABEL label [FAST_SUITES suite...] [TIMEOUT seconds] [TRANSPORT name] [SUITES suite...]
 #                       [LONG_SUITES suite...] [SKIPPED_WHERE regex...] [ENVIRONMENT name=value...])
