@@ -1,5 +1,6 @@
 #include <sched.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -11,6 +12,7 @@
 #include "app/launch/launcher.h"
 #include "fsdp/base/error.h"
 #include "fsdp/comm/rendezvous/secret_source.h"
+#include "fsdp/comm/store/sockets.h"
 #include "fsdp/comm/store/store_server.h"
 
 namespace fsdp::app {
@@ -136,7 +138,6 @@ void choose_program(LaunchOptions& options, const Arguments& command) {
     if (command.front() == "launch") {
       refuse("a launcher cannot launch itself");
     }
-    options.program = "/proc/self/exe";
     options.arguments.insert(options.arguments.begin(), "fsdp");
   } else {
     options.program = command.front();
@@ -152,6 +153,14 @@ int count_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
   return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+// Set before LibTorch is loaded, which looks at it then.
+void choose_threads(LaunchOptions& options) {
+  options.cores = count_cores();
+  if (std::getenv("OMP_NUM_THREADS") != nullptr) return;
+  options.threads = std::max(1, options.cores / options.nproc);
+  setenv("OMP_NUM_THREADS", std::to_string(*options.threads).c_str(), 1);
 }
 
 // What the user gave, or a new one.
@@ -175,21 +184,27 @@ int run_launch(const Arguments& arguments) {
     refuse("--nproc is missing");
   }
   choose_program(line.options, line.command);
-  line.options.cores = count_cores();
+  choose_threads(line.options);
+  // Once for all ranks, which are copies of this process.
+  if (line.options.program.empty()) line.options.run_verb = load_verbs();
   const comm::JobSecret secret = choose_secret(line.options);
   // Signals are blocked by the Launcher; the threads of a store must start after that, to inherit the mask.
   Launcher launcher(std::move(line.options));
   Notices notices;
-  std::optional<comm::StoreServer> store;
-  return launcher.run(
-      [&] {
-        comm::StoreServerOptions options;
-        options.secret = secret;
-        options.on_refusal = [&notices](const std::string& text) { notices.add(text); };
-        store.emplace(std::move(options));
-        return store->port();
-      },
-      notices);
+  FileDescriptor listener;
+  std::optional<comm::StoreServer> server;
+  JobStore store;
+  store.listen = [&] {
+    server.reset();
+    listener = comm::StoreServer::listen();
+    return comm::port_of(listener);
+  };
+  store.serve = [&] {
+    server.emplace(
+        std::move(listener),
+        comm::StoreServerOptions{.secret = secret, .on_refusal = [&](const std::string& text) { notices.add(text); }});
+  };
+  return launcher.run(store, notices);
 }
 
 }  // namespace fsdp::app

@@ -1,14 +1,15 @@
 // The `fsdp` binary. `launch` is in it; all other verbs are in a library that is loaded for them, because LibTorch,
-// which comes with it, takes a sixth of a second of a processor and 100 MB to load, and a launcher needs none of it.
-#include <dlfcn.h>
-
+// which comes with it, takes a sixth of a second of a processor and 100 MB to load: a launcher of other programs needs
+// none of it, and one of our own verbs loads it once for all ranks.
 #include <csignal>
 #include <cstring>
 #include <exception>
-#include <stdexcept>
+#include <functional>
 #include <string>
 
 #include "app/launch/failure_text.h"
+#include "app/launch/process_title.h"
+#include "app/launch/verb_library.h"
 #include "app/verbs.h"
 #include "fsdp/base/error.h"
 #include "fsdp/base/lack_of_memory.h"
@@ -16,18 +17,15 @@
 
 namespace {
 
-using RunVerb = void (*)(int, char**);
-
-constexpr const char* kLibrary = "libfsdp_verbs.so";
-
 int fail(fsdp::ErrorCode code, const std::string& message) {
   fsdp::app::print_failure(message);
   return static_cast<int>(code);
 }
 
-int launch(int argc, char** argv) {
+// The exit code of `function`, or of what it throws.
+int guarded(const std::function<int()>& function) {
   try {
-    return fsdp::app::run_launch({argv + 2, argv + argc});
+    return function();
   } catch (const fsdp::Error& error) {
     return fail(error.code(), error.what());
   } catch (const std::exception& error) {
@@ -38,18 +36,9 @@ int launch(int argc, char** argv) {
   }
 }
 
-// Global: libraries that are loaded later look for LibTorch's symbols and for ours. It stays loaded.
-int run_from_library(int argc, char** argv) {
-  void* library = dlopen(kLibrary, RTLD_LAZY | RTLD_GLOBAL);
-  if (library == nullptr) {
-    return fail(fsdp::ErrorCode::kUsage, std::string("cannot load ") + kLibrary +
-                                             ", which holds all verbs but launch: " + dlerror() +
-                                             ". It and LibTorch have to be where the build or the package "
-                                             "put them; LD_LIBRARY_PATH leads to another place.");
-  }
-  const auto run_verb = reinterpret_cast<RunVerb>(dlsym(library, "fsdp_run_verb"));
-  if (run_verb == nullptr) return fail(fsdp::ErrorCode::kInternal, std::string(kLibrary) + " has no fsdp_run_verb");
-  run_verb(argc, argv);
+int run(int argc, char** argv) {
+  if (argc > 1 && std::strcmp(argv[1], "launch") == 0) return fsdp::app::run_launch({argv + 2, argv + argc});
+  fsdp::app::load_verbs()(argc, argv);
   return 0;
 }
 
@@ -58,6 +47,6 @@ int run_from_library(int argc, char** argv) {
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);            // past a limit on the size of files, writes then fail with a message
   fsdp::train::advise_where_memory_ends();  // while LibTorch is loaded, too
-  const bool is_launch = argc > 1 && std::strcmp(argv[1], "launch") == 0;
-  fsdp::train::leave(is_launch ? launch(argc, argv) : run_from_library(argc, argv));
+  fsdp::app::keep_title_at(argc, argv);
+  fsdp::train::leave(guarded([&] { return run(argc, argv); }));
 }

@@ -10,6 +10,8 @@ add_compile_definitions(NDEBUG)
 add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fPIC;-Wall;-Wextra;-Wno-unknown-pragmas>")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)  # lets ccache serve objects that use the precompiled header
+  # A gigabyte before GCC collects its garbage: 6 % faster for a tenth more memory.
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:SHELL:--param ggc-min-heapsize=1048576 --param ggc-min-expand=100>")
 endif()
 if(FSDP_SANITIZE)
   # LibTorch's objects have no checks, and hide the types that checks of virtual calls look for.
@@ -45,9 +47,17 @@ function(fsdp_read_torch_headers target)
   target_include_directories(${target} SYSTEM PRIVATE $<TARGET_PROPERTY:LibTorch::LibTorch,INTERFACE_INCLUDE_DIRECTORIES>)
 endfunction()
 
+# A target that is not optimized, unless it is slow anyway.
+function(fsdp_leave_as_written target)
+  if(NOT FSDP_SANITIZE)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-O0>)
+  endif()
+endfunction()
+
 # A target whose sources include torch: links LibTorch and uses a shared precompiled header, which has what most of our
 # own sources need. It is not torch/torch.h, whose templates take each compilation 2 s more, used or not; tests, which
 # are about torch::nn models and torch::optim, say WHOLE: 6 s each of a processor, for which BATCH_SIZE may be larger.
+# They are not optimized, which halves the time: what they test is.
 function(fsdp_use_torch target)
   cmake_parse_arguments(arg "WHOLE" "BATCH_SIZE" "" ${ARGN})
   if(NOT arg_BATCH_SIZE)
@@ -58,6 +68,7 @@ function(fsdp_use_torch target)
   if(arg_WHOLE)
     set(pch fsdp_whole_pch)
     set(headers <torch/torch.h> <torch/script.h> <torch/csrc/distributed/c10d/Store.hpp>)
+    fsdp_leave_as_written(${target})
   endif()
   target_link_libraries(${target} PUBLIC LibTorch::LibTorch)
   if(NOT TARGET ${pch})
@@ -65,6 +76,9 @@ function(fsdp_use_torch target)
     add_library(${pch} OBJECT ${CMAKE_BINARY_DIR}/pch/empty.cpp)
     target_link_libraries(${pch} PRIVATE LibTorch::LibTorch)
     target_precompile_headers(${pch} PRIVATE ${headers})
+    if(arg_WHOLE)
+      fsdp_leave_as_written(${pch})
+    endif()
   endif()
   target_precompile_headers(${target} REUSE_FROM ${pch})
   set_target_properties(${target} PROPERTIES DEFINE_SYMBOL "")

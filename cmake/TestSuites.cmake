@@ -1,15 +1,39 @@
-# One ctest entry per test suite rather than per test: a process that links LibTorch takes 0.17 s of a processor to
-# start, most tests a few milliseconds. The suites are read from the sources, so nothing is run at build time.
+# The entry of these suites of `target`; of what fsdp_add_test_suites() has read, its caller.
+function(fsdp_add_test_entry label suites)
+  list(JOIN suites "," names)
+  set(name ${target}.${names}${suffix})
+  list(TRANSFORM suites REPLACE "(.+)" "\\1.*:*/\\1.*" OUTPUT_VARIABLE filters)
+  list(JOIN filters ":" filter)
+  add_test(NAME ${name} COMMAND ${target} --gtest_brief=1 --gtest_filter=${filter})
+  # One thread each: ranks are threads or processes already, and ctest runs several tests at once.
+  set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT ${arg_TIMEOUT} ENVIRONMENT "${environment}"
+                       FAIL_REGULAR_EXPRESSION "0 tests from 0 test suites ran")
+  if(arg_LONG_SUITES AND suites IN_LIST arg_LONG_SUITES)
+    set_tests_properties(${name} PROPERTIES COST 100)
+  endif()
+  if(arg_SKIPPED_WHERE)
+    set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "${arg_SKIPPED_WHERE}")
+  endif()
+endfunction()
+
+# One ctest entry per test suite rather than per test: a process that links LibTorch takes 0.17 s of a processor to start,
+# most tests a few milliseconds. The suites are read from the sources, so nothing is run at build time.
 #
-#   fsdp_add_test_suites(target LABEL label [FAST_SUITES suite...] [TIMEOUT seconds] [TRANSPORT name] [SUITES suite...]
-#                       [LONG_SUITES suite...] [SKIPPED_WHERE regex...] [ENVIRONMENT name=value...])
+#   fsdp_add_test_suites(target LABEL label [FAST_SUITES suite...] [TOGETHER count] [TIMEOUT seconds] [TRANSPORT name]
+#                       [SUITES suite...] [LONG_SUITES suite...] [SKIPPED_WHERE regex...] [ENVIRONMENT name=value...])
 #
-# FAST_SUITES get the label `fast` instead. TRANSPORT: what ranks of these entries talk over, see tests/support/ranks.h.
-# SUITES: only these. LONG_SUITES take a minute and start first, so that none of them ends alone. SKIPPED_WHERE: output that tells that the tests cannot run here; ctest says "Skipped" then.
+# FAST_SUITES get the label `fast` instead. TOGETHER: so many fast suites share an entry, whose name has all of theirs.
+# TRANSPORT: what ranks of these entries talk over, see tests/support/ranks.h. SUITES: only these. LONG_SUITES take ten
+# seconds and more; they have an entry each and start first, so that none of them ends alone. SKIPPED_WHERE: output that
+# tells that the tests cannot run here; ctest says "Skipped" then.
 function(fsdp_add_test_suites target)
-  cmake_parse_arguments(arg "" "LABEL;TIMEOUT;TRANSPORT" "FAST_SUITES;LONG_SUITES;SUITES;SKIPPED_WHERE;ENVIRONMENT" ${ARGN})
+  cmake_parse_arguments(arg "" "LABEL;TOGETHER;TIMEOUT;TRANSPORT"
+                        "FAST_SUITES;LONG_SUITES;SUITES;SKIPPED_WHERE;ENVIRONMENT" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 300)
+  endif()
+  if(NOT arg_TOGETHER)
+    set(arg_TOGETHER 1)
   endif()
   get_target_property(sources ${target} SOURCES)
   set(suites "")
@@ -36,20 +60,24 @@ function(fsdp_add_test_suites target)
   if(arg_TRANSPORT)
     list(APPEND environment FSDP_TEST_TRANSPORT=${arg_TRANSPORT})
   endif()
+  set(together "")
   foreach(suite ${suites})
     set(label ${arg_LABEL})
     if(suite IN_LIST arg_FAST_SUITES)
       set(label fast)
     endif()
-    add_test(NAME ${target}.${suite}${suffix} COMMAND ${target} --gtest_brief=1 --gtest_filter=${suite}.*:*/${suite}.*)
-    # One thread each: ranks are threads or processes already, and ctest runs several tests at once.
-    set_tests_properties(${target}.${suite}${suffix} PROPERTIES LABELS ${label} TIMEOUT ${arg_TIMEOUT}
-                         ENVIRONMENT "${environment}" FAIL_REGULAR_EXPRESSION "0 tests from 0 test suites ran")
-    if(suite IN_LIST arg_LONG_SUITES)
-      set_tests_properties(${target}.${suite}${suffix} PROPERTIES COST 100)
+    if(NOT label STREQUAL "fast" OR suite IN_LIST arg_LONG_SUITES)
+      fsdp_add_test_entry(${label} ${suite})
+      continue()
     endif()
-    if(arg_SKIPPED_WHERE)
-      set_tests_properties(${target}.${suite}${suffix} PROPERTIES SKIP_REGULAR_EXPRESSION "${arg_SKIPPED_WHERE}")
+    list(APPEND together ${suite})
+    list(LENGTH together count)
+    if(count EQUAL arg_TOGETHER)
+      fsdp_add_test_entry(fast "${together}")
+      set(together "")
     endif()
   endforeach()
+  if(together)
+    fsdp_add_test_entry(fast "${together}")
+  endif()
 endfunction()

@@ -46,8 +46,19 @@ Attempt::~Attempt() {
   }
 }
 
+void Attempt::start_ranks() {
+  if (number_ == 0 && options_.threads) {
+    output_.note("launch: " + std::to_string(options_.nproc) +
+                 " ranks with OMP_NUM_THREADS=" + std::to_string(*options_.threads) + " (" +
+                 std::to_string(options_.cores) + " cores; set the variable to choose)");
+  }
+  begin_ = Clock::now();
+  for (int rank = 0; rank < options_.nproc; ++rank) {
+    children_[static_cast<size_t>(rank)] = start_child(command_of(rank));
+  }
+}
+
 AttemptEnd Attempt::run() {
-  start_ranks();
   while (!is_over()) {
     wait_for_events();
     for (const int number : signals_.take()) pass_on(number);
@@ -59,21 +70,9 @@ AttemptEnd Attempt::run() {
   return conclude();
 }
 
-void Attempt::start_ranks() {
-  if (number_ == 0 && std::getenv("OMP_NUM_THREADS") == nullptr) {
-    output_.note("launch: " + std::to_string(options_.nproc) +
-                 " ranks with OMP_NUM_THREADS=" + std::to_string(std::max(1, options_.cores / options_.nproc)) + " (" +
-                 std::to_string(options_.cores) + " cores; set the variable to choose)");
-  }
-  begin_ = Clock::now();
-  for (int rank = 0; rank < options_.nproc; ++rank) {
-    children_[static_cast<size_t>(rank)] = start_child(command_of(rank));
-  }
-}
-
 ChildCommand Attempt::command_of(int rank) const {
   const std::string world = std::to_string(options_.nproc);
-  ChildCommand command{options_.program, options_.arguments, {}};
+  ChildCommand command{options_.run_verb, options_.program, options_.arguments, {}};
   command.environment = {{"FSDP_LAUNCH", "1"},
                          {"FSDP_RESTART_COUNT", std::to_string(number_)},
                          {"RANK", std::to_string(rank)},
@@ -86,9 +85,7 @@ ChildCommand Attempt::command_of(int rank) const {
                          {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options_.restarts.max_restarts)},
                          {"TORCHELASTIC_USE_AGENT_STORE", "False"}};  // the store is not c10d's
   if (!options_.made_secret.empty()) command.environment[comm::kSecretVariable] = options_.made_secret;
-  if (std::getenv("OMP_NUM_THREADS") == nullptr) {
-    command.environment["OMP_NUM_THREADS"] = std::to_string(std::max(1, options_.cores / options_.nproc));
-  }
+  if (options_.threads) command.environment["OMP_NUM_THREADS"] = std::to_string(*options_.threads);
   if (rank == 0 && isatty(STDOUT_FILENO) != 0) command.environment["FSDP_STATUS_LINE"] = "1";
   return command;
 }

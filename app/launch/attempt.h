@@ -23,7 +23,7 @@ struct AttemptEnd {
   int num_killed = 0;                   // ranks that did not stop in time
 };
 
-// Starts all ranks of a job once and stays with them until all are gone: prints what they write, passes signals on,
+// Starts all ranks of a job once, then stays with them until all are gone: prints what they write, passes signals on,
 // stops the others when one fails. Single use.
 class Attempt {
  public:
@@ -36,7 +36,9 @@ class Attempt {
   Attempt(const Attempt&) = delete;
   Attempt& operator=(const Attempt&) = delete;
 
-  // Throws fsdp::Error if a process cannot be started. Never waits longer than the ranks run, plus the time to stop.
+  // Throws fsdp::Error if a process cannot be started.
+  void start_ranks();
+  // Never waits longer than the ranks run, plus the time to stop.
   AttemptEnd run();
 
  private:
@@ -45,7 +47,6 @@ class Attempt {
   // kStopping: ranks were asked to stop, until the deadline. kKilled: they were killed.
   enum class Phase { kRunning, kEnding, kStopping, kKilled };
 
-  void start_ranks();
   ChildCommand command_of(int rank) const;
   void wait_for_events() const;
   void read_output(int rank);

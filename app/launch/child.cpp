@@ -9,8 +9,12 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <csignal>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 
+#include "app/launch/process_title.h"
 #include "fsdp/base/error.h"
 
 namespace fsdp::app {
@@ -45,9 +49,8 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   return result;
 }
 
-// Between fork and exec only async-signal-safe calls are allowed: the launcher has threads.
-[[noreturn]] void become(const char* program, char* const* arguments, char* const* environment, pid_t parent, int out,
-                         int err) {
+// Between fork and exec only async-signal-safe calls are allowed, should somebody have preloaded what has threads.
+void become_rank(pid_t parent, int out, int err) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // it died before the line above
@@ -58,8 +61,12 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   sigprocmask(SIG_SETMASK, &none, nullptr);
   const int null_input = open("/dev/null", O_RDONLY);
   dup2(null_input, STDIN_FILENO);
+  if (null_input > STDERR_FILENO) close(null_input);
   dup2(out, STDOUT_FILENO);
   dup2(err, STDERR_FILENO);
+}
+
+[[noreturn]] void execute(const char* program, char* const* arguments, char* const* environment) {
   execvpe(program, arguments, environment);
   constexpr const char* kBefore = "fsdp: cannot run ";
   constexpr const char* kAfter = ": no such program, or not executable\n";
@@ -67,6 +74,27 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   ignored = write(STDERR_FILENO, program, std::strlen(program));
   ignored = write(STDERR_FILENO, kAfter, std::strlen(kAfter));
   _exit(2);
+}
+
+void close_as_exec_does() {
+  std::vector<int> descriptors;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    descriptors.push_back(std::atoi(entry.path().filename().c_str()));
+  }
+  for (const int descriptor : descriptors) {
+    const int flags = fcntl(descriptor, F_GETFD);
+    if (flags >= 0 && (flags & FD_CLOEXEC) != 0) close(descriptor);
+  }
+}
+
+// Goes on where exec() would have begun: as main() does.
+[[noreturn]] void run_copy(const ChildCommand& command, std::vector<char*> arguments) noexcept {
+  close_as_exec_does();
+  std::signal(SIGXFSZ, SIG_IGN);
+  for (const auto& [name, value] : command.environment) setenv(name.c_str(), value.c_str(), 1);
+  show_title(command.arguments);
+  command.run_verb(static_cast<int>(arguments.size()) - 1, arguments.data());
+  _exit(1);
 }
 
 // While a group has members its number is not given to another process. Orphans of the group are our children.
@@ -91,7 +119,9 @@ Child start_child(const ChildCommand& command) {
   child.pid = fork();
   if (child.pid < 0) fail("cannot start a process");
   if (child.pid == 0) {
-    become(command.program.c_str(), argument_pointers.data(), environment_pointers.data(), parent, out[1], err[1]);
+    become_rank(parent, out[1], err[1]);
+    if (command.run_verb != nullptr) run_copy(command, argument_pointers);
+    execute(command.program.c_str(), argument_pointers.data(), environment_pointers.data());
   }
   setpgid(child.pid, child.pid);  // also here: whoever comes first, the group exists before it is signalled
   close(out[1]);

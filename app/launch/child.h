@@ -7,11 +7,13 @@
 #include <vector>
 
 #include "app/launch/exit_status.h"
+#include "app/launch/verb_library.h"
 
 namespace fsdp::app {
 
 // A program to start and what to change in the environment for it.
 struct ChildCommand {
+  RunVerb run_verb = nullptr;          // called in a copy of this process, which has one thread; null: `program` runs
   std::string program;                 // looked up in PATH if it has no '/'
   std::vector<std::string> arguments;  // argv, the name of the program included
   std::map<std::string, std::string> environment;
@@ -32,8 +34,9 @@ struct Child {
 // From here on, processes that lose their parent below this one become its children.
 void adopt_orphans();
 
-// Starts `command` with standard input from /dev/null. Throws fsdp::Error if the system refuses; a program that cannot
-// be executed says so on its standard error and exits with code 2.
+// Starts `command` with standard input from /dev/null, and without descriptors that are closed on exec. Throws
+// fsdp::Error if the system refuses; a program that cannot be executed says so on its standard error and exits with
+// code 2.
 Child start_child(const ChildCommand& command);
 
 // Takes in what became of the children since the last call, without waiting, and reaps orphans. Returns the indices of

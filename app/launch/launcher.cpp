@@ -9,11 +9,14 @@ namespace fsdp::app {
 
 Launcher::Launcher(LaunchOptions options) : options_(std::move(options)) { adopt_orphans(); }
 
-int Launcher::run(const std::function<uint16_t()>& open_store, Notices& notices) {
+int Launcher::run(const JobStore& store, Notices& notices) {
   RestartPolicy policy(options_.restarts);
   for (int number = 0;; ++number) {
     RankOutput output(options_.nproc, {.prefix = options_.prefix, .draws_status = isatty(STDOUT_FILENO) != 0});
-    const AttemptEnd end = Attempt(options_, number, open_store(), signals_, output, notices).run();
+    Attempt attempt(options_, number, store.listen(), signals_, output, notices);
+    attempt.start_ranks();
+    store.serve();  // not before: a rank that is a copy of this process would inherit the locks of another thread
+    const AttemptEnd end = attempt.run();
     if (end.stop_signal) return report_stop(end, output);
     if (!end.culprit) return 0;
     const Verdict verdict = policy.judge({end.status, end.uptime, output.committed_step()});

@@ -10,12 +10,9 @@
 
 #include "fsdp/mesh/mesh.h"
 #include "fsdp/parallel/ranks.h"
+#include "fsdp/parallel/tokens.h"
 
 namespace fsdp::parallel {
-
-// What ranks hold between parallel layers: all tokens, alike; or each a part of them, along the dimension before the
-// last, which the number of ranks must divide (sequence parallelism).
-enum class Tokens { kAll, kOwn };
 
 // A layer's place along the axis, and its name in errors.
 struct LayerPlace {

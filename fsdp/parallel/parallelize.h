@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "fsdp/mesh/mesh.h"
-#include "fsdp/parallel/layers.h"
+#include "fsdp/parallel/tokens.h"
 
 namespace torch::nn {
 class Module;

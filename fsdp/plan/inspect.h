@@ -1,7 +1,7 @@
 // What training a model of a C++ program will take on one of many ranks, before memory for it exists.
 #pragma once
 
-#include <torch/nn/module.h>
+#include <ATen/core/Tensor.h>
 
 #include <functional>
 #include <optional>
@@ -11,6 +11,10 @@
 #include "fsdp/unit/options.h"
 #include "fsdp/unit/shard_where.h"
 #include "plan/report.h"
+
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
 
 namespace fsdp::plan {
 

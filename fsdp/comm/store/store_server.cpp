@@ -287,11 +287,13 @@ void StoreServer::Loop::close(int descriptor, std::optional<RefusalReason> reaso
   visits_.erase(found);  // which closes the descriptor, and the kernel forgets it
 }
 
-StoreServer::StoreServer(StoreServerOptions options) {
+FileDescriptor StoreServer::listen() {
   Socket listener = listen_on(Reach::kThisHost, 0);
   if (!listener.descriptor) throw_no_store(listener.error);
-  start(std::move(listener.descriptor), std::move(options));
+  return std::move(listener.descriptor);
 }
+
+StoreServer::StoreServer(StoreServerOptions options) : StoreServer(listen(), std::move(options)) {}
 
 StoreServer::StoreServer(FileDescriptor listener, StoreServerOptions options) {
   start(std::move(listener), std::move(options));

@@ -38,8 +38,9 @@ struct StoreServerOptions {
 class StoreServer {
  public:
   // On 127.0.0.1, at a port of the system's choice. Throws Error(kCommunication) if it cannot be had.
+  static FileDescriptor listen();
   explicit StoreServer(StoreServerOptions options = {});
-  // At `listener`, which listen_on() made.
+  // At `listener`, which listen() or listen_on() made. Those who connect before are served then.
   StoreServer(FileDescriptor listener, StoreServerOptions options);
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;

@@ -18,8 +18,8 @@ MIDDLE = ("--model.hidden_size=384", "--model.ffn_size=1536", "--model.layers=8"
 # MiB, from what is just enough to load the libraries and to connect.
 LIMITS = {1: range(500, 1500, 75), 2: range(725, 1700, 75)}
 
-# Of calls of `operator new` in a rank: about 60,000 take a verb to its end, and more are made while LibTorch is loaded
-# before it.
+# Of calls of `operator new`: about 60,000 take a rank's verb to its end, and more are made while the launcher loads
+# LibTorch for all ranks.
 REFUSED = range(0, 60000)
 REFUSED_CASES = 40
 LOADING = range(0, 100000)
