@@ -6,7 +6,10 @@ function(fsdp_add_test_entry label suites)
   list(JOIN filters ":" filter)
   add_test(NAME ${name} COMMAND ${target} --gtest_brief=1 --gtest_filter=${filter})
   # One thread each: ranks are threads or processes already, and ctest runs several tests at once.
-  set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT ${arg_TIMEOUT} ENVIRONMENT "${environment}"
+  if(arg_NO_KERNELS)
+    list(APPEND label no-kernels)
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS "${label}" TIMEOUT ${arg_TIMEOUT} ENVIRONMENT "${environment}"
                        FAIL_REGULAR_EXPRESSION "0 tests from 0 test suites ran")
   if(arg_LONG_SUITES AND suites IN_LIST arg_LONG_SUITES)
     set_tests_properties(${name} PROPERTIES COST 100)
@@ -19,15 +22,17 @@ endfunction()
 # One ctest entry per test suite rather than per test: a process that links LibTorch takes 0.17 s of a processor to start,
 # most tests a few milliseconds. The suites are read from the sources, so nothing is run at build time.
 #
-#   fsdp_add_test_suites(target LABEL label [FAST_SUITES suite...] [TOGETHER count] [TIMEOUT seconds] [TRANSPORT name]
-#                       [SUITES suite...] [LONG_SUITES suite...] [SKIPPED_WHERE regex...] [ENVIRONMENT name=value...])
+#   fsdp_add_test_suites(target LABEL label [FAST_SUITES suite...] [TOGETHER count] [NO_KERNELS] [TIMEOUT seconds]
+#                       [TRANSPORT name] [SUITES suite...] [LONG_SUITES suite...] [SKIPPED_WHERE regex...]
+#                       [ENVIRONMENT name=value...])
 #
 # FAST_SUITES get the label `fast` instead. TOGETHER: so many fast suites share an entry, whose name has all of theirs.
+# NO_KERNELS: the program has none, so that the processor's instruction set is nothing to it (a label tells so).
 # TRANSPORT: what ranks of these entries talk over, see tests/support/ranks.h. SUITES: only these. LONG_SUITES take ten
 # seconds and more; they have an entry each and start first, so that none of them ends alone. SKIPPED_WHERE: output that
 # tells that the tests cannot run here; ctest says "Skipped" then.
 function(fsdp_add_test_suites target)
-  cmake_parse_arguments(arg "" "LABEL;TOGETHER;TIMEOUT;TRANSPORT"
+  cmake_parse_arguments(arg "NO_KERNELS" "LABEL;TOGETHER;TIMEOUT;TRANSPORT"
                         "FAST_SUITES;LONG_SUITES;SUITES;SKIPPED_WHERE;ENVIRONMENT" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 300)
