@@ -1,6 +1,8 @@
 // The `fsdp` binary. `launch` is in it; all other verbs are in a library that is loaded for them, because LibTorch,
 // which comes with it, takes a sixth of a second of a processor and 100 MB to load: a launcher of other programs needs
 // none of it, and one of our own verbs loads it once for all ranks.
+#include <unistd.h>
+
 #include <csignal>
 #include <cstring>
 #include <exception>
@@ -47,6 +49,6 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);            // past a limit on the size of files, writes then fail with a message
   fsdp::train::advise_where_memory_ends();  // while LibTorch is loaded, too
-  fsdp::app::keep_title_at(argc, argv);
+  fsdp::app::keep_title_at(argc, argv, environ);
   fsdp::train::leave(guarded([&] { return run(argc, argv); }));
 }

@@ -11,6 +11,7 @@
 #include "benchmarks/support/command_line.h"
 #include "text/documents/document_reader.h"
 
+namespace fsdp::benchmarks::documents_program {
 namespace {
 
 double cpu_ms() {
@@ -27,7 +28,7 @@ int main(int argc, char** argv) {
   CLI::App app("Reads a file of documents; prints CPU milliseconds, documents and bytes of text");
   app.add_option("path", path)->required();
   app.add_option("--times", times);
-  fsdp::benchmarks::parse_or_exit(app, argc, argv);
+  parse_or_exit(app, argc, argv);
 
   std::vector<double> ms;
   int64_t num_documents = 0;
@@ -47,3 +48,5 @@ int main(int argc, char** argv) {
   std::cout << nlohmann::json{{"cpu_ms", ms}, {"documents", num_documents}, {"text_bytes", text_bytes}} << "\n";
   return 0;
 }
+
+}  // namespace fsdp::benchmarks::documents_program

@@ -1,4 +1,4 @@
-// All programs of this folder that link LibTorch, as one: its headers are compiled a few times, not once for each. bin/
+// All programs of this folder, as one: headers of LibTorch and others are compiled a few times, not once for each. bin/
 // has a link to it under each name, and the name it is called by says which of them runs.
 #include <cstdio>
 #include <cstring>

@@ -1,4 +1,4 @@
-// Predicts published training runs and prints the errors; docs/plan_time.md explains the tables. Needs no LibTorch.
+// Predicts published training runs and prints the errors; docs/plan_time.md explains the tables.
 //
 //   plan_published            every run
 //   plan_published --fit      fits the four shares to the runs on 8 GPUs, and prints them
@@ -16,7 +16,7 @@
 #include "plan/time/step_time.h"
 #include "plan/time/timeline_picture.h"
 
-namespace fsdp::benchmarks {
+namespace fsdp::benchmarks::plan_published_program {
 namespace {
 
 using plan::time::Shares;
@@ -111,10 +111,8 @@ void explain(const std::string& part, const std::string& svg_path, const std::st
 }
 
 }  // namespace
-}  // namespace fsdp::benchmarks
 
 int main(int argc, char** argv) {
-  using namespace fsdp::benchmarks;
   CLI::App app("Predicts published training runs");
   bool fits = false;
   std::string part, svg_path, trace_path;
@@ -132,4 +130,7 @@ int main(int argc, char** argv) {
     std::printf("products %.4f, attention %.4f, memory %.4f, slowdown %.4f\n", shares.products, shares.attention,
                 shares.memory, shares.slowdown);
   print_table(shares);
+  return 0;
 }
+
+}  // namespace fsdp::benchmarks::plan_published_program

@@ -15,10 +15,10 @@
 #include "text/tokenizer/tokenizer.h"
 #include "train/prepare/document_stream.h"
 
+namespace fsdp::benchmarks::prepare_program {
 namespace {
 
 namespace fs = std::filesystem;
-using namespace fsdp;
 
 struct Options {
   std::string input;
@@ -105,10 +105,13 @@ int main(int argc, char** argv) {
   app.add_option("--tokenizer", options.tokenizer, "folder with tokenizer.json, or bytes")->required();
   app.add_option("--folder", options.folder, "to write to")->required();
   app.add_option("--threads", options.threads);
-  benchmarks::parse_or_exit(app, argc, argv);
+  parse_or_exit(app, argc, argv);
   nlohmann::ordered_json result = prepare_whole(options);
   result["threads"] = options.threads;
   result["tokenizer_mb_per_s"] = tokenizer_alone(options);
   result["disk_mb_per_s"] = disk_alone(options);
   std::puts(result.dump().c_str());
+  return 0;
 }
+
+}  // namespace fsdp::benchmarks::prepare_program

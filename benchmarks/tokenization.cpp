@@ -17,6 +17,7 @@
 
 #include "text/tokenizer/tokenizer.h"
 
+namespace fsdp::benchmarks::tokenization_program {
 namespace {
 
 using fsdp::tokenizer::Tokenizer;
@@ -103,3 +104,5 @@ int main(int argc, char** argv) {
               documents.size());
   return 0;
 }
+
+}  // namespace fsdp::benchmarks::tokenization_program

@@ -57,7 +57,7 @@ endfunction()
 # A target whose sources include torch: links LibTorch and uses a shared precompiled header, which has what most of our
 # own sources need. It is not torch/torch.h, whose templates take each compilation 2 s more, used or not; tests, which
 # are about torch::nn models and torch::optim, say WHOLE: 6 s each of a processor, for which BATCH_SIZE may be larger.
-# They are not optimized, which halves the time: what they test is.
+# They are not optimized: what they test is.
 function(fsdp_use_torch target)
   cmake_parse_arguments(arg "WHOLE" "BATCH_SIZE" "" ${ARGN})
   if(NOT arg_BATCH_SIZE)

@@ -1,3 +1,8 @@
+# A test that hardly uses a processor: such begin first, one at a time beside others, which then find a processor free.
+function(fsdp_test_waits name)
+  set_tests_properties(${name} PROPERTIES COST 200 RESOURCE_LOCK waiting)
+endfunction()
+
 # The entry of these suites of `target`; of what fsdp_add_test_suites() has read, its caller.
 function(fsdp_add_test_entry label suites)
   list(JOIN suites "," names)
@@ -11,7 +16,9 @@ function(fsdp_add_test_entry label suites)
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${label}" TIMEOUT ${arg_TIMEOUT} ENVIRONMENT "${environment}"
                        FAIL_REGULAR_EXPRESSION "0 tests from 0 test suites ran")
-  if(arg_LONG_SUITES AND suites IN_LIST arg_LONG_SUITES)
+  if(suites IN_LIST arg_WAITING_SUITES)
+    fsdp_test_waits(${name})
+  elseif(suites IN_LIST arg_LONG_SUITES)
     set_tests_properties(${name} PROPERTIES COST 100)
   endif()
   if(arg_SKIPPED_WHERE)
@@ -24,16 +31,16 @@ endfunction()
 #
 #   fsdp_add_test_suites(target LABEL label [FAST_SUITES suite...] [TOGETHER count] [NO_KERNELS] [TIMEOUT seconds]
 #                       [TRANSPORT name] [SUITES suite...] [LONG_SUITES suite...] [SKIPPED_WHERE regex...]
-#                       [ENVIRONMENT name=value...])
+#                       [WAITING_SUITES suite...] [ENVIRONMENT name=value...])
 #
 # FAST_SUITES get the label `fast` instead. TOGETHER: so many fast suites share an entry, whose name has all of theirs.
 # NO_KERNELS: the program has none, so that the processor's instruction set is nothing to it (a label tells so).
 # TRANSPORT: what ranks of these entries talk over, see tests/support/ranks.h. SUITES: only these. LONG_SUITES take ten
-# seconds and more; they have an entry each and start first, so that none of them ends alone. SKIPPED_WHERE: output that
-# tells that the tests cannot run here; ctest says "Skipped" then.
+# seconds and more; they have an entry each and start first, so that none of them ends alone. WAITING_SUITES: see
+# fsdp_test_waits(). SKIPPED_WHERE: output that tells that the tests cannot run here; ctest says "Skipped" then.
 function(fsdp_add_test_suites target)
   cmake_parse_arguments(arg "NO_KERNELS" "LABEL;TOGETHER;TIMEOUT;TRANSPORT"
-                        "FAST_SUITES;LONG_SUITES;SUITES;SKIPPED_WHERE;ENVIRONMENT" ${ARGN})
+                        "FAST_SUITES;LONG_SUITES;WAITING_SUITES;SUITES;SKIPPED_WHERE;ENVIRONMENT" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 300)
   endif()
@@ -71,7 +78,7 @@ function(fsdp_add_test_suites target)
     if(suite IN_LIST arg_FAST_SUITES)
       set(label fast)
     endif()
-    if(NOT label STREQUAL "fast" OR suite IN_LIST arg_LONG_SUITES)
+    if(NOT label STREQUAL "fast" OR suite IN_LIST arg_LONG_SUITES OR suite IN_LIST arg_WAITING_SUITES)
       fsdp_add_test_entry(${label} ${suite})
       continue()
     endif()

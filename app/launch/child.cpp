@@ -34,11 +34,11 @@ std::array<int, 2> make_pipe() {
 
 std::vector<std::string> child_environment(const std::map<std::string, std::string>& changes) {
   std::vector<std::string> all;
+  for (const auto& [name, value] : changes) all.push_back(name + "=" + value);
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text = *entry;
     if (changes.count(text.substr(0, text.find('='))) == 0) all.push_back(text);
   }
-  for (const auto& [name, value] : changes) all.push_back(name + "=" + value);
   return all;
 }
 
@@ -88,12 +88,14 @@ void close_as_exec_does() {
 }
 
 // Goes on where exec() would have begun: as main() does.
-[[noreturn]] void run_copy(const ChildCommand& command, std::vector<char*> arguments) noexcept {
+[[noreturn]] void run_copy(RunVerb run_verb, std::vector<std::string>& arguments,
+                           std::vector<std::string>& environment) noexcept {
   close_as_exec_does();
   std::signal(SIGXFSZ, SIG_IGN);
-  for (const auto& [name, value] : command.environment) setenv(name.c_str(), value.c_str(), 1);
-  show_title(command.arguments);
-  command.run_verb(static_cast<int>(arguments.size()) - 1, arguments.data());
+  std::vector<char*> argument_pointers = pointers(arguments), environment_pointers = pointers(environment);
+  environ = environment_pointers.data();
+  show_title(arguments, environment);
+  run_verb(static_cast<int>(arguments.size()), argument_pointers.data());
   _exit(1);
 }
 
@@ -120,7 +122,7 @@ Child start_child(const ChildCommand& command) {
   if (child.pid < 0) fail("cannot start a process");
   if (child.pid == 0) {
     become_rank(parent, out[1], err[1]);
-    if (command.run_verb != nullptr) run_copy(command, argument_pointers);
+    if (command.run_verb != nullptr) run_copy(command.run_verb, arguments, environment);
     execute(command.program.c_str(), argument_pointers.data(), environment_pointers.data());
   }
   setpgid(child.pid, child.pid);  // also here: whoever comes first, the group exists before it is signalled

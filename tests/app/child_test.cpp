@@ -85,15 +85,21 @@ TEST(LaunchChild, ACopyHasWhatAProgramWouldHaveThatWasExecuted) {
 }
 
 TEST(LaunchChild, TheTitleOfAProcessIsWrittenOverItsArguments) {
-  std::string memory("fsdp\0launch\0--nproc\0002\0train\0run.toml", 37);
+  std::string memory("fsdp\0launch\0--nproc\0002\0train\0run.toml\0", 37);
   std::vector<char*> arguments{memory.data(),      memory.data() + 5,  memory.data() + 12,
                                memory.data() + 20, memory.data() + 22, memory.data() + 28};
   ASSERT_STREQ(arguments.back(), "run.toml");
-  keep_title_at(static_cast<int>(arguments.size()), arguments.data());
-  show_title({"fsdp", "train", "run.toml"});
+  arguments.push_back(nullptr);
+  std::string variables("HOME=/\0A=b\0", 11), elsewhere("SET=later");
+  std::vector<char*> environment{variables.data(), variables.data() + 7, elsewhere.data(), nullptr};
+  keep_title_at(6, arguments.data(), environment.data());
+  show_title({"fsdp", "train", "run.toml"}, {"RANK=1"});
   EXPECT_EQ(memory, std::string("fsdp\0train\0run.toml", 19) + std::string(memory.size() - 19, '\0'));
-  show_title({std::string(100, 'x')});
-  EXPECT_EQ(memory.substr(0, 36), std::string(36, 'x')) << "and no byte behind the last argument";
+  EXPECT_EQ(variables, std::string("RANK=1\0\0\0\0\0", 11));
+  show_title({std::string(100, 'x')}, {"RANK=1", "HOME=/"});
+  EXPECT_EQ(memory, std::string(memory.size() - 1, 'x') + '\0') << "cut before what is behind the last argument";
+  EXPECT_EQ(variables, std::string("RANK=1\0HOM\0", 11));
+  EXPECT_EQ(elsewhere, "SET=later");
 }
 
 }  // namespace
