@@ -6,12 +6,15 @@ import json
 import os
 import shutil
 import subprocess
+import tomllib
 from statistics import median
 
 from harness import BIN, ROOT, chosen_isas, entry, held_to, pooled, print_table, run, script, spread, write_json
 
 FOLDER = os.path.join(ROOT, "build", "bench", "quickstart")
-TOKENS = 2048  # a step
+with open(os.path.join(ROOT, "configs", "quickstart.toml"), "rb") as recipe:
+    RECIPE = tomllib.load(recipe)
+TOKENS = RECIPE["train"]["batch_sequences"] * RECIPE["data"]["sequence_length"]  # a step
 WARMUP = 10
 
 

@@ -2,17 +2,22 @@
 
 import argparse
 import json
+import pathlib
 import time
+import tomllib
 
 import torch
 from transformers import SmolLM3Config, SmolLM3ForCausalLM
 
-VOCABULARY, BATCH, LENGTH = 259, 8, 256
+RECIPE = tomllib.loads((pathlib.Path(__file__).parents[2] / "configs/quickstart.toml").read_text())
+VOCABULARY, BATCH, LENGTH = 259, RECIPE["train"]["batch_sequences"], RECIPE["data"]["sequence_length"]
 
 
 def make_model():
-    config = SmolLM3Config(vocab_size=VOCABULARY, hidden_size=256, num_hidden_layers=6, num_attention_heads=4,
-                           num_key_value_heads=2, intermediate_size=768, tie_word_embeddings=True, pad_token_id=None,
+    shape = RECIPE["model"]
+    config = SmolLM3Config(vocab_size=VOCABULARY, hidden_size=shape["hidden_size"], num_hidden_layers=shape["layers"],
+                           num_attention_heads=shape["heads"], num_key_value_heads=shape["kv_heads"],
+                           intermediate_size=shape["ffn_size"], tie_word_embeddings=True, pad_token_id=None,
                            bos_token_id=None, eos_token_id=None, max_position_embeddings=2048, use_cache=False)
     config._attn_implementation = "sdpa"
     return SmolLM3ForCausalLM(config)
