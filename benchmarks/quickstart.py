@@ -57,7 +57,7 @@ def quickstart(options):
                          f"{100 * median(result['mfu'] for result in mine):.0f}%"))
             entries.append(entry(f"quickstart/{isa}/{precision}", ms, peer_ms, "ms"))
             print_table(rows[:1] + rows[-1:])
-    print(f"\nThe quickstart's model (4.8M parameters), {TOKENS:,} tokens a step: libfsdp, 2 ranks of 1 thread; transformers' "
+    print(f"\nThe quickstart's model (1.2M parameters), {TOKENS:,} tokens a step: libfsdp, 2 ranks of 1 thread; transformers' "
           "SmolLM3 with SDPA and\nfused AdamW, 2 threads (bf16: autocast); in turns; median [min-max]")
     print_table(rows)
     write_json("quickstart", entries)

@@ -1,7 +1,7 @@
-// Preloaded: some calls of `operator new`, one after the other, find no memory. REFUSED_NEW is "FIRST:NUMBER:RANK". Calls
-// are counted from where a process says what is to happen when memory ends: at first the launcher, before it loads
-// LibTorch for all ranks, then each rank, its copy, before it runs its verb. REFUSED_NEW_FROM says which one, 1 or 2;
-// RANK is the rank's own and matters in the second.
+// Preloaded: some calls of `operator new`, one after the other, find no memory. REFUSED_NEW is "FIRST:NUMBER:RANK".
+// Calls are counted from where a process says what is to happen when memory ends: at first the launcher, before it
+// loads LibTorch for all ranks, then each rank, its copy, before it runs its verb. REFUSED_NEW_FROM says which one, 1
+// or 2; RANK is the rank's own and matters in the second.
 #include <atomic>
 #include <cstddef>
 #include <cstdio>
