@@ -155,7 +155,7 @@ int count_cores() {
   return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
-// Set before LibTorch is loaded, which looks at it then.
+// Set before LibTorch is loaded, which looks at it then; ranks inherit it.
 void choose_threads(LaunchOptions& options) {
   options.cores = count_cores();
   if (std::getenv("OMP_NUM_THREADS") != nullptr) return;

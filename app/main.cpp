@@ -6,7 +6,6 @@
 #include <csignal>
 #include <cstring>
 #include <exception>
-#include <functional>
 #include <string>
 
 #include "app/launch/failure_text.h"
@@ -24,24 +23,17 @@ int fail(fsdp::ErrorCode code, const std::string& message) {
   return static_cast<int>(code);
 }
 
-// The exit code of `function`, or of what it throws.
-int guarded(const std::function<int()>& function) {
-  try {
-    return function();
-  } catch (const fsdp::Error& error) {
-    return fail(error.code(), error.what());
-  } catch (const std::exception& error) {
-    if (!fsdp::is_lack_of_memory(error)) return fail(fsdp::ErrorCode::kInternal, error.what());
-    return fail(fsdp::ErrorCode::kMemory, std::string("[launch] out of memory, or of threads: ") + error.what() +
-                                              ". Start fewer ranks, or raise the limits of this user (ulimit -v, "
-                                              "ulimit -u).");
-  }
-}
-
-int run(int argc, char** argv) {
+int run(int argc, char** argv) try {
   if (argc > 1 && std::strcmp(argv[1], "launch") == 0) return fsdp::app::run_launch({argv + 2, argv + argc});
   fsdp::app::load_verbs()(argc, argv);
   return 0;
+} catch (const fsdp::Error& error) {
+  return fail(error.code(), error.what());
+} catch (const std::exception& error) {
+  if (!fsdp::is_lack_of_memory(error)) return fail(fsdp::ErrorCode::kInternal, error.what());
+  return fail(fsdp::ErrorCode::kMemory, std::string("[launch] out of memory, or of threads: ") + error.what() +
+                                            ". Start fewer ranks, or raise the limits of this user (ulimit -v, "
+                                            "ulimit -u).");
 }
 
 }  // namespace
@@ -50,5 +42,5 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);            // past a limit on the size of files, writes then fail with a message
   fsdp::train::advise_where_memory_ends();  // while LibTorch is loaded, too
   fsdp::app::keep_title_at(argc, argv, environ);
-  fsdp::train::leave(guarded([&] { return run(argc, argv); }));
+  fsdp::train::leave(run(argc, argv));
 }

@@ -85,7 +85,6 @@ ChildCommand Attempt::command_of(int rank) const {
                          {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options_.restarts.max_restarts)},
                          {"TORCHELASTIC_USE_AGENT_STORE", "False"}};  // the store is not c10d's
   if (!options_.made_secret.empty()) command.environment[comm::kSecretVariable] = options_.made_secret;
-  if (options_.threads) command.environment["OMP_NUM_THREADS"] = std::to_string(*options_.threads);
   if (rank == 0 && isatty(STDOUT_FILENO) != 0) command.environment["FSDP_STATUS_LINE"] = "1";
   return command;
 }

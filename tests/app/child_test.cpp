@@ -2,7 +2,7 @@
 #include "app/launch/child.h"
 
 #include <fcntl.h>
-#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -16,8 +16,6 @@
 
 namespace fsdp::app {
 namespace {
-
-using ::testing::HasSubstr;
 
 // Stands for a verb: tells what it was given, and ends.
 void tell(int argc, char** argv) {
