@@ -202,7 +202,8 @@ int run_launch(const Arguments& arguments) {
   store.serve = [&] {
     server.emplace(
         std::move(listener),
-        comm::StoreServerOptions{.secret = secret, .on_refusal = [&](const std::string& text) { notices.add(text); }});
+        comm::StoreServerOptions{
+            .secret = secret, .strangers = {}, .on_refusal = [&](const std::string& text) { notices.add(text); }});
   };
   return launcher.run(store, notices);
 }

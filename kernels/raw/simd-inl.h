@@ -79,17 +79,29 @@ using TagBits = hn::RebindToUnsigned<Tag>;
 using TagInt = hn::RebindToSigned<Tag>;
 using Tag16 = hn::Rebind<uint16_t, Tag>;
 
-// What a tensor of bf16 would hold, in the upper halves of the lanes: rounded to the nearest, ties to even; NaN stays
-// NaN.
-HWY_INLINE Native round_native_to_bf16(Native value) {
+// What a tensor of bf16 would hold, in the upper halves of the lanes: rounded to the nearest, ties to even. The lower
+// halves are left over. For what is computed from bf16 numbers: NaNs are then theirs or the processor's own, whose
+// lower halves are zero, and stay NaN. Rounding makes zero of others.
+HWY_INLINE Native round_upper_halves(Native value) {
   const TagBits bits_tag;
   const auto bits = hn::BitCast(bits_tag, value);
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(bits_tag, 1));
-  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(bits_tag, 0x7FFF)));
-  const auto upper = hn::And(rounded, hn::Set(bits_tag, 0xFFFF0000u));
-  const auto nan = hn::BitCast(Tag(), hn::Set(bits_tag, 0x7FC00000u));
-  return hn::IfThenElse(hn::Eq(value, value), hn::BitCast(Tag(), upper), nan);
+  return hn::BitCast(Tag(), hn::Add(bits, hn::Add(odd, hn::Set(bits_tag, 0x7FFF))));
 }
+
+// The same for any numbers: NaN stays NaN.
+HWY_INLINE Native round_any_upper_halves(Native value) {
+  const auto nan = hn::BitCast(Tag(), hn::Set(TagBits(), 0x7FC00000u));
+  return hn::IfThenElse(hn::Eq(value, value), round_upper_halves(value), nan);
+}
+
+HWY_INLINE Native clear_lower_halves(Native value) {
+  const TagBits bits_tag;
+  return hn::BitCast(Tag(), hn::And(hn::BitCast(bits_tag, value), hn::Set(bits_tag, 0xFFFF0000u)));
+}
+
+HWY_INLINE Native round_native_result(Native value) { return clear_lower_halves(round_upper_halves(value)); }
+HWY_INLINE Native round_native_to_bf16(Native value) { return clear_lower_halves(round_any_upper_halves(value)); }
 
 // Of lanes whose lower halves are zero: a's upper half under b's.
 HWY_INLINE Native join_native_upper_halves(Native a, Native b) {
@@ -140,6 +152,9 @@ FSDP_LANEWISE_3(neg_mul_add, hn::NegMulAdd)  // c - a * b
 FSDP_LANEWISE_1(sqrt, hn::Sqrt)
 FSDP_LANEWISE_1(exp, exp_native)
 FSDP_LANEWISE_1(round_to_bf16, round_native_to_bf16)
+FSDP_LANEWISE_1(rounded_result, round_native_result)
+FSDP_LANEWISE_1(with_rounded_upper_halves, round_upper_halves)
+FSDP_LANEWISE_1(with_any_rounded_upper_halves, round_any_upper_halves)
 
 #undef FSDP_LANEWISE_1
 #undef FSDP_LANEWISE_2
@@ -186,6 +201,28 @@ HWY_INLINE void load_to(Two<Half>& to, const T* from) {
   load_to(to.high, from + Width<Half>::kCount);
 }
 
+// Two registers of numbers from one of bf16 and back, which takes fewer instructions than one at a time. Those that mix
+// two registers do so in each 128 bits of them: where there are 256, the second and third of four parts change places
+// before that, or after it. AVX-512 has no pair of registers in a Float, and instructions of its own for halves.
+#if HWY_MAX_BYTES == 16 || HWY_MAX_BYTES == 32
+using TagPair = hn::Repartition<uint16_t, Tag>;
+HWY_INLINE hn::Vec<TagPair> swap_middle_quarters(hn::Vec<TagPair> bits) {
+#if HWY_MAX_BYTES == 32
+  alignas(32) static constexpr int32_t kOrder[8] = {0, 1, 4, 5, 2, 3, 6, 7};
+  return hn::BitCast(TagPair(),
+                     hn::TableLookupLanes(hn::BitCast(TagInt(), bits), hn::SetTableIndices(TagInt(), kOrder)));
+#endif
+  return bits;
+}
+
+HWY_INLINE void load_to(Two<One>& to, const Bf16* from) {
+  const TagPair pair;
+  const auto bits = swap_middle_quarters(hn::LoadU(pair, reinterpret_cast<const uint16_t*>(from)));
+  to.low.v = hn::BitCast(Tag(), hn::InterleaveLower(pair, hn::Zero(pair), bits));
+  to.high.v = hn::BitCast(Tag(), hn::InterleaveUpper(pair, hn::Zero(pair), bits));
+}
+#endif
+
 template <class T>
 HWY_INLINE Float load(const T* from) {
   Float result;
@@ -194,23 +231,45 @@ HWY_INLINE Float load(const T* from) {
 }
 
 HWY_INLINE void store(float* to, One value) { hn::StoreU(value.v, Tag(), to); }
-// The upper halves of lanes whose lower halves are zero.
+// The upper halves of lanes.
 HWY_INLINE void store_upper_halves(Bf16* to, One value) {
   const auto bits = hn::ShiftRight<16>(hn::BitCast(TagInt(), value.v));
   // As signed numbers, which fit: saturation changes none of them.
   const hn::Rebind<int16_t, Tag> narrow;
   hn::StoreU(hn::DemoteTo(narrow, bits), narrow, reinterpret_cast<int16_t*>(to));
 }
-HWY_INLINE void store(Bf16* to, One value) { store_upper_halves(to, round_to_bf16(value)); }
-template <class Half, class T>
-HWY_INLINE void store(T* to, const Two<Half>& value) {
-  store(to, value.low);
-  store(to + Width<Half>::kCount, value.high);
+#if HWY_MAX_BYTES == 16 || HWY_MAX_BYTES == 32
+HWY_INLINE void store_upper_halves(Bf16* to, const Two<One>& value) {
+  const auto low = hn::ShiftRight<16>(hn::BitCast(TagInt(), value.low.v));
+  const auto high = hn::ShiftRight<16>(hn::BitCast(TagInt(), value.high.v));
+  const hn::Repartition<int16_t, Tag> narrow;
+  const auto bits = hn::BitCast(TagPair(), hn::ReorderDemote2To(narrow, low, high));
+  hn::StoreU(swap_middle_quarters(bits), TagPair(), reinterpret_cast<uint16_t*>(to));
 }
+#endif
 template <class Half>
 HWY_INLINE void store_upper_halves(Bf16* to, const Two<Half>& value) {
   store_upper_halves(to, value.low);
   store_upper_halves(to + Width<Half>::kCount, value.high);
+}
+
+template <class Half>
+HWY_INLINE void store(float* to, const Two<Half>& value) {
+  store(to, value.low);
+  store(to + Width<Half>::kCount, value.high);
+}
+template <class Numbers>
+HWY_INLINE void store(Bf16* to, const Numbers& value) {
+  store_upper_halves(to, with_any_rounded_upper_halves(value));
+}
+
+// Of what a kernel computed from numbers of type T, see round_upper_halves().
+template <class T>
+HWY_INLINE void store_result(T* to, const Float& value) {
+  if constexpr (std::is_same_v<T, Bf16>)
+    store_upper_halves(to, with_rounded_upper_halves(value));
+  else
+    store(to, value);
 }
 
 // `to` at a multiple of 64 bytes: past the cache where the processor has such stores.
@@ -236,10 +295,11 @@ HWY_INLINE void store_first(T* to, const Float& value, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] = lanes[i];
 }
 
-// What a tensor of type T would hold, as fp32: Hugging Face models round after every operator.
+// What a tensor of type T would hold, as fp32: Hugging Face models round after every operator. Of what was computed
+// from numbers of that type, see round_upper_halves().
 template <class T>
 HWY_INLINE Float round_to(const Float& value) {
-  if constexpr (std::is_same_v<T, Bf16>) return round_to_bf16(value);
+  if constexpr (std::is_same_v<T, Bf16>) return rounded_result(value);
   return value;
 }
 

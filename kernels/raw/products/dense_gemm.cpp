@@ -154,8 +154,7 @@ HWY_INLINE void finish(const float* sums, int64_t m, int64_t width, int64_t coun
   for (int64_t row = 0; row < m; ++row, sums += width, c += c_stride) {
     int64_t column = 0;
     if constexpr (std::is_same_v<Y, Bf16>)
-      for (; column + kNativeLanes <= count; column += kNativeLanes)
-        simd::store(c + column, simd::One{hn::LoadU(Tag(), sums + column)});
+      for (; column + kLanes <= count; column += kLanes) simd::store(c + column, simd::load(sums + column));
     for (; column < count; ++column) c[column] = from_float<Y>(sums[column] + (add ? to_float(c[column]) : 0));
   }
 }

@@ -17,7 +17,7 @@ using simd::Float;
 template <class T>
 HWY_INLINE void add_row(const T* a, const T* b, T* sum, int64_t width) {
   int64_t i = 0;
-  for (; i + kLanes <= width; i += kLanes) simd::store(sum + i, simd::load(a + i) + simd::load(b + i));
+  for (; i + kLanes <= width; i += kLanes) simd::store_result(sum + i, simd::load(a + i) + simd::load(b + i));
   for (; i < width; ++i) sum[i] = from_float<T>(to_float(a[i]) + to_float(b[i]));
 }
 
@@ -42,7 +42,7 @@ template <class T>
 HWY_INLINE void forward_row(const T* x, const T* weight, T* y, int64_t width, float scale) {
   int64_t i = 0;
   for (; i + kLanes <= width; i += kLanes)
-    simd::store(y + i, simd::round_to<T>(simd::load(x + i) * scale) * simd::load(weight + i));
+    simd::store_result(y + i, simd::round_to<T>(simd::load(x + i) * scale) * simd::load(weight + i));
   if (i == width) return;
   const int64_t rest = width - i;
   simd::store_first(
@@ -79,7 +79,7 @@ HWY_INLINE void backward_row(const T* grad_y, const T* x, const T* weight, float
   const Float mean = simd::broadcast(simd::sum(simd::mul_add(g_tail, n_tail, dot)) / static_cast<float>(width));
   for (int64_t i = 0; i < whole; i += kLanes) {
     const Float g = simd::load(grad_y + i) * simd::load(weight + i), n = simd::load(x + i) * scale;
-    simd::store(grad_x + i, simd::neg_mul_add(n, mean, g) * scale);
+    simd::store_result(grad_x + i, simd::neg_mul_add(n, mean, g) * scale);
   }
   if (rest == 0) return;
   const Float total = simd::mul_add(gy_tail, simd::round_to<T>(n_tail), simd::load_first(grad_weight + whole, rest));

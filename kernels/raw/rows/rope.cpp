@@ -32,8 +32,8 @@ HWY_INLINE void rotate_position(const T* x, const T* cos, const T* sin, T* y, in
     for (int64_t i = 0; i < whole; i += kLanes) {
       rotate<T, kInverse>(simd::load(x + i), simd::load(x + half + i), simd::load(cos + i), simd::load(cos + half + i),
                           simd::load(sin + i), simd::load(sin + half + i), y1, y2);
-      simd::store(y + i, y1);
-      simd::store(y + half + i, y2);
+      simd::store_result(y + i, y1);
+      simd::store_result(y + half + i, y2);
     }
     if (rest == 0) continue;
     const int64_t i = whole, j = half + whole;

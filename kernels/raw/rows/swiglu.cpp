@@ -22,7 +22,7 @@ HWY_INLINE void forward_of(const T* gate, const T* up, T* y, int64_t count) {
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
     const Float g = simd::load(gate + i);
-    simd::store(y + i, simd::round_to<T>(g * sigmoid(g)) * simd::load(up + i));
+    simd::store_result(y + i, simd::round_to<T>(g * sigmoid(g)) * simd::load(up + i));
   }
   if (i == count) return;
   const int64_t rest = count - i;
@@ -44,8 +44,8 @@ HWY_INLINE void backward_of(const T* grad_y, const T* gate, const T* up, T* grad
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
     gradients<T>(simd::load(grad_y + i), simd::load(gate + i), simd::load(up + i), for_gate, for_up);
-    simd::store(grad_gate + i, for_gate);
-    simd::store(grad_up + i, for_up);
+    simd::store_result(grad_gate + i, for_gate);
+    simd::store_result(grad_up + i, for_up);
   }
   if (i == count) return;
   const int64_t rest = count - i;
