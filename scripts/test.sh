@@ -17,12 +17,12 @@ if [[ " $options " != *" --cuda "* ]]; then
 fi
 # shellcheck disable=SC2086
 FSDP_TARGETS=all scripts/setup.sh $options
-# Three at a time on two cores: ranks wait for each other, and processes for the disk. Under the batch policy threads of
+# Four at a time on two cores: ranks wait for each other, and processes for the disk. Under the batch policy threads of
 # Gloo that wake do not displace those they wait for (docs/decisions/house.md, 157).
 batch=""
 ! chrt --batch 0 true 2>/dev/null || batch="chrt --batch 0"
-$batch ctest --test-dir build/release --output-on-failure --no-tests=error -j 3 "$@"
+$batch ctest --test-dir build/release --output-on-failure --no-tests=error -j 4 "$@"
 if [ $# -eq 0 ] && grep -qw avx2 /proc/cpuinfo; then
   echo "== the fast tests of what has kernels once more, held to AVX2, which most processors have"
-  FSDP_CPU_ISA=avx2 $batch ctest --test-dir build/release --output-on-failure --no-tests=error -j 3 -L fast -LE no-kernels
+  FSDP_CPU_ISA=avx2 $batch ctest --test-dir build/release --output-on-failure --no-tests=error -j 4 -L fast -LE no-kernels
 fi
