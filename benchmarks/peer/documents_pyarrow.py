@@ -1,4 +1,4 @@
-"""The peer of benchmarks/documents.cpp, one thread. `arrow` is what Hugging Face's datasets reads with: whole columns, no
+"""The peer of benchmarks/programs/documents.cpp, one thread. `arrow` is what Hugging Face's datasets reads with: whole columns, no
 string of Python is made; `json` is Python's own, line by line."""
 
 import argparse

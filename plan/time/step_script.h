@@ -38,8 +38,9 @@ struct Instruction {
 };
 
 // What the runtime does in a step whose order it knows, in the order in which the program does it; nothing in it
-// depends on how long anything takes. The runtime's own schedule::Turns decides; tests/promise/planned_order_test.cpp
-// compares it with traces. Throws std::invalid_argument for what check() refuses.
+// depends on how long anything takes. The runtime's own schedule::Turns decides;
+// tests/promise/order/planned_order_test.cpp compares it with traces. Throws std::invalid_argument for what check()
+// refuses.
 std::vector<Instruction> record_step(const StepWork& work);
 
 // As a trace names it: "unshard layers.0", "wait reduce root"; "forward layers.0" for computation.

@@ -1,5 +1,5 @@
 // The order of a step, against the runtime's documented one, and counts by the formulas of docs/engine.md. The
-// runtime's own traces: tests/promise/planned_order_test.cpp.
+// runtime's own traces: tests/promise/order/planned_order_test.cpp.
 #include "plan/time/step_script.h"
 
 #include <gtest/gtest.h>

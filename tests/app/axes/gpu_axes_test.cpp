@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/app/mesh_fixture.h"
+#include "tests/app/axes/mesh_fixture.h"
 
 namespace fsdp::app {
 namespace {

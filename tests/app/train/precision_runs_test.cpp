@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/app/loop_fixture.h"
+#include "tests/app/train/loop_fixture.h"
 
 namespace fsdp::app {
 namespace {

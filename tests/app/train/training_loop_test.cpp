@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "tests/app/launch_script.h"
-#include "tests/app/loop_fixture.h"
+#include "tests/app/launch/launch_script.h"
+#include "tests/app/train/loop_fixture.h"
 #include "train/config/lr_schedule.h"
 
 namespace fsdp::app {

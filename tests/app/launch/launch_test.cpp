@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "tests/app/launch_script.h"
+#include "tests/app/launch/launch_script.h"
 #include "tests/io/temporary_folder.h"
 
 namespace fsdp::app {

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/hub/model_folder.h"
-#include "tests/app/tuning_fixture.h"
+#include "tests/app/tune/tuning_fixture.h"
 
 namespace fsdp::app {
 namespace {

@@ -10,7 +10,7 @@
 #include "io/hub/model_folder.h"
 #include "io/safetensors/safetensors.h"
 #include "tests/app/metrics.h"
-#include "tests/app/tuning_fixture.h"
+#include "tests/app/tune/tuning_fixture.h"
 
 namespace fsdp::app {
 namespace {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "tests/app/loop_fixture.h"
+#include "tests/app/train/loop_fixture.h"
 
 namespace fsdp::app {
 namespace {

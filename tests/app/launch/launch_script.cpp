@@ -1,4 +1,4 @@
-#include "tests/app/launch_script.h"
+#include "tests/app/launch/launch_script.h"
 
 namespace fsdp::app {
 

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include "tests/app/launch_script.h"
+#include "tests/app/launch/launch_script.h"
 #include "tests/io/temporary_folder.h"
 
 namespace fsdp::app {
