@@ -244,7 +244,8 @@ def main():
     root = parser.parse_args().root
     files = sorted(p for folder in ROOTS for p in (root / folder).rglob("*") if p.suffix in SUFFIXES)
     problems = [problem for path in files for problem in check_file(root, path)]
-    problems += [*check_table(), *check_sizes(root, files), *check_hidden_names(root, files)]
+    around = sorted(p for folder in ("tests", "benchmarks", "examples") for p in (root / folder).rglob("*") if p.suffix in SUFFIXES)
+    problems += [*check_table(), *check_sizes(root, files + around), *check_hidden_names(root, files)]
     print("\n".join(problems) if problems else f"check_layers: {len(files)} files, no violation")
     return 1 if problems else 0
 

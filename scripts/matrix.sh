@@ -43,7 +43,7 @@ try_version() {
   result="builds"
   [ -z "$compile_only" ] || return 0
   say "testing against $version"
-  ctest --test-dir "$build" -L fast -j 2 --no-tests=error --output-on-failure >>"$log" 2>&1
+  ctest --test-dir "$build" -L fast -j 4 --no-tests=error --output-on-failure >>"$log" 2>&1
   local status=$?
   result="$(grep -o '[0-9]*% tests passed.*' "$log" | tail -1): $log"
   return $status
