@@ -211,8 +211,9 @@ HWY_INLINE hn::Vec<TagPair> swap_middle_quarters(hn::Vec<TagPair> bits) {
   alignas(32) static constexpr int32_t kOrder[8] = {0, 1, 4, 5, 2, 3, 6, 7};
   return hn::BitCast(TagPair(),
                      hn::TableLookupLanes(hn::BitCast(TagInt(), bits), hn::SetTableIndices(TagInt(), kOrder)));
-#endif
+#else
   return bits;
+#endif
 }
 
 HWY_INLINE void load_to(Two<One>& to, const Bf16* from) {
