@@ -11,6 +11,7 @@
 #include "kernels/products/few_rows.h"
 #include "kernels/raw/products/few_rows_amx.h"
 #include "kernels/raw/products/gemm.h"
+#include "kernels/raw/products/gemv.h"
 #include "kernels/raw/products/pair_gemm.h"
 #include "kernels/raw/products/panels.h"
 
@@ -71,6 +72,10 @@ struct InFp32 {
     const float* from = weight + part.first_output * depth + part.first;
     raw::small_gemm(part.outputs, width, part.depth, {from, depth, 1}, panel, width, sums, width, part.first > 0);
   }
+  void add_one(const WeightPart& part, const float* x, float* sums) const {
+    const float* from = weight + part.first_output * depth + part.first;
+    raw::small_gemv(part.outputs, part.depth, from, depth, x, sums, part.first > 0);
+  }
 };
 
 struct Widened {
@@ -87,6 +92,9 @@ struct Widened {
   void add(const WeightPart& part, const Word* panel, int64_t width, float* sums) const {
     raw::small_gemm(part.outputs, width, part.depth, {wide.data(), part.depth, 1}, panel, width, sums, width,
                     part.first > 0);
+  }
+  void add_one(const WeightPart& part, const float* x, float* sums) const {
+    raw::small_gemv(part.outputs, part.depth, wide.data(), part.depth, x, sums, part.first > 0);
   }
 };
 
@@ -134,14 +142,42 @@ void multiply(const Product& product, const Panels& x, int64_t outputs, Y* y) {
   });
 }
 
+void copy_sums(const float* sums, int64_t count, float* y) { std::copy_n(sums, count, y); }
+void copy_sums(const float* sums, int64_t count, Bf16* y) { raw::narrow(sums, y, count); }
+
+// One row, with the bits that it has among others.
+template <class Product, class Y>
+void multiply_one(const Product& product, const float* x, int64_t depth, int64_t outputs, Y* y) {
+  parallel_for(0, (outputs + kOutputs - 1) / kOutputs, 1, [&](int64_t begin, int64_t end) {
+    Product mine = product;
+    float sums[kOutputs];
+    for (int64_t output = begin * kOutputs; output < std::min(end * kOutputs, outputs); output += kOutputs) {
+      const int64_t count = std::min(kOutputs, outputs - output);
+      for (int64_t first = 0; first < depth; first += kDepth) {
+        const WeightPart part = {output, count, first, std::min(kDepth, depth - first)};
+        mine.begin(part);
+        mine.add_one(part, x + first, sums);
+      }
+      copy_sums(sums, count, y + output);
+    }
+  });
+}
+
+template <class Product, class Y>
+void multiply_any(const Product& product, const at::Tensor& x, int64_t rows, int64_t outputs, Y* y) {
+  const auto* from = x.const_data_ptr<float>();
+  if (rows == 1) return multiply_one(product, from, x.numel(), outputs, y);
+  multiply(product, pack(from, rows, x.numel() / rows), outputs, y);
+}
+
 template <class Y>
 void multiply_in_fp32(const at::Tensor& x, const at::Tensor& weight, Y* y) {
   const int64_t outputs = weight.size(0), depth = weight.size(1), rows = x.numel() / depth;
-  const Panels panels = pack(x.to(at::kFloat).const_data_ptr<float>(), rows, depth);
+  const at::Tensor wide = x.to(at::kFloat);
   if (weight.scalar_type() == at::kFloat)
-    multiply(InFp32{weight.const_data_ptr<float>(), depth}, panels, outputs, y);
+    multiply_any(InFp32{weight.const_data_ptr<float>(), depth}, wide, rows, outputs, y);
   else
-    multiply(Widened{raw_data(weight.const_data_ptr<BFloat16>()), depth}, panels, outputs, y);
+    multiply_any(Widened{raw_data(weight.const_data_ptr<BFloat16>()), depth}, wide, rows, outputs, y);
 }
 
 void multiply_pairs(const at::Tensor& x, const at::Tensor& weight, Bf16* y) {

@@ -1,6 +1,7 @@
 #include "kernels/raw/flat/sum_chunks.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 
 #undef HWY_TARGET_INCLUDE
@@ -55,9 +56,43 @@ Float sum_of_many(const float* const* chunks, int64_t num_chunks, const Load& lo
   return sum_of_many(chunks, first, load) + sum_of_many(chunks + first, num_chunks - first, load);
 }
 
-HWY_INLINE Float sum_at(const float* const* chunks, int64_t num_chunks, int64_t i) {
-  const auto load = [i](const float* chunk) HWY_ATTR { return simd::load(chunk + i); };
-  return num_chunks <= 8 ? sum_of_few(chunks, num_chunks, load) : sum_of_many(chunks, num_chunks, load);
+// Whole vectors in [begin, end), of `kCount` chunks whose addresses stay in registers.
+template <int kCount, class Store>
+void sum_few(const float* const* chunks, int64_t begin, int64_t end, const Store& store) {
+  std::array<const float*, kCount> from;
+  std::copy_n(chunks, kCount, from.begin());
+  for (int64_t i = begin; i < end; i += kLanes) {
+    const auto load = [i](const float* chunk) HWY_ATTR { return simd::load(chunk + i); };
+    store(i, sum_of<kCount>(from.data(), load));
+  }
+}
+
+template <class Store>
+void sum_vectors(const float* const* chunks, int64_t num_chunks, int64_t begin, int64_t end, const Store& store) {
+  switch (num_chunks) {
+    case 1:
+      return sum_few<1>(chunks, begin, end, store);
+    case 2:
+      return sum_few<2>(chunks, begin, end, store);
+    case 3:
+      return sum_few<3>(chunks, begin, end, store);
+    case 4:
+      return sum_few<4>(chunks, begin, end, store);
+    case 5:
+      return sum_few<5>(chunks, begin, end, store);
+    case 6:
+      return sum_few<6>(chunks, begin, end, store);
+    case 7:
+      return sum_few<7>(chunks, begin, end, store);
+    case 8:
+      return sum_few<8>(chunks, begin, end, store);
+    default:
+      break;
+  }
+  for (int64_t i = begin; i < end; i += kLanes) {
+    const auto load = [i](const float* chunk) HWY_ATTR { return simd::load(chunk + i); };
+    store(i, sum_of_many(chunks, num_chunks, load));
+  }
 }
 
 HWY_INLINE Float sum_of_last(const float* const* chunks, int64_t num_chunks, int64_t i, int64_t count) {
@@ -66,19 +101,23 @@ HWY_INLINE Float sum_of_last(const float* const* chunks, int64_t num_chunks, int
 }
 
 void sum_cached(float* to, const float* const* chunks, int64_t num_chunks, int64_t begin, int64_t end, bool add) {
-  int64_t i = begin;
-  for (; i + kLanes <= end; i += kLanes) {
-    const Float sum = sum_at(chunks, num_chunks, i);
-    simd::store(to + i, add ? simd::load(to + i) + sum : sum);
+  const int64_t last = end - (end - begin) % kLanes;
+  if (add) {
+    const auto add_to = [to](int64_t i, const Float& sum) HWY_ATTR { simd::store(to + i, simd::load(to + i) + sum); };
+    sum_vectors(chunks, num_chunks, begin, last, add_to);
+  } else {
+    const auto set = [to](int64_t i, const Float& sum) HWY_ATTR { simd::store(to + i, sum); };
+    sum_vectors(chunks, num_chunks, begin, last, set);
   }
-  if (i == end) return;
-  const Float sum = sum_of_last(chunks, num_chunks, i, end - i);
-  simd::store_first(to + i, add ? simd::load_first(to + i, end - i) + sum : sum, end - i);
+  if (last == end) return;
+  const Float sum = sum_of_last(chunks, num_chunks, last, end - last);
+  simd::store_first(to + last, add ? simd::load_first(to + last, end - last) + sum : sum, end - last);
 }
 
 // to + begin at a multiple of 64 bytes, end - begin a multiple of 16.
 void sum_past_cache(float* to, const float* const* chunks, int64_t num_chunks, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; i += kLanes) simd::store_past_cache(to + i, sum_at(chunks, num_chunks, i));
+  const auto set = [to](int64_t i, const Float& sum) HWY_ATTR { simd::store_past_cache(to + i, sum); };
+  sum_vectors(chunks, num_chunks, begin, end, set);
   hwy::FlushStream();  // seen by others no later than what is stored next
 }
 

@@ -72,16 +72,24 @@ HWY_INLINE void tile(const Block& x) {
 // All rows of `kVectors` of columns.
 template <int kVectors>
 HWY_INLINE void columns(int64_t m, Block x) {
-  int64_t row = 0;
-  const auto take = [&](int64_t rows) HWY_ATTR {
-    row += rows;
+  const auto pass = [&](int64_t rows) HWY_ATTR {
+    m -= rows;
     x.a += rows * x.a_row;
     x.c += rows * x.c_stride;
   };
-  for (; row + kTileRows <= m; take(kTileRows)) tile<kTileRows, kVectors>(x);
-  for (; row + 4 <= m; take(4)) tile<4, kVectors>(x);
-  for (; row + 2 <= m; take(2)) tile<2, kVectors>(x);
-  if (row < m) tile<1, kVectors>(x);
+  while (m >= kTileRows) {
+    tile<kTileRows, kVectors>(x);
+    pass(kTileRows);
+  }
+  while (m >= 4) {
+    tile<4, kVectors>(x);
+    pass(4);
+  }
+  while (m >= 2) {
+    tile<2, kVectors>(x);
+    pass(2);
+  }
+  if (m > 0) tile<1, kVectors>(x);
 }
 
 }  // namespace fsdp::kernels::raw::HWY_NAMESPACE

@@ -13,6 +13,14 @@ bool has_pair_gemm() { return has_bf16_pairs(); }
 #if FSDP_HAS_BF16_PAIRS
 namespace {
 
+FSDP_BF16_PAIRS_INLINE __m512bh in_all_lanes(Bf16Pair pair) {
+  __m512i words = _mm512_set1_epi32(static_cast<int>(pair));
+#if defined(__clang__) && __clang_major__ < 19
+  asm("" : "+v"(words));  // clang 16 dies of what it makes of this and the product
+#endif
+  return (__m512bh)words;
+}
+
 // C [kRows, 16 * kVectors], held in registers over the whole sum.
 template <int kRows, int kVectors>
 FSDP_BF16_PAIRS_INLINE void tile(int64_t pairs, const PairedOperand& a, const Bf16Pair* b, int64_t b_stride, float* c,
@@ -34,7 +42,7 @@ FSDP_BF16_PAIRS_INLINE void tile(int64_t pairs, const PairedOperand& a, const Bf
       for (int v = 0; v < kVectors; ++v) right[v] = (__m512bh)_mm512_loadu_si512(b + v * kLanes);
 #pragma GCC unroll 8
       for (int row = 0; row < kRows; ++row) {
-        const auto left = (__m512bh)_mm512_set1_epi32(static_cast<int>(column[row * a.row_stride]));
+        const __m512bh left = in_all_lanes(column[row * a.row_stride]);
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) sums[row][v] = _mm512_dpbf16_ps(sums[row][v], left, right[v]);
       }
