@@ -12,6 +12,8 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)  # lets ccache serve objects that use the precompiled header
   # A gigabyte before GCC collects its garbage: 6 % faster for a tenth more memory.
   add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:SHELL:--param ggc-min-heapsize=1048576 --param ggc-min-expand=100>")
+elseif(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:SHELL:-Xclang -fno-pch-timestamp>")  # the same for clang
 endif()
 if(FSDP_SANITIZE)
   # LibTorch's objects have no checks, and hide the types that checks of virtual calls look for.

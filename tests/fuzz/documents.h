@@ -50,7 +50,8 @@ ReadDocuments read_both_ways(io::DocumentOptions options, const Make& make) {
   io::Document document;
   size_t num_documents = 0;
   uint64_t num_errors = 0;
-  for (bool is_at_end = false; !is_at_end;) {
+  bool is_at_end = false;
+  while (!is_at_end) {
     const bool returned = accepts([&] {
       is_at_end = !reader->next(document);
       if (is_at_end) return;

@@ -67,7 +67,7 @@ TEST(AtomicFile, ErrorsNameThePathAndTheReason) {
   file.commit();
   EXPECT_EQ(catch_error([&] { file.write("x"); }).kind, ErrorKind::kUsage);
   EXPECT_EQ(catch_error([&] { file.commit(); }).kind, ErrorKind::kUsage);
-  EXPECT_EQ(catch_error([&] { AtomicFile(std::filesystem::path()); }).kind, ErrorKind::kUsage);
+  EXPECT_EQ(catch_error([&] { AtomicFile(std::filesystem::path{}); }).kind, ErrorKind::kUsage);
 }
 
 TEST(AtomicFile, FullDiskIsNamed) {

@@ -84,7 +84,7 @@ TEST(PlanSearch, SeventyBillionOn1280RanksTakesSeconds) {
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   std::printf("llama-3.1-70b on 1280 ranks: %ld plans in %.2f s of a processor\n", result.num_tried, seconds);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which take twenty times as long
-  EXPECT_LT(seconds, 10);
+  EXPECT_LT(seconds, 30);  // 5 where no other test shares the processor's core
 #endif
   EXPECT_GT(result.num_tried, 1000);
 }
