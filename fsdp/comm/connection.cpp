@@ -1,10 +1,11 @@
 #include "fsdp/comm/connection.h"
 
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
 #include <csignal>
-#include <fstream>
+#include <cstdio>
 #include <thread>
 
 #include "fsdp/base/check.h"
@@ -315,8 +316,12 @@ void Connection::set_dump_folder(std::string folder) {
 void Connection::dump_calls() noexcept {
   const std::lock_guard lock(dump_mutex_);
   if (options_.dump_folder.empty()) return;
-  std::ofstream file(options_.dump_folder + "/calls-rank" + std::to_string(rank_) + ".jsonl");
-  file << calls_.dump_json();
+  const std::string path = options_.dump_folder + "/calls-rank" + std::to_string(rank_) + ".jsonl";
+  ::unlink(path.c_str());  // of an earlier failure; a link would send the text elsewhere
+  std::FILE* const file = std::fopen(path.c_str(), "wxe");
+  if (file == nullptr) return;
+  std::fputs(calls_.dump_json().c_str(), file);
+  std::fclose(file);
 }
 
 World connect(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const ConnectOptions& options) {

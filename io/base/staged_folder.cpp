@@ -1,7 +1,9 @@
 #include "io/base/staged_folder.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <system_error>
 #include <utility>
 
@@ -31,7 +33,24 @@ bool holds_weights_only(const fs::path& folder) {
   return has_weights || is_empty;
 }
 
+void make_parents(const fs::path& target) {
+  std::error_code error;
+  const fs::path parent = target.parent_path();
+  if (!parent.empty()) fs::create_directories(parent, error);
+  if (error) throw system_error("create", parent, error.value(), "a folder to write to");
+}
+
 }  // namespace
+
+fs::path make_staging_folder(const fs::path& target) {
+  const fs::path parent = target.parent_path();
+  const fs::path staging = parent / ("." + target.filename().native() + ".tmp-" + std::to_string(::getpid()));
+  make_parents(target);
+  std::error_code ignored;
+  fs::remove_all(staging, ignored);
+  if (::mkdir(staging.c_str(), 0777) != 0) throw system_error("create", staging, errno, "a new folder");
+  return staging;
+}
 
 StagedFolder::StagedFolder(fs::path target, bool overwrite, uint64_t num_bytes)
     : target_(fs::absolute(target).lexically_normal()) {
@@ -39,20 +58,16 @@ StagedFolder::StagedFolder(fs::path target, bool overwrite, uint64_t num_bytes)
   if (!target_.has_filename()) throw output_error(target, "got no name of a folder, expected one.");
   check_target(overwrite);
   const fs::path parent = target_.parent_path();
-  const std::string suffix = std::to_string(::getpid());
-  staging_ = parent / ("." + target_.filename().native() + ".tmp-" + suffix);
-  retired_ = parent / ("." + target_.filename().native() + ".old-" + suffix);
+  retired_ = parent / ("." + target_.filename().native() + ".old-" + std::to_string(::getpid()));
+  make_parents(target_);
   std::error_code error;
-  fs::create_directories(parent, error);
-  if (error) throw system_error("create", parent, error.value(), "a folder to write to");
   const fs::space_info space = fs::space(parent, error);
   if (!error && space.available < num_bytes) {
     throw Error(ErrorKind::kFileSystem, "[output] " + in_quotes(target_.native()) + ": got " +
                                             std::to_string(space.available) + " free bytes, expected at least " +
                                             std::to_string(num_bytes) + ". Free some space or choose another disk.");
   }
-  fs::remove_all(staging_, error);  // of a process that had the same id and was killed
-  if (!fs::create_directory(staging_, error)) throw system_error("create", staging_, error.value(), "a new folder");
+  staging_ = make_staging_folder(target_);
 }
 
 void StagedFolder::check_target(bool overwrite) const {

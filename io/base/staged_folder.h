@@ -6,6 +6,11 @@
 
 namespace fsdp::io {
 
+// Makes the hidden folder beside `target` in which this process prepares what will have that name, and missing parents.
+// It is new: what a killed process of the same id left is removed, and a folder or link that somebody else puts there
+// meanwhile is Error(kFileSystem).
+std::filesystem::path make_staging_folder(const std::filesystem::path& target);
+
 // An output folder that appears under its name complete or not at all. Files go into path(), a hidden folder beside the
 // target; publish() gives it the name. Without publish() the destructor removes it.
 class StagedFolder {

@@ -23,6 +23,7 @@ constexpr std::string_view kAveragePrefix = "ema/average/";
 constexpr std::string_view kIteratePrefix = "optimizer/iterate/";  // of schedule_free
 constexpr const char* kTokenizerFile = "fsdp_tokenizer.json";
 constexpr const char* kTokenizerFolder = "tokenizer_folder";  // of the data set, where it was
+constexpr const char* kTokenizerHashes = "tokenizer_files";   // what it holds, by name
 constexpr const char* kAverageBeta1 = "schedule_free_beta1";
 constexpr const char* kAdapterConfig = "adapter_config";
 constexpr uint64_t kMinBatchBytes = uint64_t{64} << 20;
@@ -77,7 +78,7 @@ class CheckpointSource final : public WeightSource {
       adapter_config_ = parse_json(*adapter, (folder / kManifestName).native(), {.kind = ErrorKind::kModel});
     }
     if (const auto tokenizer = run_value(kTokenizerFile)) companion_texts_[kTokenizerFile] = *tokenizer;
-    if (const auto files = run_value(kTokenizerFolder)) companions_ = companion_files(*files);
+    if (const auto where = run_value(kTokenizerFolder)) find_tokenizer(*where);
   }
 
   // A chunk of a file is hashed whole even if little of it is wanted: batches as large as memory allows, of tensors
@@ -102,6 +103,13 @@ class CheckpointSource final : public WeightSource {
   }
 
  private:
+  // The path is the checkpoint's word: only files whose hashes it knows are taken.
+  void find_tokenizer(const std::string& where) {
+    const std::string identity = run_value(kTokenizerHashes).value_or("{}");
+    companions_ = identified_tokenizer_files(where, identity, (path_ / kManifestName).native());
+    if (companions_.empty()) left_out_.insert(left_out_.begin(), "tokenizer (no file of the run in " + where + ")");
+  }
+
   // What `fsdp train` stored under that name.
   std::optional<std::string> run_value(const char* name) const {
     const auto run = manifest_.values.find("run");

@@ -88,6 +88,7 @@ class MetadataParser {
   DcpTensor parse_tensor(PickleValue entry, std::string_view name);
   std::optional<DcpChunk> parse_chunk(PickleValue chunk, const DcpTensor& tensor);
   size_t type_of(PickleValue properties, std::string_view name) const;
+  void check_archives() const;
 
   const std::string_view origin_;
   const PickleTree tree_;
@@ -258,6 +259,27 @@ std::optional<DcpChunk> MetadataParser::parse_chunk(PickleValue value, const Dcp
   return chunk;
 }
 
+// Each chunk is an archive of its own: small files would otherwise be read, and written, a million times.
+void MetadataParser::check_archives() const {
+  struct Archive {
+    const DcpChunk* chunk;
+    const DcpTensor* tensor;
+    auto place() const { return std::pair(chunk->file, chunk->offset); }
+  };
+  std::vector<Archive> archives;
+  for (const DcpTensor& tensor : metadata_.tensors)
+    for (const DcpChunk& chunk : tensor.chunks) archives.push_back({&chunk, &tensor});
+  std::sort(archives.begin(), archives.end(), [](const Archive& a, const Archive& b) { return a.place() < b.place(); });
+  for (size_t i = 1; i < archives.size(); ++i) {
+    const DcpChunk& before = *archives[i - 1].chunk;
+    const DcpChunk& chunk = *archives[i].chunk;
+    if (before.file != chunk.file || chunk.offset - before.offset >= before.length) continue;
+    fail(archives[i].tensor->name, "got a chunk in bytes of " + in_quotes(metadata_.files[chunk.file]) +
+                                       " that are also a chunk of " + in_quotes(archives[i - 1].tensor->name) +
+                                       ", expected bytes of its own. The file is damaged.");
+  }
+}
+
 DcpMetadata MetadataParser::parse() {
   const PickleValue root = tree_.root();
   if (!is_object(root, kMetadata)) fail("", "got something else than Metadata, expected a checkpoint of DCP.");
@@ -273,6 +295,7 @@ DcpMetadata MetadataParser::parse() {
     const std::string problem = checker.problem(tensor);
     if (!problem.empty()) fail(tensor.name, problem);
   }
+  check_archives();
   return std::move(metadata_);
 }
 

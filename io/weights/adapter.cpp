@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "io/base/element_cast.h"
@@ -108,6 +109,7 @@ Adapter read_adapter(const WeightSource& source, AdapterBase base) {
   }
   const int64_t rank = adapter.config.rank;
   std::vector<size_t> wanted;
+  std::set<const std::vector<float>*> taken;
   std::map<size_t, std::vector<float>*> places;
   for (size_t i = 0; i < source.tensors().size(); ++i) {
     const WeightTensor& tensor = source.tensors()[i];
@@ -122,6 +124,11 @@ Adapter read_adapter(const WeightSource& source, AdapterBase base) {
     LowRank& factors = adapter.modules.try_emplace(factor->module, LowRank{rank, -1, -1, {}, {}}).first->second;
     wanted.push_back(i);
     places[i] = &take_place(factors, *factor, tensor);
+    if (!taken.insert(places[i]).second) {
+      throw model_error(source, in_quotes(tensor.name) + ": got this factor of " + in_quotes(factor->module) +
+                                    " twice, with the prefix " + in_quotes(kAdapterPrefix) +
+                                    " and without, or two kinds of magnitudes; expected it once.");
+    }
     places[i]->resize(static_cast<size_t>(tensor.numel()));
   }
   check_pairs(source, adapter);

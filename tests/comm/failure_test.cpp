@@ -165,6 +165,8 @@ TEST(Failure, ARankThatLeavesIsNoticedAtOnce) {
 
 TEST(Failure, TheLogOfCallsIsWrittenToTheDumpFolder) {
   const io::TemporaryFolder folder;
+  io::write_text(folder / "others", "theirs");
+  std::filesystem::create_symlink("others", folder / "calls-rank0.jsonl");  // of whoever may write there
   run_ranks(
       2,
       [&](const World& world) {
@@ -175,6 +177,7 @@ TEST(Failure, TheLogOfCallsIsWrittenToTheDumpFolder) {
         EXPECT_NE(communication_error([&] { gather(*comm, "a", 1); }), "no error");
       },
       kShortDeadline);
+  EXPECT_EQ(io::read_text(folder / "others"), "theirs");
   std::ifstream file(folder / "calls-rank0.jsonl");
   std::vector<nlohmann::json> calls;
   for (std::string line; std::getline(file, line);) calls.push_back(nlohmann::json::parse(line));

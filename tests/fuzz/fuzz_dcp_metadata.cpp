@@ -70,6 +70,20 @@ void check_tensor(const io::DcpMetadata& metadata, const io::DcpTensor& tensor) 
   for (const int64_t max_elements : std::array<int64_t, 3>{1, 7, kSmallNumel}) check_assembly(tensor, max_elements);
 }
 
+// Small files cost little: no byte of theirs is in two chunks.
+void check_archives(const io::DcpMetadata& metadata) {
+  std::vector<const io::DcpChunk*> chunks;
+  for (const io::DcpTensor& tensor : metadata.tensors)
+    for (const io::DcpChunk& chunk : tensor.chunks) chunks.push_back(&chunk);
+  if (chunks.size() > kSmallChunks) return;
+  for (const io::DcpChunk* a : chunks) {
+    for (const io::DcpChunk* b : chunks) {
+      const bool apart = a == b || a->file != b->file || a->offset - b->offset >= b->length;
+      FUZZ_REQUIRE(a->offset < b->offset || apart);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fsdp::fuzz
 
@@ -87,5 +101,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (size_t i = 0; i < metadata.tensors.size() && i < fuzz::kSmallChunks; ++i) {
     fuzz::check_tensor(metadata, metadata.tensors[i]);
   }
+  fuzz::check_archives(metadata);
   return 0;
 }

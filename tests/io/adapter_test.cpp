@@ -290,6 +290,21 @@ TEST_F(AdapterFiles, RefusesWhatDoesNotFit) {
   EXPECT_NE(merge_refusal().find("expected an adapter"), std::string::npos) << merge_refusal();
 }
 
+// Names with and without peft's prefix are of one module.
+TEST_F(AdapterFiles, RefusesAFactorThatIsThereTwice) {
+  const std::string names[] = {"x.q_proj.lora_A.weight", "base_model.model.x.q_proj.lora_A.weight",
+                               "base_model.model.x.q_proj.lora_B.weight"};
+  SafetensorsWriter writer(folder_ / "adapter/adapter_model.safetensors", {{names[0], DType::F32, {kRank, kIn}},
+                                                                           {names[1], DType::F32, {kRank, kIn}},
+                                                                           {names[2], DType::F32, {kOut, kRank}}});
+  for (const std::string& name : names) {
+    const std::vector<float>& values = name == names[2] ? b_ : a_;
+    writer.write(name, 0, static_cast<int64_t>(values.size()), values.data());
+  }
+  writer.commit();
+  EXPECT_NE(merge_refusal().find("got this factor of 'x.q_proj' twice"), std::string::npos) << merge_refusal();
+}
+
 TEST_F(AdapterFiles, AModelIsNoAdapter) {
   try {
     read_adapter(*open_weight_source(folder_ / "base"));

@@ -239,6 +239,28 @@ TEST(Dcp, WhatWeWriteIsRead) {
   }
 }
 
+// A small file would otherwise stand for as many tensors as its metadata name.
+TEST(Dcp, BytesOfTwoChunksAreRefused) {
+  const TemporaryFolder folder;
+  DcpWriter writer(folder.path(), {{"a", DType::F32, {1}}, {"b", DType::F32, {1}}, {"c", DType::F32, {1}}});
+  const float value = 1;
+  for (const char* name : {"a", "b", "c"}) writer.write(name, 0, 1, &value);
+  writer.commit();
+  const auto as_pickled = [](uint64_t offset) {
+    return std::string{'J', static_cast<char>(offset & 255), static_cast<char>(offset >> 8), '\0', '\0'};
+  };
+  const DcpMetadata metadata = read_dcp_metadata(folder.path());
+  const DcpChunk &before = metadata.find("b")->chunks[0], &last = metadata.find("c")->chunks[0];
+  ASSERT_TRUE(before.offset >= 256 && last.offset < 65536) << last.offset;
+  std::string bytes = read_text(folder / ".metadata");
+  const size_t place = bytes.find(as_pickled(last.offset));
+  ASSERT_NE(place, std::string::npos);
+  bytes.replace(place, 5, as_pickled(before.offset + before.length - 1));
+  const Caught caught = catch_error([&] { parse_dcp_metadata(bytes, "file"); });
+  EXPECT_EQ(caught.kind, ErrorKind::kModel);
+  EXPECT_TRUE(caught.says("'c': got a chunk in bytes of '__0_0.distcp' that are also a chunk of 'b'")) << caught.text;
+}
+
 TEST(Dcp, WriterRefusesMisuse) {
   const TemporaryFolder folder;
   const auto says = [](const Caught& caught, const char* part) {

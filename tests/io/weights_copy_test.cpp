@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "io/base/hash.h"
 #include "io/base/json.h"
 #include "io/base/staged_folder.h"
 #include "io/hub/model_folder.h"
@@ -191,6 +192,31 @@ TEST(WeightsCopy, CheckpointOfOurs) {
   EXPECT_EQ(elements<float>(folder / "again", "b"), expected.b);
 }
 
+// Whoever makes a checkpoint says where its tokenizer lies: no file is taken from there that its maker does not have.
+TEST(WeightsCopy, ACheckpointNamesFilesOfOthersInVain) {
+  const TemporaryFolder folder;
+  fs::create_directories(folder / "private");
+  write_text(folder / "private/tokenizer.json", "known");
+  write_text(folder / "private/merges.txt", "a secret");
+  const std::string known = R"({"tokenizer.json": ")" + hash_text(hash_bytes("known")) + R"(", "merges.txt": "0"})";
+  const auto left_out = [&](const std::string& name, const nlohmann::json& more) {
+    FileOps& files = system_files();
+    const fs::path staging = start_checkpoint(files, folder / name, 7, "test");
+    CheckpointManifest manifest = write_sample_files(files, staging, 7, 3);
+    manifest.values["run"] = {{"model_config", "{}"}, {"tokenizer_folder", (folder / "private").native()}};
+    manifest.values["run"].update(more);
+    commit_checkpoint(files, staging, manifest_text(manifest), folder / name, 7);
+    copy_model(folder / name / "step-7", {folder / (name + "-out")});
+    return open_weight_source(folder / name / "step-7")->left_out();
+  };
+  EXPECT_EQ(left_out("given", {{"tokenizer_files", known}}), std::vector<std::string>{});
+  EXPECT_EQ(read_text(folder / "given-out/tokenizer.json"), "known");
+  EXPECT_FALSE(fs::exists(folder / "given-out/merges.txt"));
+  const std::string missing = "tokenizer (no file of the run in " + (folder / "private").native() + ")";
+  EXPECT_EQ(left_out("without", nlohmann::json::object()), std::vector<std::string>{missing});
+  EXPECT_FALSE(fs::exists(folder / "without-out/tokenizer.json"));
+}
+
 TEST(WeightsCopy, DamagedCheckpointIsNamed) {
   const TemporaryFolder folder;
   write_checkpoint(folder / "c");
@@ -271,6 +297,22 @@ TEST(WeightsCopy, SourcesThatAreNone) {
   write_text(folder / "run/checkpoints/step-3/manifest.json", "{}");
   EXPECT_TRUE(open_error(folder / "run/checkpoints").says("step-3' or another"));
   EXPECT_EQ(open_error(folder / "run/checkpoints/step-3").kind, ErrorKind::kModel);
+}
+
+// What a killed process left is removed; of a link that bears the name, the link alone.
+TEST(StagedFolder, IsNewWhateverHadItsName) {
+  const TemporaryFolder folder;
+  fs::create_directories(folder / "others");
+  write_text(folder / "others/file", "theirs");
+  const fs::path staging = make_staging_folder(folder / "missing/out");
+  EXPECT_EQ(staging.parent_path(), folder / "missing");
+  write_text(staging / "rest", "of a killed process");
+  EXPECT_TRUE(fs::is_empty(make_staging_folder(folder / "missing/out")));
+  fs::remove(staging);
+  fs::create_directory_symlink(folder / "others", staging);
+  EXPECT_TRUE(fs::is_empty(make_staging_folder(folder / "missing/out")));
+  EXPECT_FALSE(fs::is_symlink(staging));
+  EXPECT_EQ(read_text(folder / "others/file"), "theirs");
 }
 
 TEST(StagedFolder, AsksForSpaceFirst) {

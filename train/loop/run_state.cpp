@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "io/base/hash.h"
+#include "io/hub/companion_files.h"
 #include "text/tokenizer/byte_tokenizer.h"
 #include "train/base/format.h"
 #include "train/config/config_file.h"
@@ -102,6 +103,7 @@ void RunState::save(checkpoint::StateSink& sink) {
     sink.value(byte_tokenizer::kMarkerFile, byte_tokenizer::marker_json());
   } else if (const auto files = tokenizer_folder(batches_.data().dataset()); !files.empty()) {
     sink.value("tokenizer_folder", std::filesystem::absolute(files).native());
+    sink.value("tokenizer_files", io::identify_files(io::tokenizer_files(files)));
   }
 }
 

@@ -1,7 +1,6 @@
 #include "train/model/lora_files.h"
 
 #include <ATen/ATen.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,6 +9,7 @@
 
 #include "io/base/atomic_file.h"
 #include "io/base/error.h"
+#include "io/base/staged_folder.h"
 #include "io/safetensors/safetensors.h"
 #include "io/weights/adapter.h"
 #include "io/weights/open_weights.h"
@@ -101,12 +101,10 @@ void save_adapter(const ShardedModel& model, const World& world, const fs::path&
   const std::vector<WholeTensor> adapters = whole_adapters(model);
   std::map<std::string, at::Tensor> norms;
   if (lora.kind == models::AdapterKind::kDora) norms = row_norms(model);
-  const fs::path staging =
-      folder.parent_path() / ("." + folder.filename().string() + ".tmp-" + std::to_string(getpid()));
+  fs::path staging;  // of rank 0
   std::unique_ptr<AdapterWriter> writer;
   on_rank0(world, [&] {
-    fs::remove_all(staging);
-    fs::create_directories(staging);
+    staging = io::make_staging_folder(folder);
     writer = std::make_unique<AdapterWriter>(staging / io::kAdapterWeightsFile, adapters, norms, model.start.get());
   });
   collect_main_weights(

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <map>
@@ -13,6 +12,7 @@
 
 #include "io/base/aligned_buffer.h"
 #include "io/base/atomic_file.h"
+#include "io/base/staged_folder.h"
 #include "io/base/worker_threads.h"
 #include "io/hub/companion_files.h"
 #include "io/hub/generation_config.h"
@@ -309,12 +309,10 @@ void save_model(const ShardedModel& model, const World& world, const fs::path& f
                 const fs::path& tokenizer_files) {
   const at::NoGradGuard no_grad;
   const NamedLeaves leaves = named_parameters(*model.decoder);
-  const fs::path staging =
-      folder.parent_path() / ("." + folder.filename().string() + ".tmp-" + std::to_string(getpid()));
+  fs::path staging;  // of rank 0
   std::unique_ptr<ModelWriter> writer;
   on_rank0(world, [&] {
-    fs::remove_all(staging);
-    fs::create_directories(staging);
+    staging = io::make_staging_folder(folder);
     writer = std::make_unique<ModelWriter>(model, staging);
   });
   if (model.place.num_stages == 1 && model.place.num_tensor == 1 && model.place.num_expert == 1 &&

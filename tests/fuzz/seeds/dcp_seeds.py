@@ -139,6 +139,7 @@ def metadata_seeds():
         "refused-long-number": dump(metadata(tensors, [("model.b", [0], 0, "__0_0.distcp", 2**70, 880)])),
         "refused-hole": other("model.w", [5, 3], halves),
         "refused-overlap": other("model.w", [4, 3], halves + halves[:1]),
+        "refused-same-archive": dump(metadata(tensors, places[:2] + [("model.b", [0], 0, "__0_0.distcp", 899, 880)])),
         "refused-outside": other("model.w", [4, 3], [chunk([2, 0], [2**62, 3])]),
         "refused-negative": other("model.w", [4, 3], [chunk([-1, 0], [5, 3])]),
         "refused-rank": other("model.w", [1] * 9, [chunk([0] * 9, [1] * 9)]),

@@ -426,6 +426,7 @@ def adapter_seeds():
         "refused-rank": bundle(config(r=2**63), factors(), base),
         "refused-other-rank": bundle(config(r=3), factors(), base),
         "refused-twin": bundle(config(), safetensors({"base_model.model.x.lora_A.weight": ("F32", [2, 3])}), base),
+        "refused-twice": bundle(config(), factors(**{"x.q_proj.lora_A.weight": ("F32", [2, 3])}), base),
         "refused-shape": bundle(config(), factors(b=("F32", [5, 2])), base),
         "refused-module": bundle(config(), factors(module="y.q_proj"), base),
         "refused-integers": bundle(config(), factors(), safetensors({"x.q_proj.weight": ("I32", [4, 3])})),

@@ -85,6 +85,15 @@ TEST(TokenizerRefused, VocabulariesAndMergesThatDoNotFit) {
                  "added_tokens[0].id: got 300, expected 257");
 }
 
+TEST(TokenizerRefused, AddedTokensThatAreATextOfTheirOwn) {
+  Json tokens = Json::array();
+  for (int64_t i = 0; i <= 4096; ++i) {
+    const std::string number = std::to_string(i);
+    tokens.push_back(added_token(257 + i, number + std::string(4096 - number.size(), 'x')));
+  }
+  expect_refused(with("/added_tokens", tokens), "added_tokens: got tokens of over 16 MiB");
+}
+
 TEST(TokenizerRefused, FoldersWithoutATokenizer) {
   const TokenizerFolder folder;
   folder.write("tokenizer.model", "");

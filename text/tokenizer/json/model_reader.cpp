@@ -12,6 +12,7 @@ namespace {
 constexpr const char* kMark = "\xE2\x96\x81";  // U+2581, which SentencePiece writes for a space
 constexpr int64_t kFreeIds = 65'536;           // ids may have holes, but not without end
 constexpr size_t kMaxAddedToken = 4096;        // bytes
+constexpr size_t kMaxAddedTokens = 16 << 20;   // bytes of all together: each may become a node of a tree
 
 void read_vocabulary(const JsonNode& node, BpeModel& model) {
   node.require_object();
@@ -119,6 +120,7 @@ std::vector<AddedToken> read_added_tokens(const JsonNode& root, const BpeModel& 
   const auto list = root.find("added_tokens");
   if (!list) return tokens;
   auto next_id = static_cast<int64_t>(model.vocabulary.size());
+  size_t num_bytes = 0;
   for (const JsonNode& node : list->items()) {
     AddedToken token;
     token.content = node.at("content").text();
@@ -129,6 +131,8 @@ std::vector<AddedToken> read_added_tokens(const JsonNode& root, const BpeModel& 
     token.special = node.at("special").flag();
     if (token.content.empty()) continue;
     if (token.content.size() > kMaxAddedToken) node.at("content").fail("a text of over 4096 bytes", "a shorter one");
+    num_bytes += token.content.size();
+    if (num_bytes > kMaxAddedTokens) list->fail("tokens of over 16 MiB", "fewer or shorter ones (limit)");
     const auto place = places.find(token.content);
     const auto known = model.vocabulary.find(token.content);
     const int64_t id = place != places.end()             ? tokens[place->second].id
