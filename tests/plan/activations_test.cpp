@@ -7,6 +7,8 @@
 #include <cmath>
 
 #include "fsdp/fsdp.h"
+#include "kernels/products/dense_product.h"
+#include "kernels/raw/products/dense_gemm.h"
 #include "models/decoder.h"
 #include "plan/activations.h"
 #include "plan/report.h"
@@ -90,6 +92,17 @@ int64_t measured_peak(const World& world, const Case& c) {
   return peak;
 }
 
+// Bytes that a product may take meanwhile where products are ours: a part of the weight, packed, whose size has a
+// bound. Plans do not count it: it is megabytes whatever the model, and which processor will train is not known.
+double most_scratch(const Case& c) {
+  if (!kernels::prefers_dense_product(1 << 20, at::kFloat)) return 0;
+  int64_t most = 0;
+  for (const int64_t width : {c.hidden, c.inner, c.vocab})
+    for (const int64_t depth : {c.hidden, c.inner, c.vocab})
+      most = std::max(most, kernels::raw::dense_gemm_scratch(width, depth));
+  return static_cast<double>(most) * sizeof(float);
+}
+
 TEST(PlanActivations, PeaksOfRealSteps) {
   using models::Recompute;
   const Case cases[] = {
@@ -128,7 +141,8 @@ TEST(PlanActivations, PeaksOfRealSteps) {
       const double error = 100 * (static_cast<double>(planned) / static_cast<double>(measured) - 1);
       std::printf("%-20s %-12s %-6s %12ld %12ld %+7.2f%%  %s\n", c.what, std::string(name(c.recompute)).c_str(),
                   c.precision, measured, planned, error, report.memory.where.c_str());
-      EXPECT_LE(std::abs(error), 5) << c.what;
+      EXPECT_LE(static_cast<double>(planned), 1.05 * static_cast<double>(measured)) << c.what;
+      EXPECT_GE(static_cast<double>(planned), 0.95 * static_cast<double>(measured) - most_scratch(c)) << c.what;
     });
   }
 }
@@ -162,8 +176,11 @@ TEST(PlanActivations, ALossOverCodesHoldsWhatRealOnesHold) {
         loss.backward();
       }
       const double measured = static_cast<double>(account->peak());
-      EXPECT_NEAR(static_cast<double>(planned.loss_kept + planned.loss_working), measured, 0.03 * measured)
-          << (tied ? "tied, " : "") << rows << " rows";
+      const auto expected = static_cast<double>(planned.loss_kept + planned.loss_working);
+      EXPECT_LE(expected, 1.03 * measured) << (tied ? "tied, " : "") << rows << " rows";
+      EXPECT_GE(expected, 0.97 * measured - most_scratch(c)) << (tied ? "tied, " : "") << rows << " rows";
+      std::printf("loss over codes: %.0f planned, %.0f measured, at most %.0f of scratch\n", expected, measured,
+                  most_scratch(c));
     }
   }
 }
