@@ -2,7 +2,7 @@
 # All checks of form: layers, text, formatting; with --tidy also clang-tidy.
 #
 #   scripts/lint.sh [--fix]          --fix formats the files instead of complaining
-#   scripts/lint.sh --tidy           and every source by clang-tidy: an hour on 2 cores
+#   scripts/lint.sh --tidy           and every source by clang-tidy, which takes long
 #   scripts/lint.sh --tidy '/io/'    and those whose path matches
 set -uo pipefail
 cd "$(dirname "$0")/.."

@@ -103,7 +103,8 @@ void RunState::save(checkpoint::StateSink& sink) {
     sink.value(byte_tokenizer::kMarkerFile, byte_tokenizer::marker_json());
   } else if (const auto files = tokenizer_folder(batches_.data().dataset()); !files.empty()) {
     sink.value("tokenizer_folder", std::filesystem::absolute(files).native());
-    sink.value("tokenizer_files", io::identify_files(io::tokenizer_files(files)));
+    if (tokenizer_hashes_.empty()) tokenizer_hashes_ = io::identify_files(io::tokenizer_files(files));
+    sink.value("tokenizer_files", tokenizer_hashes_);
   }
 }
 

@@ -46,7 +46,8 @@ class RunState : public checkpoint::Stateful {
   int64_t consumed_ = 0;
   std::string fp8_scales_;
   int64_t schedule_steps_ = 0;
-  SpikeDetector spikes_;  // as the checkpoint has them
+  SpikeDetector spikes_;          // as the checkpoint has them
+  std::string tokenizer_hashes_;  // io::identify_files(), once a checkpoint needed them
   std::vector<std::string> changed_keys_;
 };
 

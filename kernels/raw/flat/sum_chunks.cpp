@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <type_traits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/raw/flat/sum_chunks.cpp"
@@ -27,31 +28,33 @@ HWY_INLINE Float sum_of(const float* const* chunks, const Load& load) {
   }
 }
 
-template <class Load>
-HWY_INLINE Float sum_of_few(const float* const* chunks, int64_t num_chunks, const Load& load) {
-  switch (num_chunks) {
+// body(count) with a count that the compiler knows, of 1 to 8.
+template <class Body>
+HWY_INLINE auto with_count(int64_t count, const Body& body) {
+  switch (count) {
     case 1:
-      return sum_of<1>(chunks, load);
+      return body(std::integral_constant<int, 1>());
     case 2:
-      return sum_of<2>(chunks, load);
+      return body(std::integral_constant<int, 2>());
     case 3:
-      return sum_of<3>(chunks, load);
+      return body(std::integral_constant<int, 3>());
     case 4:
-      return sum_of<4>(chunks, load);
+      return body(std::integral_constant<int, 4>());
     case 5:
-      return sum_of<5>(chunks, load);
+      return body(std::integral_constant<int, 5>());
     case 6:
-      return sum_of<6>(chunks, load);
+      return body(std::integral_constant<int, 6>());
     case 7:
-      return sum_of<7>(chunks, load);
+      return body(std::integral_constant<int, 7>());
     default:
-      return sum_of<8>(chunks, load);
+      return body(std::integral_constant<int, 8>());
   }
 }
 
 template <class Load>
 Float sum_of_many(const float* const* chunks, int64_t num_chunks, const Load& load) {
-  if (num_chunks <= 8) return sum_of_few(chunks, num_chunks, load);
+  if (num_chunks <= 8)
+    return with_count(num_chunks, [&](auto count) HWY_ATTR { return sum_of<count()>(chunks, load); });
   const auto first = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(num_chunks - 1)));
   return sum_of_many(chunks, first, load) + sum_of_many(chunks + first, num_chunks - first, load);
 }
@@ -69,26 +72,8 @@ void sum_few(const float* const* chunks, int64_t begin, int64_t end, const Store
 
 template <class Store>
 void sum_vectors(const float* const* chunks, int64_t num_chunks, int64_t begin, int64_t end, const Store& store) {
-  switch (num_chunks) {
-    case 1:
-      return sum_few<1>(chunks, begin, end, store);
-    case 2:
-      return sum_few<2>(chunks, begin, end, store);
-    case 3:
-      return sum_few<3>(chunks, begin, end, store);
-    case 4:
-      return sum_few<4>(chunks, begin, end, store);
-    case 5:
-      return sum_few<5>(chunks, begin, end, store);
-    case 6:
-      return sum_few<6>(chunks, begin, end, store);
-    case 7:
-      return sum_few<7>(chunks, begin, end, store);
-    case 8:
-      return sum_few<8>(chunks, begin, end, store);
-    default:
-      break;
-  }
+  if (num_chunks <= 8)
+    return with_count(num_chunks, [&](auto count) HWY_ATTR { sum_few<count()>(chunks, begin, end, store); });
   for (int64_t i = begin; i < end; i += kLanes) {
     const auto load = [i](const float* chunk) HWY_ATTR { return simd::load(chunk + i); };
     store(i, sum_of_many(chunks, num_chunks, load));
