@@ -27,6 +27,8 @@ def held_to(isa, env=os.environ):
     """`env` with the variables that hold all libraries to an instruction set; "native": none is."""
     names = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
     held = dict(zip(names, HELD[isa])) if isa in HELD else {}
+    if isa in ("sse4", "scalar") and "GenuineIntel" not in open("/proc/cpuinfo").read():
+        held["MKL_CBWR"] = "COMPATIBLE"  # MKL heeds its other variable on processors of Intel only
     return {**env, **held, "FSDP_CPU_ISA": isa}
 
 

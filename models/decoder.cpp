@@ -5,11 +5,13 @@
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <utility>
 
 #include "kernels/operators/cross_entropy.h"
 #include "kernels/operators/embedding.h"
+#include "kernels/products/few_rows.h"
 #include "kernels/products/linear.h"
 #include "kernels/products/nf4/nf4_embedding.h"
 #include "kernels/products/rowwise_scope.h"
@@ -273,12 +275,30 @@ at::Tensor DecoderImpl::hidden_cached(const at::Tensor& input_ids_BT, KeyValueCa
   return hidden_BTE;
 }
 
+namespace {
+
+// The product that each of the prompts has alone.
+kernels::Rowwise rows_of(const std::vector<std::vector<int64_t>>& prompts) {
+  const auto is_short = [](const auto& prompt) { return prompt.size() < DecoderImpl::kShortPrompt; };
+  const auto count = std::count_if(prompts.begin(), prompts.end(), is_short);
+  if (count == 0) return kernels::Rowwise::kManyRows;
+  const size_t num_tokens = std::accumulate(prompts.begin(), prompts.end(), size_t{0},
+                                            [](size_t sum, const auto& p) { return sum + p.size(); });
+  TORCH_CHECK(static_cast<size_t>(count) == prompts.size() && num_tokens <= size_t{kernels::kFewRows},
+              "[decoder] prompts read together: got ", count, " short ones of ", prompts.size(), " and ", num_tokens,
+              " tokens, expected none of fewer than ", DecoderImpl::kShortPrompt, " tokens, or such alone and at most ",
+              kernels::kFewRows, " tokens");
+  return kernels::Rowwise::kFewRows;
+}
+
+}  // namespace
+
 at::Tensor DecoderImpl::read_prompts(const std::vector<std::vector<int64_t>>& prompts, KeyValueCache& cache,
                                      std::vector<int64_t> rows) {
   const at::NoGradGuard no_grad;
-  const kernels::RowwiseScope products(kernels::Rowwise::kManyRows);
   TORCH_CHECK(!prompts.empty() && prompts.size() == rows.size(), "[decoder] got ", prompts.size(), " prompts for ",
               rows.size(), " rows of the cache");
+  const kernels::RowwiseScope products(rows_of(prompts));
   std::vector<int64_t> ids, lengths, last;
   for (const std::vector<int64_t>& prompt : prompts) {
     ids.insert(ids.end(), prompt.begin(), prompt.end());

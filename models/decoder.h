@@ -112,7 +112,10 @@ class DecoderImpl : public torch::nn::Module {
 
   // Generation: `prompts`, none empty, follow the tokens that `rows` of `cache` have, none where there are several, and
   // are taken in. Logits [P, V] of each prompt's last token, which on the CPU do not depend on the prompts beside it,
-  // bit for bit, up to kernels::kFewRows prompts. Runs without gradients.
+  // bit for bit, up to kernels::kFewRows prompts. Prompts of fewer than kShortPrompt tokens have the products of tokens
+  // that are continued: they are read by themselves, at most kernels::kFewRows tokens at a time. Throws c10::Error
+  // otherwise. Runs without gradients.
+  static constexpr size_t kShortPrompt = 16;
   at::Tensor read_prompts(const std::vector<std::vector<int64_t>>& prompts, KeyValueCache& cache,
                           std::vector<int64_t> rows);
 

@@ -5,14 +5,15 @@
 #   scripts/sanitize.sh                                address and undefined together, then thread
 #   scripts/sanitize.sh address,undefined -R Plan      one of them; further arguments go to ctest in place of -L fast
 #
-# Each has its build tree, build/sanitize/NAME, with a log beside it. System packages and LibTorch are those of
+# Each has its build tree, build/sanitize/address-undefined or the like, with a log beside it. System packages and LibTorch are those of
 # scripts/setup.sh, which must have run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # Sets `result` to what the table says of a sanitizer.
 try_sanitizer() {
-  local name=$1 build=build/sanitize/$1 log=build/sanitize/$1.log
+  local name=$1 build=build/sanitize/${1//,/-}  # a comma would end an option of the linker
+  local log=$build.log
   shift
   result="does not build: $log"
   mkdir -p "$build"

@@ -247,22 +247,25 @@ void add_rope(Comparison& comparison, at::ScalarType dtype, int64_t tokens) {
                  training([=] { return rotated(q).sum() + rotated(k).sum(); }, {q, k}), 0);
 }
 
-// What tokens of generation are made of: few rows against a weight, attention over a cache, weights of a softmax.
+// A weight meets rows of generation: tokens of texts that are continued and short prompts, or longer prompts.
+void add_rowwise(Comparison& comparison, at::ScalarType dtype, kernels::Rowwise kind, int64_t rows) {
+  const at::Tensor x = at::randn({rows, kHidden}).to(dtype), weight = at::randn({kFfn, kHidden}).to(dtype);
+  comparison.add((kind == kernels::Rowwise::kFewRows ? "few rows" : "many rows") + label_of(dtype, rows, " rows"),
+                 [=] {
+                   const at::NoGradGuard no_grad;
+                   const kernels::RowwiseScope scope(kind);
+                   kernels::linear(x, weight);
+                 },
+                 [=] {
+                   const at::NoGradGuard no_grad;
+                   at::linear(x, weight);
+                 },
+                 static_cast<int64_t>(weight.nbytes()));
+}
+
+// What else tokens of generation are made of: attention over a cache, weights of a softmax.
 void add_generation(Comparison& comparison, at::ScalarType dtype, int64_t rows) {
   const std::string label = label_of(dtype, rows, " rows");
-  const at::Tensor x = at::randn({rows, 1, kHidden}).to(dtype), weight = at::randn({kFfn, kHidden}).to(dtype);
-  for (const auto kind : {kernels::Rowwise::kFewRows, kernels::Rowwise::kManyRows})
-    comparison.add((kind == kernels::Rowwise::kFewRows ? "few rows" : "many rows") + label,
-                   [=] {
-                     const at::NoGradGuard no_grad;
-                     const kernels::RowwiseScope scope(kind);
-                     kernels::linear(x, weight);
-                   },
-                   [=] {
-                     const at::NoGradGuard no_grad;
-                     at::linear(x, weight);
-                   },
-                   static_cast<int64_t>(weight.nbytes()));
   constexpr int64_t kLength = 1000, kKeyHeads = 2, kHeads = 8, kDim = 64;
   const at::Tensor q = at::randn({rows, 1, kHeads, kDim}).to(dtype),
                    k = at::randn({rows, kKeyHeads, kLength, kDim}).to(dtype),
@@ -332,6 +335,8 @@ int main(int argc, char** argv) try {
       add_operators(comparison, dtype, tokens);
       add_rope(comparison, dtype, tokens);
     }
+    for (const int64_t rows : {1, 8, 32}) add_rowwise(comparison, dtype, kernels::Rowwise::kFewRows, rows);
+    for (const int64_t rows : {16, 256, 1024}) add_rowwise(comparison, dtype, kernels::Rowwise::kManyRows, rows);
     for (const int64_t rows : {1, 8}) add_generation(comparison, dtype, rows);
     for (const int64_t tokens : {256, 2048})
       for (const int64_t window : {0, 128}) add_attention(comparison, dtype, tokens, window);

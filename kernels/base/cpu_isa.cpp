@@ -27,6 +27,8 @@ void hold_libraries(CpuIsa isa) {
   setenv("ATEN_CPU_CAPABILITY", sets.aten, /*overwrite=*/0);
   setenv("ONEDNN_MAX_CPU_ISA", sets.onednn, /*overwrite=*/0);
   setenv("MKL_ENABLE_INSTRUCTIONS", sets.mkl, /*overwrite=*/0);
+  // Which is heeded on processors of Intel; others have one path that is plainer than AVX2's.
+  if (isa != CpuIsa::kAvx2 && !raw::is_of_intel()) setenv("MKL_CBWR", "COMPATIBLE", /*overwrite=*/0);
 }
 
 std::string list_available() {

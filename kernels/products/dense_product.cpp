@@ -51,7 +51,9 @@ Operand from_row(Operand x, int64_t row) {
 }  // namespace
 
 bool prefers_dense_product(int64_t rows, at::ScalarType type) {
-  return raw::cpu_isa() == CpuIsa::kAvx2 && rows >= kLeastRows && (type == at::kFloat || type == at::kBFloat16);
+  const CpuIsa isa = raw::cpu_isa();
+  return (isa == CpuIsa::kAvx2 || isa == CpuIsa::kSse4) && rows >= kLeastRows &&
+         (type == at::kFloat || type == at::kBFloat16);
 }
 
 bool prefers_dense_gradient(at::ScalarType type) {

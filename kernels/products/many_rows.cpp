@@ -8,10 +8,11 @@
 
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/raw_pointer.h"
+#include "kernels/products/dense_product.h"
 #include "kernels/products/few_rows.h"
+#include "kernels/raw/products/dense_gemm.h"
 #include "kernels/raw/products/few_rows_amx.h"
 #include "kernels/raw/products/gemm.h"
-#include "kernels/raw/products/gemv.h"
 #include "kernels/raw/products/pair_gemm.h"
 #include "kernels/raw/products/panels.h"
 
@@ -28,7 +29,6 @@ using raw::Word;
 constexpr int64_t kPanelRows = 64;   // of x, whose words lie together; 16, 32 or 48 in the last panel
 constexpr int64_t kGroupPanels = 8;  // that a part of the weight meets while it is in the cache
 constexpr int64_t kOutputs = 48;     // of such a part
-constexpr int64_t kDepth = 512;      // words of the sum at a time: a panel of them stays in the second-level cache
 
 struct Panels {
   at::Tensor words;  // panel after panel, each [depth, width]
@@ -62,8 +62,10 @@ struct WeightPart {
   int64_t first_output, outputs, first, depth;
 };
 
-// How the words of a part meet those of a panel: adds to sums [outputs, width].
+// How the words of a part meet those of a panel: adds to sums [outputs, width]. kDepth words of the sum at a time, a
+// panel of which stays in the second-level cache; in fp32 as dense_product() takes them, so that sums are the same.
 struct InFp32 {
+  static constexpr int64_t kDepth = raw::kDenseGemmDepth;
   const float* weight;
   int64_t depth;
 
@@ -72,13 +74,10 @@ struct InFp32 {
     const float* from = weight + part.first_output * depth + part.first;
     raw::small_gemm(part.outputs, width, part.depth, {from, depth, 1}, panel, width, sums, width, part.first > 0);
   }
-  void add_one(const WeightPart& part, const float* x, float* sums) const {
-    const float* from = weight + part.first_output * depth + part.first;
-    raw::small_gemv(part.outputs, part.depth, from, depth, x, sums, part.first > 0);
-  }
 };
 
 struct Widened {
+  static constexpr int64_t kDepth = raw::kDenseGemmDepth;
   const Bf16* weight;
   int64_t depth;
   std::vector<float> wide = {};
@@ -93,12 +92,10 @@ struct Widened {
     raw::small_gemm(part.outputs, width, part.depth, {wide.data(), part.depth, 1}, panel, width, sums, width,
                     part.first > 0);
   }
-  void add_one(const WeightPart& part, const float* x, float* sums) const {
-    raw::small_gemv(part.outputs, part.depth, wide.data(), part.depth, x, sums, part.first > 0);
-  }
 };
 
 struct InPairs {
+  static constexpr int64_t kDepth = 512;
   const Bf16Pair* weight;
   int64_t depth;  // in pairs, as everywhere here
 
@@ -116,8 +113,8 @@ void multiply_group(Product& product, const Panels& x, int64_t first_panel, int6
                     float* sums, Y* y, int64_t stride) {
   const int64_t last_panel = std::min(first_panel + kGroupPanels, x.count());
   constexpr int64_t kPanelSums = kOutputs * kPanelRows;
-  for (int64_t first = 0; first < x.depth; first += kDepth) {
-    const WeightPart part = {first_output, outputs, first, std::min(kDepth, x.depth - first)};
+  for (int64_t first = 0; first < x.depth; first += Product::kDepth) {
+    const WeightPart part = {first_output, outputs, first, std::min(Product::kDepth, x.depth - first)};
     product.begin(part);
     for (int64_t panel = first_panel; panel < last_panel; ++panel)
       product.add(part, x.at(panel, first), x.width(panel), sums + (panel - first_panel) * kPanelSums);
@@ -142,42 +139,14 @@ void multiply(const Product& product, const Panels& x, int64_t outputs, Y* y) {
   });
 }
 
-void copy_sums(const float* sums, int64_t count, float* y) { std::copy_n(sums, count, y); }
-void copy_sums(const float* sums, int64_t count, Bf16* y) { raw::narrow(sums, y, count); }
-
-// One row, with the bits that it has among others.
-template <class Product, class Y>
-void multiply_one(const Product& product, const float* x, int64_t depth, int64_t outputs, Y* y) {
-  parallel_for(0, (outputs + kOutputs - 1) / kOutputs, 1, [&](int64_t begin, int64_t end) {
-    Product mine = product;
-    float sums[kOutputs];
-    for (int64_t output = begin * kOutputs; output < std::min(end * kOutputs, outputs); output += kOutputs) {
-      const int64_t count = std::min(kOutputs, outputs - output);
-      for (int64_t first = 0; first < depth; first += kDepth) {
-        const WeightPart part = {output, count, first, std::min(kDepth, depth - first)};
-        mine.begin(part);
-        mine.add_one(part, x + first, sums);
-      }
-      copy_sums(sums, count, y + output);
-    }
-  });
-}
-
-template <class Product, class Y>
-void multiply_any(const Product& product, const at::Tensor& x, int64_t rows, int64_t outputs, Y* y) {
-  const auto* from = x.const_data_ptr<float>();
-  if (rows == 1) return multiply_one(product, from, x.numel(), outputs, y);
-  multiply(product, pack(from, rows, x.numel() / rows), outputs, y);
-}
-
 template <class Y>
 void multiply_in_fp32(const at::Tensor& x, const at::Tensor& weight, Y* y) {
   const int64_t outputs = weight.size(0), depth = weight.size(1), rows = x.numel() / depth;
-  const at::Tensor wide = x.to(at::kFloat);
+  const Panels panels = pack(x.to(at::kFloat).const_data_ptr<float>(), rows, depth);
   if (weight.scalar_type() == at::kFloat)
-    multiply_any(InFp32{weight.const_data_ptr<float>(), depth}, wide, rows, outputs, y);
+    multiply(InFp32{weight.const_data_ptr<float>(), depth}, panels, outputs, y);
   else
-    multiply_any(Widened{raw_data(weight.const_data_ptr<BFloat16>()), depth}, wide, rows, outputs, y);
+    multiply(Widened{raw_data(weight.const_data_ptr<BFloat16>()), depth}, panels, outputs, y);
 }
 
 void multiply_pairs(const at::Tensor& x, const at::Tensor& weight, Bf16* y) {
@@ -200,6 +169,10 @@ at::Tensor many_rows_product(const at::Tensor& x, const at::Tensor& weight) {
   const bool is_bf16 = x.scalar_type() == at::kBFloat16;
   if (is_bf16 && raw::amx::fits(weight.size(0), weight.size(1)) && raw::amx::is_available())
     return few_rows_product(x, weight);
+  // With the same bits: it makes its sums in the same order.
+  if (x.scalar_type() == weight.scalar_type() && x.dim() >= 2 &&
+      prefers_dense_product(x.numel() / x.size(-1), x.scalar_type()))
+    return dense_product(x, weight);
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = weight.size(0);
   at::Tensor y = at::empty(shape, x.options().requires_grad(false));

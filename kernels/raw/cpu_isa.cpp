@@ -66,6 +66,14 @@ std::vector<CpuIsa> available_cpu_isas() {
 
 CpuIsa cpu_isa() { return in_use(); }
 
+bool is_of_intel() {
+#if HWY_ARCH_X86
+  return __builtin_cpu_is("intel");
+#else
+  return false;
+#endif
+}
+
 bool has_bf16_pairs() {
 #if FSDP_HAS_BF16_PAIRS
   static const bool has =

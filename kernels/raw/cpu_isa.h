@@ -24,6 +24,9 @@ CpuIsa cpu_isa();
 // pairs and tile registers (AMX), is used with kAvx512 alone. Local; not while kernels run.
 void hold_cpu_isa(CpuIsa isa);
 
+// Whether Intel made the processor: some libraries can be held to a set on such alone.
+bool is_of_intel();
+
 // Whether the kernels multiply pairs of bf16 (AVX512_BF16).
 bool has_bf16_pairs();
 

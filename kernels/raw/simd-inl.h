@@ -32,6 +32,15 @@ constexpr int kNativeLanes = static_cast<int>(hn::MaxLanes(Tag()));
 // Architectural vector registers.
 constexpr int kRegisters = (HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64) ? 32 : 16;
 
+// The compiler does not load it again from where it came from.
+HWY_INLINE void keep_in_register(Native& value) {
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
+  asm("" : "+v"(value.raw));
+#else
+  (void)value;
+#endif
+}
+
 // Constructors are written out: those that the compiler makes are not compiled for the instruction set.
 struct One {
   HWY_INLINE One() {}

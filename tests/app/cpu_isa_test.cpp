@@ -19,7 +19,8 @@ bool has(CpuIsa isa) {
 
 // What a set that this test itself is held to leaves in the environment of its children.
 void forget_held_libraries() {
-  for (const char* name : {"ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS"}) unsetenv(name);
+  for (const char* name : {"ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR"})
+    unsetenv(name);
 }
 
 TEST(InstructionSets, TheVersionNamesThoseOfOursAndOfLibTorch) {

@@ -11,8 +11,13 @@
 namespace fsdp::train {
 namespace {
 
-// Of prompts that are read together: products of more rows are hardly faster per row.
-constexpr size_t kPromptTokens = 256;
+// Whether prompts may be read together, by the number of their tokens. Products of more than 256 rows are hardly faster
+// per row.
+bool fit_together(const std::vector<std::vector<int64_t>>& prompts, size_t num_tokens, size_t next) {
+  const auto is_short = [](size_t length) { return length < models::DecoderImpl::kShortPrompt; };
+  const size_t most = is_short(next) ? size_t{kernels::kFewRows} : 256;
+  return is_short(prompts.front().size()) == is_short(next) && num_tokens + next <= most;
+}
 
 Error usage_error(const std::string& text) { return {ErrorCode::kUsage, "[generate] " + text}; }
 
@@ -132,9 +137,9 @@ void Generator::read_prompts() {
   size_t num_tokens = 0;
   while (!waiting_.empty()) {
     Row* row = free_row(waiting_.front().prompt);
+    if (row == nullptr) break;
     const bool is_alone = prefixes_ == Prefixes::kReuse;  // several prompts have to start at the same position
-    const bool is_full = num_tokens + waiting_.front().prompt.size() > kPromptTokens || is_alone;
-    if (row == nullptr || (!begun.empty() && is_full)) break;
+    if (!begun.empty() && (is_alone || !fit_together(prompts, num_tokens, waiting_.front().prompt.size()))) break;
     prompts.push_back(begin_row(*row));
     begun.push_back(row);
     places.push_back(row->index);

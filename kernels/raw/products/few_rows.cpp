@@ -14,6 +14,7 @@ namespace {
 
 using simd::Float;
 using simd::kNativeLanes;
+using simd::Native;
 namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr int64_t kPairLanes = 2 * kLanes;
@@ -27,35 +28,30 @@ struct Tile {
 constexpr int kRegistersOfSum = static_cast<int>(kLanes) / kNativeLanes;
 constexpr Tile tile_of_rows() {
   if (kRegistersOfSum == 1) return {4, 4};
-  if (kRegistersOfSum == 2) return {3, 2};
-  return simd::kRegisters == 32 ? Tile{3, 2} : Tile{2, 1};
+  return kRegistersOfSum == 2 || simd::kRegisters == 32 ? Tile{3, 2} : Tile{3, 1};
 }
-constexpr Tile tile_of_one_row() {
-  if (kRegistersOfSum == 1) return {1, 8};
-  return kRegistersOfSum == 2 || simd::kRegisters == 32 ? Tile{1, 4} : Tile{1, 2};
+constexpr int outputs_of_one_row() {
+  if (kRegistersOfSum == 1) return 8;
+  return kRegistersOfSum == 2 || simd::kRegisters == 32 ? 4 : 2;
+}
+constexpr int kGroup = 8;  // outputs whose weights stay in the cache for the rows
+
+// Of 32 neighbours of a weight row the part of a register that belongs to its place in a sum: of the first or second
+// 16; of bf16, which needs no more than a shift or a mask then, of the even or odd places.
+enum class Half { kFirst, kSecond };
+
+template <Half kHalf>
+HWY_INLINE Native load_part(const float* from, int part) {
+  return hn::LoadU(simd::Tag(), from + part * kNativeLanes + (kHalf == Half::kFirst ? 0 : kLanes));
 }
 
-// 32 neighbours of a weight row as two vectors: halves for fp32; for bf16, which needs no more than a shift and a mask
-// then, even and odd places.
-HWY_INLINE void load_pair(const float* from, Float& first, Float& second) {
-  first = simd::load(from);
-  second = simd::load(from + kLanes);
+template <Half kHalf>
+HWY_INLINE Native load_part(const Bf16* from, int part) {
+  const simd::TagBits tag;
+  const auto bits = hn::LoadU(tag, reinterpret_cast<const uint32_t*>(from + 2 * part * kNativeLanes));
+  return hn::BitCast(simd::Tag(),
+                     kHalf == Half::kFirst ? hn::ShiftLeft<16>(bits) : hn::And(bits, hn::Set(tag, 0xFFFF0000u)));
 }
-
-HWY_INLINE void split_pairs(const Bf16* from, simd::One& even, simd::One& odd) {
-  const simd::TagBits bits_tag;
-  const auto bits = hn::LoadU(bits_tag, reinterpret_cast<const uint32_t*>(from));
-  even.v = hn::BitCast(simd::Tag(), hn::ShiftLeft<16>(bits));
-  odd.v = hn::BitCast(simd::Tag(), hn::And(bits, hn::Set(bits_tag, 0xFFFF0000u)));
-}
-
-template <class Half>
-HWY_INLINE void split_pairs(const Bf16* from, simd::Two<Half>& even, simd::Two<Half>& odd) {
-  split_pairs(from, even.low, odd.low);
-  split_pairs(from + 2 * simd::Width<Half>::kCount, even.high, odd.high);
-}
-
-HWY_INLINE void load_pair(const Bf16* from, Float& first, Float& second) { split_pairs(from, first, second); }
 
 // What is left of a sum over k after `i`: a whole vector, a part of one, or both.
 template <class W>
@@ -67,62 +63,91 @@ HWY_INLINE Float rest_of_sum(const float* x, const W* weight, int64_t i, int64_t
   return total;
 }
 
-// x[row] . weight[output] for kRows rows and kOutputs outputs to y[row * stride + output]. A sum is added to in the
-// order of k, so that its result does not depend on the tile.
-template <int kRows, int kOutputs, class W, class Y>
-HWY_INLINE void tile(const float* x, const W* weight, Y* y, int64_t k, int64_t stride) {
-  Float total[kRows * kOutputs];
-#pragma GCC unroll 16
-  for (int i = 0; i < kRows * kOutputs; ++i) total[i] = simd::zero();
-  int64_t i = 0;
-  for (; i + kPairLanes <= k; i += kPairLanes) {
-    Float first[kOutputs], second[kOutputs];
+// Adds a part of every product to its sum.
+template <Half kHalf, int kRows, int kOutputs, class W>
+HWY_INLINE void add_part(const float* x, const W* weight, int64_t k, int part, Native* sums) {
+  Native of_weight[kOutputs];
+#pragma GCC unroll 8
+  for (int output = 0; output < kOutputs; ++output) of_weight[output] = load_part<kHalf>(weight + output * k, part);
+#pragma GCC unroll 8
+  for (int row = 0; row < kRows; ++row) {
+    Native of_x = load_part<kHalf>(x + row * k, part);
+    if (kNativeLanes > 4) simd::keep_in_register(of_x);  // compilers would load it again for each output
 #pragma GCC unroll 8
     for (int output = 0; output < kOutputs; ++output) {
-      const W* from = weight + output * k + i;
-      hwy::Prefetch(reinterpret_cast<const char*>(from) + kPrefetchBytes);
-      load_pair(from, first[output], second[output]);
-    }
-#pragma GCC unroll 8
-    for (int row = 0; row < kRows; ++row) {
-      const Float x_first = simd::load(x + row * k + i), x_second = simd::load(x + row * k + i + kLanes);
-#pragma GCC unroll 8
-      for (int output = 0; output < kOutputs; ++output) {
-        Float& sum = total[row * kOutputs + output];
-        sum = simd::mul_add(first[output], x_first, sum);
-        sum = simd::mul_add(second[output], x_second, sum);
-      }
+      Native& sum = sums[row * kOutputs + output];
+      sum = hn::MulAdd(of_weight[output], of_x, sum);
     }
   }
-  Float whole[kRows * kOutputs];  // in memory: `total` lives in registers
-  for (int j = 0; j < kRows * kOutputs; ++j) whole[j] = total[j];
-  if (i < k)
-    for (int j = 0; j < kRows * kOutputs; ++j)
-      whole[j] = rest_of_sum(x + j / kOutputs * k, weight + j % kOutputs * k, i, k, whole[j]);
-  alignas(64) float results[kRows * kOutputs];
-  simd::store_sums<kRows * kOutputs>(whole, results);
+}
+
+// Whether a tile reads its weights from memory, or finds them in the cache.
+enum class Weights { kFromMemory, kFromCache };
+
+// x[row] . weight[output] for kRows rows and kOutputs outputs to y[row * stride + output]. A sum is added to in the
+// order of k, so that its result does not depend on the tile.
+template <int kRows, int kOutputs, Weights kWeights, class W, class Y>
+HWY_INLINE void tile(const float* x, const W* weight, Y* y, int64_t k, int64_t stride) {
+  constexpr int kSums = kRows * kOutputs;
+  Native total[kRegistersOfSum * kSums];
+#pragma GCC unroll 16
+  for (int i = 0; i < kRegistersOfSum * kSums; ++i) total[i] = hn::Zero(simd::Tag());
+  int64_t i = 0;
+  for (; i + kPairLanes <= k; i += kPairLanes) {
+    if (kWeights == Weights::kFromMemory)
+#pragma GCC unroll 8
+      for (int output = 0; output < kOutputs; ++output)
+        hwy::Prefetch(reinterpret_cast<const char*>(weight + output * k + i) + kPrefetchBytes);
+#pragma GCC unroll 4
+    for (int part = 0; part < kRegistersOfSum; ++part) {
+      add_part<Half::kFirst, kRows, kOutputs>(x + i, weight + i, k, part, total + part * kSums);
+      add_part<Half::kSecond, kRows, kOutputs>(x + i, weight + i, k, part, total + part * kSums);
+    }
+  }
+  alignas(64) float lanes[kSums * kLanes];  // `total` lives in registers
+#pragma GCC unroll 16
+  for (int j = 0; j < kRegistersOfSum * kSums; ++j)
+    hn::Store(total[j], simd::Tag(), lanes + j % kSums * kLanes + j / kSums * kNativeLanes);
+  Float whole[kSums];
+  for (int j = 0; j < kSums; ++j) {
+    whole[j] = simd::load(lanes + j * kLanes);
+    if (i < k) whole[j] = rest_of_sum(x + j / kOutputs * k, weight + j % kOutputs * k, i, k, whole[j]);
+  }
+  alignas(64) float results[kSums];
+  simd::store_sums<kSums>(whole, results);
   for (int row = 0; row < kRows; ++row)
     for (int output = 0; output < kOutputs; ++output)
       y[row * stride + output] = from_float<Y>(results[row * kOutputs + output]);
 }
 
+// kGroup outputs of kRows rows.
+template <int kRows, Weights kWeights, class W, class Y>
+HWY_INLINE void group(const float* x, const W* weight, Y* y, int64_t k, int64_t stride) {
+  constexpr int kOutputs = kRows == 1 ? outputs_of_one_row() : tile_of_rows().outputs;
+  for (int i = 0; i < kGroup; i += kOutputs) tile<kRows, kOutputs, kWeights>(x, weight + i * k, y + i, k, stride);
+}
+
+// The same of `rows`, at most kRows.
+template <int kRows, Weights kWeights, class W, class Y>
+HWY_INLINE void group_of(int64_t rows, const float* x, const W* weight, Y* y, int64_t k, int64_t stride) {
+  if (rows == kRows) return group<kRows, kWeights>(x, weight, y, k, stride);
+  if constexpr (kRows > 1) group_of<kRows - 1, kWeights>(rows, x, weight, y, k, stride);
+}
+
 template <class W, class Y>
 HWY_INLINE void few_rows_of(const float* x, const W* weight, Y* y, int64_t rows, int64_t k, int64_t stride,
                             int64_t outputs) {
-  constexpr Tile kMany = tile_of_rows(), kOne = tile_of_one_row();
-  constexpr int kGroup = 8;  // outputs whose weights stay in the cache for the rows
+  constexpr int64_t kRows = tile_of_rows().rows;
   int64_t output = 0;
   for (; output + kGroup <= outputs; output += kGroup, weight += kGroup * k, y += kGroup) {
-    int64_t row = 0;
-    for (; row + kMany.rows <= rows; row += kMany.rows)
-      for (int i = 0; i < kGroup; i += kMany.outputs)
-        tile<kMany.rows, kMany.outputs>(x + row * k, weight + i * k, y + row * stride + i, k, stride);
-    for (; row < rows; ++row)
-      for (int i = 0; i < kGroup; i += kOne.outputs)
-        tile<1, kOne.outputs>(x + row * k, weight + i * k, y + row * stride + i, k, stride);
+    group_of<kRows, Weights::kFromMemory>(std::min(rows, kRows), x, weight, y, k, stride);
+    for (int64_t row = kRows; row < rows; row += kRows)
+      group_of<kRows, Weights::kFromCache>(std::min(rows - row, kRows), x + row * k, weight, y + row * stride, k,
+                                           stride);
   }
   for (; output < outputs; ++output, weight += k, ++y)
-    for (int64_t row = 0; row < rows; ++row) tile<1, 1>(x + row * k, weight, y + row * stride, k, stride);
+    for (int64_t row = 0; row < rows; ++row)
+      tile<1, 1, Weights::kFromMemory>(x + row * k, weight, y + row * stride, k, stride);
 }
 
 void few_rows_f32(const float* x, const float* weight, float* y, int64_t rows, int64_t k, int64_t stride,

@@ -1,6 +1,5 @@
 #include "kernels/raw/products/gemm.h"
 
-#include "kernels/raw/products/gemv.h"
 #include "tests/kernels/raw/each_isa.h"
 
 namespace fsdp::kernels::raw {
@@ -71,26 +70,6 @@ TEST(SmallGemm, AnElementDependsNeitherOnRowsNorOnColumnsBesideIt) {
             ASSERT_EQ(some[at], all[at]) << m << " x " << n;
           }
       }
-  });
-}
-
-// A prompt of one token has the bits that it has beside others.
-TEST(SmallGemm, AColumnAloneHasTheSameBits) {
-  for_each_isa([] {
-    for (const int64_t m : {1, 3, 8, 16, 31, 48, 70})
-      for (const int64_t k : {0, 1, 4, 7, 64, 129})
-        for (const bool add : {false, true}) {
-          const Operands x({m, 16, k}, false);
-          std::vector<float> wide = x.start, column(static_cast<size_t>(k)), alone(static_cast<size_t>(m));
-          for (int64_t i = 0; i < k; ++i) column[static_cast<size_t>(i)] = x.b[static_cast<size_t>(i * x.b_stride)];
-          for (int64_t row = 0; row < m; ++row)
-            alone[static_cast<size_t>(row)] = x.start[static_cast<size_t>(row * x.c_stride)];
-          small_gemm(m, 16, k, x.left, x.b.data(), x.b_stride, wide.data(), x.c_stride, add);
-          small_gemv(m, k, x.a.data(), x.left.row_stride, column.data(), alone.data(), add);
-          for (int64_t row = 0; row < m; ++row)
-            ASSERT_EQ(alone[static_cast<size_t>(row)], wide[static_cast<size_t>(row * x.c_stride)])
-                << m << " x " << k << " at " << row;
-        }
   });
 }
 

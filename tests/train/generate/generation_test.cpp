@@ -87,22 +87,29 @@ TEST(Generation, ARowIsTheSameInAnyBatch) {
 TEST(Generation, PromptsReadTogetherHaveTheLogitsThatTheyHaveAlone) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     models::Decoder model = tiny_model(dtype);
-    const std::vector<std::vector<int64_t>> prompts = {prompt_of(40, 1), prompt_of(1, 2), prompt_of(130, 3)};
-    models::KeyValueCache together(4);
-    const at::Tensor logits_PV = model->read_prompts(prompts, together, {2, 0, 3});
-    for (size_t i = 0; i < prompts.size(); ++i) {
-      models::KeyValueCache alone(1);
-      const at::Tensor logits_1V = model->read_prompts({prompts[i]}, alone, {0});
-      EXPECT_TRUE(at::equal(logits_PV.narrow(0, static_cast<int64_t>(i), 1), logits_1V)) << dtype << " " << i;
+    const std::vector<std::vector<std::vector<int64_t>>> passes = {
+        {prompt_of(40, 1), prompt_of(16, 2), prompt_of(130, 3)}, {prompt_of(15, 4), prompt_of(1, 5), prompt_of(15, 6)}};
+    for (const auto& prompts : passes) {
+      models::KeyValueCache together(4);
+      const at::Tensor logits_PV = model->read_prompts(prompts, together, {2, 0, 3});
+      const std::vector<int64_t> places = {2, 0, 3};
+      for (size_t i = 0; i < prompts.size(); ++i) {
+        models::KeyValueCache alone(1);
+        const at::Tensor logits_1V = model->read_prompts({prompts[i]}, alone, {0});
+        EXPECT_TRUE(at::equal(logits_PV.narrow(0, static_cast<int64_t>(i), 1), logits_1V)) << dtype << " " << i;
+        EXPECT_EQ(together.num_tokens(places[i]), static_cast<int64_t>(prompts[i].size()));
+        const at::Tensor whole_1TV = model->forward(at::tensor(prompts[i], at::kLong).unsqueeze(0));
+        const at::Tensor difference = (whole_1TV.select(1, whole_1TV.size(1) - 1) - logits_1V).to(at::kFloat).abs();
+        EXPECT_LE(difference.max().item<float>(), dtype == at::kFloat ? 1e-4 : 0.1);
+      }
+      EXPECT_EQ(together.num_tokens(1), 0);
+      EXPECT_THROW(model->read_prompts(prompts, together, {0, 1, 2}), c10::Error);  // rows 0 and 2 have tokens
     }
-    EXPECT_EQ(together.num_tokens(0), 1);
-    EXPECT_EQ(together.num_tokens(1), 0);
-    EXPECT_EQ(together.num_tokens(2), 40);
-    EXPECT_EQ(together.num_tokens(3), 130);
-    const at::Tensor whole_1TV = model->forward(at::tensor(prompts[2], at::kLong).unsqueeze(0));
-    const at::Tensor difference = (whole_1TV.select(1, 129) - logits_PV.narrow(0, 2, 1)).to(at::kFloat).abs().max();
-    EXPECT_LE(difference.item<float>(), dtype == at::kFloat ? 1e-4 : 0.1);
-    EXPECT_THROW(model->read_prompts(prompts, together, {0, 1, 2}), c10::Error);  // rows 0 and 2 have tokens
+    models::KeyValueCache cache(3);
+    EXPECT_THROW(model->read_prompts({prompt_of(15, 1), prompt_of(16, 2)}, cache, {0, 1}), c10::Error);
+    EXPECT_THROW(model->read_prompts({prompt_of(15, 1), prompt_of(15, 2), prompt_of(3, 3)}, cache, {0, 1, 2}),
+                 c10::Error);
+    EXPECT_EQ(cache.num_tokens(0), 0);
   }
 }
 
