@@ -30,11 +30,8 @@ constexpr Tile tile_of_rows() {
   if (kRegistersOfSum == 1) return {4, 4};
   return kRegistersOfSum == 2 || simd::kRegisters == 32 ? Tile{3, 2} : Tile{3, 1};
 }
-constexpr int outputs_of_one_row() {
-  if (kRegistersOfSum == 1) return 8;
-  return kRegistersOfSum == 2 || simd::kRegisters == 32 ? 4 : 2;
-}
-constexpr int kGroup = 8;  // outputs whose weights stay in the cache for the rows
+constexpr int kOutputsOfOneRow = kRegistersOfSum == 1 ? 8 : 4;  // streams of weights that are read at once
+constexpr int kGroup = 8;                                       // outputs whose weights stay in the cache for the rows
 
 // Of 32 neighbours of a weight row the part of a register that belongs to its place in a sum: of the first or second
 // 16; of bf16, which needs no more than a shift or a mask then, of the even or odd places.
@@ -123,7 +120,7 @@ HWY_INLINE void tile(const float* x, const W* weight, Y* y, int64_t k, int64_t s
 // kGroup outputs of kRows rows.
 template <int kRows, Weights kWeights, class W, class Y>
 HWY_INLINE void group(const float* x, const W* weight, Y* y, int64_t k, int64_t stride) {
-  constexpr int kOutputs = kRows == 1 ? outputs_of_one_row() : tile_of_rows().outputs;
+  constexpr int kOutputs = kRows == 1 ? kOutputsOfOneRow : tile_of_rows().outputs;
   for (int i = 0; i < kGroup; i += kOutputs) tile<kRows, kOutputs, kWeights>(x, weight + i * k, y + i, k, stride);
 }
 
