@@ -5,8 +5,8 @@
 #   scripts/sanitize.sh                                address and undefined together, then thread
 #   scripts/sanitize.sh address,undefined -R Plan      one of them; further arguments go to ctest in place of -L fast
 #
-# Each has its build tree, build/sanitize/address-undefined or the like, with a log beside it. System packages and LibTorch are those of
-# scripts/setup.sh, which must have run.
+# Each has its build tree, build/sanitize/address-undefined or the like, with a log beside it. System packages and
+# LibTorch are those of scripts/setup.sh, which must have run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
