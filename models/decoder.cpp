@@ -279,8 +279,8 @@ namespace {
 
 // The product that each of the prompts has alone.
 kernels::Rowwise rows_of(const std::vector<std::vector<int64_t>>& prompts) {
-  const auto is_short = [](const auto& prompt) { return prompt.size() < DecoderImpl::kShortPrompt; };
-  const auto count = std::count_if(prompts.begin(), prompts.end(), is_short);
+  const auto count = std::count_if(prompts.begin(), prompts.end(),
+                                   [](const auto& prompt) { return DecoderImpl::is_short(prompt.size()); });
   if (count == 0) return kernels::Rowwise::kManyRows;
   const size_t num_tokens = std::accumulate(prompts.begin(), prompts.end(), size_t{0},
                                             [](size_t sum, const auto& p) { return sum + p.size(); });

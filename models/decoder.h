@@ -110,12 +110,14 @@ class DecoderImpl : public torch::nn::Module {
   // more than kMostLogitBytes are never whole in memory.
   at::Tensor token_losses(const at::Tensor& input_ids_BT, const at::Tensor& targets_N, const Sequence& sequence = {});
 
+  // Prompts of fewer tokens are short: products of few rows read them, as they do tokens that are continued.
+  static constexpr size_t kShortPrompt = 16;
+  static bool is_short(size_t num_tokens) { return num_tokens < kShortPrompt; }
+
   // Generation: `prompts`, none empty, follow the tokens that `rows` of `cache` have, none where there are several, and
   // are taken in. Logits [P, V] of each prompt's last token, which on the CPU do not depend on the prompts beside it,
-  // bit for bit, up to kernels::kFewRows prompts. Prompts of fewer than kShortPrompt tokens have the products of tokens
-  // that are continued: they are read by themselves, at most kernels::kFewRows tokens at a time. Throws c10::Error
-  // otherwise. Runs without gradients.
-  static constexpr size_t kShortPrompt = 16;
+  // bit for bit, up to kernels::kFewRows prompts. Short ones are read by themselves, at most kernels::kFewRows tokens
+  // at a time. Throws c10::Error otherwise. Runs without gradients.
   at::Tensor read_prompts(const std::vector<std::vector<int64_t>>& prompts, KeyValueCache& cache,
                           std::vector<int64_t> rows);
 

@@ -17,6 +17,7 @@
 #include "fsdp/comm/rendezvous/store.h"
 #include "tests/io/temporary_folder.h"
 #include "tests/support/ranks.h"
+#include "tests/support/reserved_port.h"
 #include "tests/support/tcp_listeners.h"
 
 namespace fsdp::comm {
@@ -248,8 +249,8 @@ TEST(Failure, TheStoreOfAJobOfOneHostIsNotReachedFromOthers) {
   const StoreServer server;
   EXPECT_THAT(listening_addresses(server.port()), ElementsAre(kLoopback));
   for (const char* name : {"127.0.0.1", "localhost"}) {
-    LaunchEnvironment env = environment(0, 2, 0);
-    { env.store_port = StoreServer().port(); }
+    const testing::ReservedPort port;
+    LaunchEnvironment env = environment(0, 2, port.number());
     env.store_host = name;
     env.hosted_by = StoreHost::kRankZero;
     const auto store = open_store(env, std::chrono::seconds(20));
@@ -270,15 +271,16 @@ TEST(Failure, APortInUseIsNamed) {
 }
 
 TEST(Failure, AStoreThatNobodyHostsIsNamed) {
-  uint16_t port = 0;
-  { port = StoreServer().port(); }
+  const testing::ReservedPort port;
   ::testing::internal::CaptureStderr();
   const auto begin = Clock::now();
-  const std::string error = communication_error([&] { open_store(environment(1, 2, port), std::chrono::seconds(2)); });
+  const std::string error =
+      communication_error([&] { open_store(environment(1, 2, port.number()), std::chrono::seconds(2)); });
   EXPECT_GE(Clock::now() - begin, std::chrono::seconds(2));
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");  // one sentence, no stack traces of c10d before it
-  EXPECT_THAT(error, AllOf(HasSubstr("rank 1 of 2"), HasSubstr("127.0.0.1:" + std::to_string(port) + " within 2 s"),
-                           HasSubstr("Connection refused")));
+  EXPECT_THAT(error,
+              AllOf(HasSubstr("rank 1 of 2"), HasSubstr("127.0.0.1:" + std::to_string(port.number()) + " within 2 s"),
+                    HasSubstr("Connection refused")));
 }
 
 TEST(Failure, AStoreOfAnUnknownHostIsNamed) {
@@ -291,12 +293,11 @@ TEST(Failure, AStoreOfAnUnknownHostIsNamed) {
 
 // Ranks may come before the process that hosts the store.
 TEST(Failure, AStoreThatComesLateIsWaitedFor) {
-  uint16_t port = 0;
-  { port = StoreServer().port(); }
-  auto late =
-      std::async(std::launch::async, [&] { return open_store(environment(1, 2, port), std::chrono::seconds(30)); });
+  const testing::ReservedPort port;
+  auto late = std::async(std::launch::async,
+                         [&] { return open_store(environment(1, 2, port.number()), std::chrono::seconds(30)); });
   EXPECT_EQ(late.wait_for(std::chrono::milliseconds(300)), std::future_status::timeout);
-  LaunchEnvironment host = environment(0, 2, port);
+  LaunchEnvironment host = environment(0, 2, port.number());
   host.hosted_by = StoreHost::kRankZero;
   const auto store = open_store(host, std::chrono::seconds(30));
   store->set("greeting", to_bytes("hello"));

@@ -1,10 +1,7 @@
 #include "tests/support/rank_processes.h"
 
 #include <ATen/Parallel.h>
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,20 +20,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
-// Free a moment ago.
-uint16_t free_port() {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  const bool is_bound = bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
-                        getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
-  close(fd);
-  if (!is_bound) throw std::runtime_error("no free port");
-  return ntohs(address.sin_port);
-}
 
 // The child of a test that is killed goes with it.
 pid_t fork_child() {
@@ -93,7 +76,7 @@ comm::ConnectOptions options_for(const std::string& transport, int rank, int siz
 
 RankProcesses::RankProcesses(comm::StoreHost store_host, const comm::JobSecret& secret) : store_host_(store_host) {
   if (store_host_ == comm::StoreHost::kRankZero) {
-    port_ = free_port();
+    port_ = reserved_port_.emplace().number();
     return;
   }
   int ends[2];

@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "fsdp/comm/connection.h"
 #include "tests/io/temporary_folder.h"
+#include "tests/support/reserved_port.h"
 
 namespace fsdp::testing {
 
@@ -52,6 +54,7 @@ class RankProcesses {
  private:
   io::TemporaryFolder folder_;
   comm::StoreHost store_host_;
+  std::optional<ReservedPort> reserved_port_;  // where rank 0 hosts the store
   uint16_t port_ = 0;
   pid_t store_ = 0;
   std::map<int, pid_t> ranks_;

@@ -14,7 +14,7 @@ namespace {
 // Whether prompts may be read together, by the number of their tokens. Products of more than 256 rows are hardly faster
 // per row.
 bool fit_together(const std::vector<std::vector<int64_t>>& prompts, size_t num_tokens, size_t next) {
-  const auto is_short = [](size_t length) { return length < models::DecoderImpl::kShortPrompt; };
+  const auto is_short = models::DecoderImpl::is_short;
   const size_t most = is_short(next) ? size_t{kernels::kFewRows} : 256;
   return is_short(prompts.front().size()) == is_short(next) && num_tokens + next <= most;
 }

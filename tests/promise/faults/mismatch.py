@@ -18,26 +18,29 @@ DATA = 3
 LOST_PEER = 5
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def reserved_port():
+    """A socket whose port is no other's until it closes; a store may listen there beside it."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
 def start_ranks(scene, *ranks, seconds=DEADLINE):
     """`ranks`: (variables, options, more) of each process; `more`: program, place, or arguments of Workload.command."""
-    port = str(free_port())
     jobs = []
-    for variables, options, more in ranks:
-        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **variables}
-        places = {key: value for key, value in more.items() if key not in ("program", "place")}
-        program, *words = scene.workload.command(scene.folder / "run", 1, options, **places)
-        job = Job([str(more.get("program", program)), *words], scene.folder / "log",
-                  {key: value for key, value in environment.items() if value is not None}, place=more.get("place"))
-        scene.commands.append(job.text)
-        jobs.append(job)
-    for job in jobs:
-        job.wait(seconds)
+    with reserved_port() as held:
+        port = str(held.getsockname()[1])
+        for variables, options, more in ranks:
+            environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **variables}
+            places = {key: value for key, value in more.items() if key not in ("program", "place")}
+            program, *words = scene.workload.command(scene.folder / "run", 1, options, **places)
+            job = Job([str(more.get("program", program)), *words], scene.folder / "log",
+                      {key: value for key, value in environment.items() if value is not None}, place=more.get("place"))
+            scene.commands.append(job.text)
+            jobs.append(job)
+        for job in jobs:
+            job.wait(seconds)
     return jobs
 
 
