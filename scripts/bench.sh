@@ -55,12 +55,15 @@ import_peer() {
 }
 
 main() {
+  local targets=$TARGETS
+  case "$*" in kernels | "kernels --"*) targets=kernels ;; esac  # its peer is the LibTorch that it is linked to
   if [ -z "${FSDP_BUILD:-}" ]; then
-    FSDP_TARGETS="$TARGETS" scripts/setup.sh --parquet
+    FSDP_TARGETS="$targets" scripts/setup.sh --parquet
   else
-    cmake --build "$FSDP_BUILD" --target $TARGETS
+    # shellcheck disable=SC2086
+    cmake --build "$FSDP_BUILD" --target $targets
   fi
-  install_peer
+  [ "$targets" = kernels ] || install_peer
   case " $* " in *" generation "* | *" import_model "* | *" quickstart "* | "  ") install_transformers ;; esac
   python3 -W ignore benchmarks/compare.py "$@"
 }
