@@ -10,6 +10,7 @@
 # have run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source scripts/packages.sh
 
 OLDEST=16
 BUILD=build/clang
@@ -32,10 +33,7 @@ install_clang() {
     exit 2
   fi
   echo "== installing clang-$OLDEST"
-  local sudo=""
-  [ "$(id -u)" -eq 0 ] || sudo="sudo"
-  $sudo apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends "clang-$OLDEST" >/dev/null
+  install_packages "clang-$OLDEST"
   find_clang
 }
 

@@ -16,10 +16,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 if [ "${1:-}" = --install ]; then
-  sudo=""
-  [ "$(id -u)" -eq 0 ] || sudo="sudo"
-  $sudo apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends fiu-utils faketime
+  source scripts/packages.sh
+  install_packages fiu-utils faketime
   shift
 fi
 PYTHONDONTWRITEBYTECODE=1 exec python3 tests/promise/faults/battery.py "$@"

@@ -10,6 +10,7 @@
 # Exits with 1 if there is a finding; the inputs are in build/fuzz/findings. FSDP_CLANG names the compiler.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source scripts/packages.sh
 
 BUILD=build/fuzz
 CLANG=${FSDP_CLANG:-clang++}
@@ -51,11 +52,8 @@ install_clang() {
     exit 2
   fi
   echo "== installing $PACKAGES"
-  local sudo=""
-  [ "$(id -u)" -eq 0 ] || sudo="sudo"
-  $sudo apt-get update -qq
   # shellcheck disable=SC2086
-  DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends $PACKAGES >/dev/null
+  install_packages $PACKAGES
 }
 
 build() {

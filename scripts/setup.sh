@@ -12,6 +12,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+source scripts/packages.sh
 source scripts/versions.sh
 PACKAGES="cmake ninja-build g++ ccache mold python3 python3-pip nlohmann-json3-dev libcli11-dev libtomlplusplus-dev
   libfmt-dev libhwy-dev libxxhash-dev zlib1g-dev libzstd-dev libsimdjson-dev libpcre2-dev libutf8proc-dev libgtest-dev libgmock-dev
@@ -41,11 +42,8 @@ install_packages() {
     echo "setup: install these with your package manager: ${needed[*]}" >&2
     exit 2
   fi
-  local sudo=""
-  [ "$(id -u)" -eq 0 ] || sudo="sudo"
   say "installing system packages: ${needed[*]}"
-  $sudo apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends "${needed[@]}" >/dev/null
+  install_packages "${needed[@]}"
 }
 
 # Into a new folder. Only C++ libraries, headers and programs are used, which are the same for all Python versions.

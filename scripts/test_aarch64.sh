@@ -4,6 +4,7 @@
 # Arguments go to ctest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source scripts/packages.sh
 
 PACKAGES="g++-aarch64-linux-gnu qemu-user libhwy-dev:arm64 libhwy1:arm64 libgtest-dev:arm64"
 SYSROOT="$PWD/.deps/aarch64"
@@ -20,11 +21,8 @@ install_tools() {
   command -v ninja >/dev/null || missing+=(ninja-build)
   [ ${#missing[@]} -eq 0 ] && return
   command -v apt-get >/dev/null || { echo "test_aarch64: install these with your package manager: $PACKAGES" >&2; exit 2; }
-  local sudo=""
-  [ "$(id -u)" -eq 0 ] || sudo="sudo"
   say "installing ${missing[*]}"
-  $sudo apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+  install_packages "${missing[@]}"
 }
 
 install_libraries() {

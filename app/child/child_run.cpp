@@ -5,53 +5,29 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <string_view>
 
+#include "app/launch/exec_strings.h"
 #include "fsdp/base/error.h"
 
 namespace fsdp::app {
-namespace {
-
 namespace fs = std::filesystem;
 
-std::vector<char*> pointers(std::vector<std::string>& texts) {
-  std::vector<char*> list;
-  for (std::string& text : texts) list.push_back(text.data());
-  list.push_back(nullptr);
-  return list;
-}
-
-// The environment, but for what `variables` say anew.
-std::vector<std::string> environment_with(const std::vector<std::string>& variables) {
-  std::vector<std::string> all = variables;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text(*entry);
-    const std::string_view name = text.substr(0, text.find('=') + 1);
-    const bool is_replaced = std::any_of(variables.begin(), variables.end(),
-                                         [&](const std::string& other) { return other.rfind(name, 0) == 0; });
-    if (!is_replaced) all.emplace_back(text);
-  }
-  return all;
-}
-
-}  // namespace
-
-int run_again(const std::vector<std::string>& words, const std::vector<std::string>& variables, const fs::path& log) {
+int run_again(const std::vector<std::string>& words, const std::map<std::string, std::string>& variables,
+              const fs::path& log) {
   std::vector<std::string> line{"fsdp"};
   line.insert(line.end(), words.begin(), words.end());
-  std::vector<std::string> environment = environment_with(variables);
+  std::vector<std::string> environment = child_environment(variables);
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
   posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
   posix_spawn_file_actions_adddup2(&files, STDOUT_FILENO, STDERR_FILENO);
   pid_t child = 0;
-  const int error =
-      posix_spawn(&child, "/proc/self/exe", &files, nullptr, pointers(line).data(), pointers(environment).data());
+  const int error = posix_spawn(&child, "/proc/self/exe", &files, nullptr, exec_pointers(line).data(),
+                                exec_pointers(environment).data());
   posix_spawn_file_actions_destroy(&files);
   if (error != 0)
     throw Error(ErrorCode::kInternal,

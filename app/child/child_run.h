@@ -1,15 +1,16 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
 namespace fsdp::app {
 
 // Runs this program again with `words` behind its name, and waits for its end; what it prints goes to the end of `log`.
-// `variables` ("NAME=value") replace those of the environment. Returns its exit code, 128 + n for signal n. Throws
+// `variables` (value by name) replace those of the environment. Returns its exit code, 128 + n for signal n. Throws
 // Error(kInternal) if it cannot be started.
-int run_again(const std::vector<std::string>& words, const std::vector<std::string>& variables,
+int run_again(const std::vector<std::string>& words, const std::map<std::string, std::string>& variables,
               const std::filesystem::path& log);
 
 // The last line that is not empty; "" where there is none.

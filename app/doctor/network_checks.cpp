@@ -92,7 +92,7 @@ Finding probe_transport(const std::string& transport) {
   const ScratchFolder scratch;
   const fs::path result = scratch.path() / "speed", log = scratch.path() / "log";
   const int code = run_again({"launch", "--nproc", "2", "--no-prefix", "--", "doctor", "--probe", result.string()},
-                             {"FSDP_TRANSPORT=" + transport}, log);
+                             {{"FSDP_TRANSPORT", transport}}, log);
   std::ifstream file(result);
   LinkSpeed speed;
   if (code == 0 && file >> speed.bytes_per_second >> speed.call_us) return judge_link(transport, speed);

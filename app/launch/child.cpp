@@ -14,6 +14,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "app/launch/exec_strings.h"
 #include "app/launch/process_title.h"
 #include "fsdp/base/error.h"
 
@@ -30,23 +31,6 @@ std::array<int, 2> make_pipe() {
   if (pipe2(ends.data(), O_CLOEXEC) != 0) fail("cannot make a pipe");
   fcntl(ends[0], F_SETFL, O_NONBLOCK);
   return ends;
-}
-
-std::vector<std::string> child_environment(const std::map<std::string, std::string>& changes) {
-  std::vector<std::string> all;
-  for (const auto& [name, value] : changes) all.push_back(name + "=" + value);
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string text = *entry;
-    if (changes.count(text.substr(0, text.find('='))) == 0) all.push_back(text);
-  }
-  return all;
-}
-
-std::vector<char*> pointers(std::vector<std::string>& texts) {
-  std::vector<char*> result;
-  for (std::string& text : texts) result.push_back(text.data());
-  result.push_back(nullptr);
-  return result;
 }
 
 // Between fork and exec only async-signal-safe calls are allowed, should somebody have preloaded what has threads.
@@ -92,7 +76,7 @@ void close_as_exec_does() {
                            std::vector<std::string>& environment) noexcept {
   close_as_exec_does();
   std::signal(SIGXFSZ, SIG_IGN);
-  std::vector<char*> argument_pointers = pointers(arguments), environment_pointers = pointers(environment);
+  std::vector<char*> argument_pointers = exec_pointers(arguments), environment_pointers = exec_pointers(environment);
   environ = environment_pointers.data();
   show_title(arguments, environment);
   run_verb(static_cast<int>(arguments.size()), argument_pointers.data());
@@ -112,8 +96,8 @@ void adopt_orphans() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
 Child start_child(const ChildCommand& command) {
   std::vector<std::string> arguments = command.arguments;
   std::vector<std::string> environment = child_environment(command.environment);
-  const std::vector<char*> argument_pointers = pointers(arguments);
-  const std::vector<char*> environment_pointers = pointers(environment);
+  const std::vector<char*> argument_pointers = exec_pointers(arguments);
+  const std::vector<char*> environment_pointers = exec_pointers(environment);
   const auto out = make_pipe();
   const auto err = make_pipe();
   const pid_t parent = getpid();

@@ -40,16 +40,40 @@ void make_parents(const fs::path& target) {
   if (error) throw system_error("create", parent, error.value(), "a folder to write to");
 }
 
+// Beside `target`, of this process.
+fs::path hidden_name(const fs::path& target, const char* what) {
+  return target.parent_path() / ("." + target.filename().native() + what + std::to_string(::getpid()));
+}
+
 }  // namespace
 
 fs::path make_staging_folder(const fs::path& target) {
-  const fs::path parent = target.parent_path();
-  const fs::path staging = parent / ("." + target.filename().native() + ".tmp-" + std::to_string(::getpid()));
+  const fs::path staging = hidden_name(target, ".tmp-");
   make_parents(target);
   std::error_code ignored;
   fs::remove_all(staging, ignored);
   if (::mkdir(staging.c_str(), 0777) != 0) throw system_error("create", staging, errno, "a new folder");
   return staging;
+}
+
+void publish_folder(const fs::path& staging, const fs::path& target) {
+  std::error_code error;
+  sync_folder(staging);
+  const bool replaces = fs::exists(fs::symlink_status(target, error));
+  const fs::path retired = hidden_name(target, ".old-");
+  if (replaces) {
+    fs::remove_all(retired, error);  // of a killed process of the same id
+    fs::rename(target, retired, error);
+    if (error) throw system_error("rename", target, error.value(), "the older folder to make room");
+  }
+  fs::rename(staging, target, error);
+  if (error) {
+    std::error_code ignored;
+    if (replaces) fs::rename(retired, target, ignored);
+    throw system_error("rename", target, error.value(), "the finished folder to take its name");
+  }
+  sync_folder(target.parent_path());
+  if (replaces) fs::remove_all(retired, error);
 }
 
 StagedFolder::StagedFolder(fs::path target, bool overwrite, uint64_t num_bytes)
@@ -58,7 +82,6 @@ StagedFolder::StagedFolder(fs::path target, bool overwrite, uint64_t num_bytes)
   if (!target_.has_filename()) throw output_error(target, "got no name of a folder, expected one.");
   check_target(overwrite);
   const fs::path parent = target_.parent_path();
-  retired_ = parent / ("." + target_.filename().native() + ".old-" + std::to_string(::getpid()));
   make_parents(target_);
   std::error_code error;
   const fs::space_info space = fs::space(parent, error);
@@ -90,22 +113,8 @@ StagedFolder::~StagedFolder() {
 }
 
 void StagedFolder::publish() {
-  std::error_code error;
-  sync_folder(staging_);
-  const bool replaces = fs::exists(fs::symlink_status(target_, error));
-  if (replaces) {
-    fs::rename(target_, retired_, error);
-    if (error) throw system_error("rename", target_, error.value(), "the older folder to make room");
-  }
-  fs::rename(staging_, target_, error);
-  if (error) {
-    std::error_code ignored;
-    if (replaces) fs::rename(retired_, target_, ignored);
-    throw system_error("rename", target_, error.value(), "the finished folder to take its name");
-  }
+  publish_folder(staging_, target_);
   staging_.clear();
-  sync_folder(target_.parent_path());
-  if (replaces) fs::remove_all(retired_, error);
 }
 
 }  // namespace fsdp::io

@@ -11,6 +11,10 @@ namespace fsdp::io {
 // meanwhile is Error(kFileSystem).
 std::filesystem::path make_staging_folder(const std::filesystem::path& target);
 
+// Gives `staging` the name `target`. A folder that had it is moved aside first, moved back if that fails, and removed
+// in the end. Once it returns, the folder survives a power failure.
+void publish_folder(const std::filesystem::path& staging, const std::filesystem::path& target);
+
 // An output folder that appears under its name complete or not at all. Files go into path(), a hidden folder beside the
 // target; publish() gives it the name. Without publish() the destructor removes it.
 class StagedFolder {
@@ -24,15 +28,13 @@ class StagedFolder {
   StagedFolder& operator=(const StagedFolder&) = delete;
 
   const std::filesystem::path& path() const { return staging_; }
-  // Once it returns, the folder survives a power failure.
-  void publish();
+  void publish();  // as publish_folder()
 
  private:
   void check_target(bool overwrite) const;
 
   std::filesystem::path target_;
   std::filesystem::path staging_;
-  std::filesystem::path retired_;  // the name an older folder gets until the new one has its place
 };
 
 }  // namespace fsdp::io

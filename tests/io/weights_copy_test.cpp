@@ -1,6 +1,7 @@
 #include "io/weights/weights_copy.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "io/base/hash.h"
 #include "io/base/json.h"
@@ -313,6 +314,31 @@ TEST(StagedFolder, IsNewWhateverHadItsName) {
   EXPECT_TRUE(fs::is_empty(make_staging_folder(folder / "missing/out")));
   EXPECT_FALSE(fs::is_symlink(staging));
   EXPECT_EQ(read_text(folder / "others/file"), "theirs");
+}
+
+TEST(StagedFolder, TakesThePlaceOfAnOlderOne) {
+  const TemporaryFolder folder;
+  fs::create_directories(folder / "out");
+  write_text(folder / "out/file", "older");
+  const fs::path staging = make_staging_folder(folder / "out");
+  write_text(staging / "file", "newer");
+  const fs::path retired = folder / (".out.old-" + std::to_string(::getpid()));
+  fs::create_directories(retired);
+  write_text(retired / "rest", "of a killed process");
+  publish_folder(staging, folder / "out");
+  EXPECT_EQ(read_text(folder / "out/file"), "newer");
+  EXPECT_FALSE(fs::exists(staging));
+  EXPECT_FALSE(fs::exists(retired));
+}
+
+TEST(StagedFolder, AnOlderOneStaysWhereTheNewerCannotGo) {
+  const TemporaryFolder folder;
+  fs::create_directories(folder / "staging/out");
+  write_text(folder / "staging/out/file", "older");
+  // A folder cannot be moved into itself.
+  const Caught caught = catch_error([&] { publish_folder(folder / "staging", folder / "staging/out"); });
+  EXPECT_EQ(caught.kind, ErrorKind::kFileSystem);
+  EXPECT_EQ(read_text(folder / "staging/out/file"), "older");
 }
 
 TEST(StagedFolder, AsksForSpaceFirst) {

@@ -114,9 +114,7 @@ void save_adapter(const ShardedModel& model, const World& world, const fs::path&
     writer->commit();
     io::write_file_atomically(staging / io::kAdapterConfigFile,
                               io::to_peft(file_config(lora, base, model.start.get())).dump(2) + "\n");
-    fs::remove_all(folder);
-    fs::rename(staging, folder);
-    io::sync_folder(folder.parent_path());
+    io::publish_folder(staging, folder);
   });
 }
 

@@ -336,9 +336,7 @@ void save_model(const ShardedModel& model, const World& world, const fs::path& f
     } else if (tokenizer == byte_tokenizer::kName) {
       io::write_file_atomically(staging / byte_tokenizer::kMarkerFile, byte_tokenizer::marker_json());
     }
-    fs::remove_all(folder);
-    fs::rename(staging, folder);
-    io::sync_folder(folder.parent_path());
+    io::publish_folder(staging, folder);
   });
 }
 

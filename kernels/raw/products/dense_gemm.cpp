@@ -13,12 +13,15 @@ HWY_BEFORE_NAMESPACE();
 namespace fsdp::kernels::raw::HWY_NAMESPACE {
 namespace {
 
-constexpr int64_t kRows = 96;                // of A at a time: in the second-level cache, with a panel of B beside them
-constexpr int64_t kDepth = kDenseGemmDepth;  // of A at a time
+// Of A at a time: in the second-level cache, with a panel of B beside them. Fewer where panels are narrow.
+constexpr int64_t kRows = simd::kRegisters == 32 ? 96 : 48;
+constexpr int64_t kDepth = kDenseGemmDepth;   // of A at a time
 constexpr int64_t kLeftStride = kDepth + 16;  // rows of A are spread over the sets of the first-level cache
 constexpr int64_t kPackedNumel = 1 << 20;     // of B at a time, or a panel of it: from the third-level cache
 constexpr int64_t kLeastColumns = 128;        // of B at a time, lest A is packed too often
 constexpr int64_t kPanel = kTileVectors * kNativeLanes;
+// While a panel is multiplied, the next one comes nearer, in as many parts as its rows have tiles.
+constexpr int64_t kAhead = kPanel * kLanes * kTileRows / kRows;
 
 int64_t columns_at_a_time(int64_t n, int64_t k) {
   const int64_t panels = std::max(kLeastColumns, kPackedNumel / std::max<int64_t>(1, k)) / kPanel;
@@ -74,20 +77,19 @@ HWY_INLINE void pack_columns(const T* b, int64_t column_stride, int64_t k, int64
   }
 }
 
-// B's columns from `first` on as panels one after the other, each [k, width].
+// B's rows from `row` and columns from `first` on, as part of a panel: [depth, width].
 template <class T>
-HWY_NOINLINE void pack_right_of(const Operand& b, int64_t k, int64_t first, int64_t count, float* to) {
-  for (int64_t column = 0; column < count; column += kPanel, to += k * kPanel) {
-    const T* from = static_cast<const T*>(b.data) + (first + column) * b.column_stride;
-    if (b.column_stride == 1)
-      pack_rows(from, b.row_stride, k, count - column, to);
-    else
-      pack_columns(from, b.column_stride, k, count - column, to);
-  }
+HWY_NOINLINE void pack_right_of(const Operand& b, int64_t row, int64_t first, int64_t depth, int64_t count, float* to) {
+  const T* from = static_cast<const T*>(b.data) + row * b.row_stride + first * b.column_stride;
+  if (b.column_stride == 1)
+    pack_rows(from, b.row_stride, depth, count, to);
+  else
+    pack_columns(from, b.column_stride, depth, count, to);
 }
 
-HWY_INLINE void pack_right(const Operand& b, int64_t k, int64_t first, int64_t count, float* to) {
-  b.is_bf16 ? pack_right_of<Bf16>(b, k, first, count, to) : pack_right_of<float>(b, k, first, count, to);
+HWY_INLINE void pack_right(const Operand& b, int64_t row, int64_t first, int64_t depth, int64_t count, float* to) {
+  b.is_bf16 ? pack_right_of<Bf16>(b, row, first, depth, count, to)
+            : pack_right_of<float>(b, row, first, depth, count, to);
 }
 
 // Squares of 16 of a matrix whose columns lie together, as rows.
@@ -139,13 +141,13 @@ template <int kVectors>
 HWY_INLINE void panel_of(int64_t vectors, int64_t m, const Block& x) {
   if constexpr (kVectors > 1)
     if (vectors < kVectors) return panel_of<kVectors - 1>(vectors, m, x);
-  columns<kVectors>(m, x);
+  columns<kVectors, kAhead>(m, x);
 }
 
 // C = A B for a block of A and one panel of B.
 HWY_NOINLINE void multiply_panel(int64_t m, int64_t depth, const float* a, const float* b, int64_t width, float* c,
-                                 int64_t c_stride, bool add) {
-  panel_of<kTileVectors>(width / kNativeLanes, m, {depth, a, kLeftStride, 1, b, width, c, c_stride, add});
+                                 int64_t c_stride, bool add, const float* next) {
+  panel_of<kTileVectors>(width / kNativeLanes, m, {depth, a, kLeftStride, 1, b, width, c, c_stride, add, next});
 }
 
 // From sums [m, width] with a stride of `width` to C.
@@ -159,25 +161,28 @@ HWY_INLINE void finish(const float* sums, int64_t m, int64_t width, int64_t coun
   }
 }
 
-// Some rows of C, of the columns `first` .. `first` + count - 1, whose B is packed.
+// Some rows of C, of the columns `first` .. `first` + count - 1. The first rows pack B's panels, which are in the
+// nearest cache then.
 template <class Y>
 HWY_INLINE void multiply_rows(int64_t rows, int64_t row, int64_t first, int64_t count, int64_t k, const Operand& a,
-                              float scale, const float* packed, Y* c, int64_t c_stride, bool add, float* left,
-                              float* sums) {
+                              const Operand& b, float scale, float* packed, Y* c, int64_t c_stride, bool add,
+                              float* left, float* sums) {
   for (int64_t i = 0; i == 0 || i < k; i += kDepth) {  // once where k is 0: C is zero then
     const int64_t depth = std::min(kDepth, k - i);
     pack_left(a, row, i, rows, depth, scale, left);
     for (int64_t column = 0; column < count; column += kPanel) {
       const int64_t width = width_of(count - column), used = std::min(width, count - column);
-      const float* right = packed + column * k + i * width;
+      float* right = packed + column * k + i * width;
+      const float* next = column + kPanel < count ? right + kPanel * k : packed;
+      if (row == 0) pack_right(b, i, first + column, depth, used, right);
       Y* to = c + row * c_stride + first + column;
       if constexpr (std::is_same_v<Y, float>) {
         if (used == width) {
-          multiply_panel(rows, depth, left, right, width, to, c_stride, add || i > 0);
+          multiply_panel(rows, depth, left, right, width, to, c_stride, add || i > 0, next);
           continue;
         }
       }
-      multiply_panel(rows, depth, left, right, width, sums + column * kRows, width, i > 0);
+      multiply_panel(rows, depth, left, right, width, sums + column * kRows, width, i > 0, next);
       if (i + depth == k) finish(sums + column * kRows, rows, width, used, to, c_stride, add);
     }
   }
@@ -190,9 +195,8 @@ HWY_INLINE void dense_gemm_of(int64_t m, int64_t n, int64_t k, const Operand& a,
   float *packed = scratch, *left = scratch + at_a_time * k, *sums = left + kRows * kLeftStride;
   for (int64_t first = 0; first < n; first += at_a_time) {
     const int64_t count = std::min(at_a_time, n - first);
-    pack_right(b, k, first, count, packed);
     for (int64_t row = 0; row < m; row += kRows)
-      multiply_rows(std::min(kRows, m - row), row, first, count, k, a, scale, packed, c, c_stride, add, left, sums);
+      multiply_rows(std::min(kRows, m - row), row, first, count, k, a, b, scale, packed, c, c_stride, add, left, sums);
   }
 }
 

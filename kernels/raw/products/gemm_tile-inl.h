@@ -21,6 +21,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 // A tile's sums, a row of B and an element of A fit the registers: 6 x 4 of 32, 6 x 2 of 16.
 constexpr int kTileRows = 6;
 constexpr int kTileVectors = simd::kRegisters == 32 ? 4 : 2;
+// As __builtin_prefetch() names the cache.
+constexpr int kSecondLevel = 2;
 
 struct Block {
   int64_t k;
@@ -31,11 +33,13 @@ struct Block {
   float* c;
   int64_t c_stride;
   bool add;
+  const float* next = nullptr;  // what the processor is to read after this block, from a cache that is far
 };
 
 // C [kRows, kVectors of lanes], held in registers over the whole of k. What is there is added in the end: sums over a
-// vocabulary, made of many blocks, lose a digit where each number is added to all before it.
-template <int kRows, int kVectors>
+// vocabulary, made of many blocks, lose a digit where each number is added to all before it. With kAhead > 0, C
+// comes nearer meanwhile, and of `next` that many numbers for every kLanes of k.
+template <int kRows, int kVectors, int64_t kAhead>
 HWY_INLINE void tile(const Block& x) {
   const Tag tag;
   Native sums[kRows][kVectors];
@@ -44,10 +48,18 @@ HWY_INLINE void tile(const Block& x) {
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) sums[row][v] = hn::Zero(tag);
   const float *column = x.a, *b = x.b;
+  if constexpr (kAhead > 0) {
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) __builtin_prefetch(x.c + row * x.c_stride, 1);
+  }
+  const float* next = x.next;
   for (int64_t i = 0; i < x.k;) {
     // The next tile's rows, which may come from memory, in pieces too short for the processor to foresee.
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) hwy::Prefetch(column + (kRows + row) * x.a_row);
+#pragma GCC unroll 8
+    for (int64_t line = 0; line < kAhead; line += kLanes) __builtin_prefetch(next + line, 0, kSecondLevel);
+    next += kAhead;
     for (const int64_t stop = std::min(i + kLanes, x.k); i < stop; ++i, b += x.b_stride, column += x.a_column) {
       Native right[kVectors];
 #pragma GCC unroll 8
@@ -70,26 +82,27 @@ HWY_INLINE void tile(const Block& x) {
 }
 
 // All rows of `kVectors` of columns.
-template <int kVectors>
+template <int kVectors, int64_t kAhead = 0>
 HWY_INLINE void columns(int64_t m, Block x) {
   const auto pass = [&](int64_t rows) HWY_ATTR {
     m -= rows;
     x.a += rows * x.a_row;
     x.c += rows * x.c_stride;
+    x.next += kAhead * x.k / kLanes;
   };
   while (m >= kTileRows) {
-    tile<kTileRows, kVectors>(x);
+    tile<kTileRows, kVectors, kAhead>(x);
     pass(kTileRows);
   }
   while (m >= 4) {
-    tile<4, kVectors>(x);
+    tile<4, kVectors, kAhead>(x);
     pass(4);
   }
   while (m >= 2) {
-    tile<2, kVectors>(x);
+    tile<2, kVectors, kAhead>(x);
     pass(2);
   }
-  if (m > 0) tile<1, kVectors>(x);
+  if (m > 0) tile<1, kVectors, kAhead>(x);
 }
 
 }  // namespace fsdp::kernels::raw::HWY_NAMESPACE
