@@ -23,6 +23,8 @@ using raw::Operand;
 
 // Rows below which packing the weight costs more than oneDNN's worse tiles.
 constexpr int64_t kLeastRows = 256;
+// Sums below which MKL's products of fp32 are faster with SSE4.
+constexpr int64_t kLeastDepthSse4 = 128;
 // Rows of a result that a thread computes, at least.
 constexpr int64_t kGrain = 96;
 
@@ -50,16 +52,16 @@ Operand from_row(Operand x, int64_t row) {
 
 }  // namespace
 
-bool prefers_dense_product(int64_t rows, at::ScalarType type) {
+bool prefers_dense_product(int64_t rows, int64_t depth, at::ScalarType type) {
+  if (rows < kLeastRows || (type != at::kFloat && type != at::kBFloat16)) return false;
   const CpuIsa isa = raw::cpu_isa();
-  return (isa == CpuIsa::kAvx2 || isa == CpuIsa::kSse4) && rows >= kLeastRows &&
-         (type == at::kFloat || type == at::kBFloat16);
+  return isa == CpuIsa::kAvx2 || (isa == CpuIsa::kSse4 && (type != at::kFloat || depth >= kLeastDepthSse4));
 }
 
-bool prefers_dense_gradient(at::ScalarType type) {
+bool prefers_dense_gradient(int64_t depth, at::ScalarType type) {
+  if (type != at::kFloat && (type != at::kBFloat16 || raw::has_pair_gemm())) return false;
   const CpuIsa isa = raw::cpu_isa();
-  return (isa == CpuIsa::kAvx2 || isa == CpuIsa::kAvx512) &&
-         (type == at::kFloat || (type == at::kBFloat16 && !raw::has_pair_gemm()));
+  return isa == CpuIsa::kAvx2 || isa == CpuIsa::kAvx512 || (isa == CpuIsa::kSse4 && depth >= kLeastDepthSse4);
 }
 
 bool fits_dense_product(const at::Tensor& x) {

@@ -5,10 +5,10 @@
 
 namespace fsdp::kernels {
 
-// Whether they are faster than the libraries' here: `rows` times a weight.
-bool prefers_dense_product(int64_t rows, at::ScalarType type);
-// Likewise for a weight's gradient.
-bool prefers_dense_gradient(at::ScalarType type);
+// Whether they are faster than the libraries' here: [rows, depth] times a weight [.., depth].
+bool prefers_dense_product(int64_t rows, int64_t depth, at::ScalarType type);
+// Likewise for a weight's gradient, a sum over `depth` tokens.
+bool prefers_dense_gradient(int64_t depth, at::ScalarType type);
 
 // Whether they read x [.., K]: along or across its rows its numbers lie together.
 bool fits_dense_product(const at::Tensor& x);

@@ -83,7 +83,7 @@ at::Tensor widened_product(const at::Tensor& a, const at::Tensor& b, at::ScalarT
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
   if (!a.is_cpu()) return at::linear(a, b);
   const int64_t rows = a.numel() / std::max<int64_t>(1, a.size(-1));
-  if (prefers_dense_product(rows, a.scalar_type()) && fits_dense_product(a) && fits_dense_product(b))
+  if (prefers_dense_product(rows, a.size(-1), a.scalar_type()) && fits_dense_product(a) && fits_dense_product(b))
     return dense_product(a, b);
   if (a.scalar_type() == at::kFloat) return product_fp32(a, b);
   const at::ScalarType type = a.scalar_type();
@@ -99,7 +99,7 @@ void fill_weight_gradient(const GradientSlot& slot, const at::Tensor& grad_TN, c
   const int64_t outputs = grad_TN.size(1), inputs = x_TK.size(1);
   if (is_half_on_cpu(grad_TN)) return fill_weight_gradient(slot, widened(grad_TN), widened(x_TK));
   const at::ScalarType type = grad_TN.scalar_type();
-  const bool prefers_dense = prefers_dense_gradient(type) || grad_TN.size(0) <= few_tokens(type);
+  const bool prefers_dense = prefers_dense_gradient(grad_TN.size(0), type) || grad_TN.size(0) <= few_tokens(type);
   if (prefers_dense && x_TK.scalar_type() == type && fits_dense_product(grad_TN) && fits_dense_product(x_TK))
     return dense_gradient(grad_TN, x_TK, slot.scale, slot.target.mutable_data_ptr<float>(), slot.adds);
   if (type == at::kBFloat16 && !multiplies_bf16())  // once, not for each piece
@@ -115,7 +115,8 @@ void fill_weight_gradient(const GradientSlot& slot, const at::Tensor& grad_TN, c
 
 at::Tensor weight_gradient(const at::Tensor& weight_NK, const at::Tensor& grad_TN, const at::Tensor& x_TK) {
   std::optional<GradientSlot> slot = find_gradient_slot(weight_NK);
-  if (!slot && weight_NK.is_cpu() && weight_NK.scalar_type() == at::kFloat && prefers_dense_gradient(at::kFloat)) {
+  if (!slot && weight_NK.is_cpu() && weight_NK.scalar_type() == at::kFloat &&
+      prefers_dense_gradient(grad_TN.size(0), at::kFloat)) {
     at::Tensor gradient = at::empty(weight_NK.sizes(), weight_NK.options().requires_grad(false));
     fill_weight_gradient({gradient, false, 1, {}}, grad_TN, x_TK);
     return gradient;

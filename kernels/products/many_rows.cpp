@@ -171,7 +171,7 @@ at::Tensor many_rows_product(const at::Tensor& x, const at::Tensor& weight) {
     return few_rows_product(x, weight);
   // With the same bits: it makes its sums in the same order.
   if (x.scalar_type() == weight.scalar_type() && x.dim() >= 2 &&
-      prefers_dense_product(x.numel() / x.size(-1), x.scalar_type()))
+      prefers_dense_product(x.numel() / x.size(-1), x.size(-1), x.scalar_type()))
     return dense_product(x, weight);
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = weight.size(0);

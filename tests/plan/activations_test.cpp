@@ -95,12 +95,19 @@ int64_t measured_peak(const World& world, const Case& c) {
 // Bytes that a product may take meanwhile where products are ours: a part of the weight, packed, whose size has a
 // bound. Plans do not count it: it is megabytes whatever the model, and which processor will train is not known.
 double most_scratch(const Case& c) {
-  if (!kernels::prefers_dense_product(1 << 20, at::kFloat)) return 0;
+  if (!kernels::prefers_dense_product(1 << 20, 1 << 20, at::kFloat)) return 0;
   int64_t most = 0;
   for (const int64_t width : {c.hidden, c.inner, c.vocab})
     for (const int64_t depth : {c.hidden, c.inner, c.vocab})
       most = std::max(most, kernels::raw::dense_gemm_scratch(width, depth));
   return static_cast<double>(most) * sizeof(float);
+}
+
+// Bytes that a plan counts and a step without recomputation has given back by then: what the gated product gave, which
+// the gradient of `down` is done with before those of gate and up are made. What products pack hides it, or does not.
+double most_excess(const Case& c) {
+  if (c.recompute != models::Recompute::kNone) return 0;
+  return static_cast<double>(c.rows * c.length * c.inner) * (std::string(c.precision) == "bf16" ? 2 : 4);
 }
 
 TEST(PlanActivations, PeaksOfRealSteps) {
@@ -141,7 +148,7 @@ TEST(PlanActivations, PeaksOfRealSteps) {
       const double error = 100 * (static_cast<double>(planned) / static_cast<double>(measured) - 1);
       std::printf("%-20s %-12s %-6s %12ld %12ld %+7.2f%%  %s\n", c.what, std::string(name(c.recompute)).c_str(),
                   c.precision, measured, planned, error, report.memory.where.c_str());
-      EXPECT_LE(static_cast<double>(planned), 1.05 * static_cast<double>(measured)) << c.what;
+      EXPECT_LE(static_cast<double>(planned), 1.05 * static_cast<double>(measured) + most_excess(c)) << c.what;
       EXPECT_GE(static_cast<double>(planned), 0.95 * static_cast<double>(measured) - most_scratch(c)) << c.what;
     });
   }
