@@ -13,8 +13,8 @@ HWY_BEFORE_NAMESPACE();
 namespace fsdp::kernels::raw::HWY_NAMESPACE {
 namespace {
 
-// Of A at a time: in the second-level cache, with a panel of B beside them. Fewer where panels are narrow.
-constexpr int64_t kRows = simd::kRegisters == 32 ? 96 : 48;
+// Of A at a time: in the second-level cache, with a panel of B beside them.
+constexpr int64_t kRows = 96;
 constexpr int64_t kDepth = kDenseGemmDepth;   // of A at a time
 constexpr int64_t kLeftStride = kDepth + 16;  // rows of A are spread over the sets of the first-level cache
 constexpr int64_t kPackedNumel = 1 << 20;     // of B at a time, or a panel of it: from the third-level cache
