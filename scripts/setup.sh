@@ -162,9 +162,14 @@ main() {
   rm -f build-configure.log
   # shellcheck disable=SC2086
   cmake --build build/release --target ${FSDP_TARGETS:-fsdp_app} $parquet $cuda | show_progress
-  mkdir -p bin
-  ln -sfn ../build/release/bin/fsdp bin/fsdp
-  say "ready: bin/fsdp"
+  case " ${FSDP_TARGETS:-fsdp_app} " in
+    *" fsdp_app "* | *" all "*)
+      mkdir -p bin
+      ln -sfn ../build/release/bin/fsdp bin/fsdp
+      say "ready: bin/fsdp"
+      ;;
+    *) say "ready: $FSDP_TARGETS in build/release" ;;
+  esac
 }
 
 main "$@"
