@@ -69,6 +69,10 @@ function(fsdp_add_test_suites target)
   # LibTorch keeps what its static objects own until the process ends.
   set(environment OMP_NUM_THREADS=1 TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/support/tsan.supp
       ASAN_OPTIONS=detect_leaks=0 ${arg_ENVIRONMENT})
+  # Sanitizers load libraries themselves: the paths in `fsdp`, by which it finds its verbs, do not count then.
+  if(FSDP_SANITIZE)
+    list(APPEND environment LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/bin)
+  endif()
   if(arg_TRANSPORT)
     list(APPEND environment FSDP_TEST_TRANSPORT=${arg_TRANSPORT})
   endif()

@@ -6,8 +6,51 @@
 
 #include <algorithm>
 
+#ifdef __SANITIZE_THREAD__
+#include <sanitizer/tsan_interface.h>
+#endif
+
 namespace fsdp::kernels {
 namespace {
+
+// Hands memory over from thread to thread for ThreadSanitizer, which does not see how LibTorch's threads meet: who
+// takes a place sees what was done before it was given.
+#ifdef __SANITIZE_THREAD__
+void give(const char* place) { __tsan_release(const_cast<char*>(place)); }
+void take(const char* place) { __tsan_acquire(const_cast<char*>(place)); }
+#else
+void give(const char*) {}
+void take(const char*) {}
+#endif
+
+// The thread that shares a loop out, until all others are done, or one has thrown.
+class Host {
+ public:
+  Host(const char* places, int64_t count) : places_(places), count_(count) {
+    for (int64_t i = 0; i < count_; ++i) give(places_ + i);
+  }
+  ~Host() {
+    for (int64_t i = 0; i < count_; ++i) take(places_ + i);
+  }
+  Host(const Host&) = delete;
+  Host& operator=(const Host&) = delete;
+
+ private:
+  const char* places_;
+  int64_t count_;
+};
+
+// A thread at its place.
+class Visit {
+ public:
+  explicit Visit(const char* place) : place_(place) { take(place_); }
+  ~Visit() { give(place_); }
+  Visit(const Visit&) = delete;
+  Visit& operator=(const Visit&) = delete;
+
+ private:
+  const char* place_;
+};
 
 // An iterator over `count` bytes, nobody's: LibTorch shares its iterations out among threads, one each.
 at::TensorIterator make_places(int64_t count) {
@@ -29,12 +72,13 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain, c10::function_ref<v
   const int64_t part = (end - begin + count - 1) / count;
   at::TensorIterator places = make_places(count);
   const auto* base = static_cast<const char*>(places.data_ptr(0));
-  places.for_each(
-      [&](char** data, const int64_t*, int64_t size, int64_t) {  // of one dimension: one row
-        const int64_t first = begin + (data[0] - base) * part, last = std::min(end, first + size * part);
-        if (first < last) body(first, last);
-      },
-      /*grain_size=*/1);
+  const auto run_part = [&](char** data, const int64_t*, int64_t size, int64_t) {  // of one dimension: one row
+    const Visit visit(data[0]);
+    const int64_t first = begin + (data[0] - base) * part, last = std::min(end, first + size * part);
+    if (first < last) body(first, last);
+  };
+  const Host host(base, count);
+  places.for_each(run_part, /*grain_size=*/1);
 }
 
 }  // namespace fsdp::kernels

@@ -3,10 +3,11 @@
 #include <poll.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <time.h>
-#include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -33,18 +34,16 @@ sigset_t stop_signal_set() {
   return set;
 }
 
-StopSignal::StopSignal() {
-  arrivals_ = signalfd(-1, &signals_, SFD_CLOEXEC);
-  FSDP_CHECK(arrivals_ >= 0, "[train] signalfd: got '", std::strerror(errno), "', expected a descriptor. Allow more.");
+StopSignal::StopSignal() : arrivals_(signalfd(-1, &signals_, SFD_CLOEXEC)), end_(eventfd(0, EFD_CLOEXEC)) {
+  FSDP_CHECK(arrivals_ && end_, "[train] signalfd, eventfd: got '", std::strerror(errno),
+             "', expected descriptors. Allow more.");
   pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
   thread_ = std::thread([this] { wait_for_requests(); });
 }
 
 StopSignal::~StopSignal() {
-  ends_ = true;
-  pthread_kill(thread_.native_handle(), kStopSignals[0]);  // to that thread alone, which is woken by it
+  eventfd_write(end_.get(), 1);
   thread_.join();
-  close(arrivals_);
 }
 
 std::optional<int> StopSignal::received() {
@@ -54,10 +53,10 @@ std::optional<int> StopSignal::received() {
 }
 
 void StopSignal::wait_for_requests() {
-  pollfd arrival{.fd = arrivals_, .events = POLLIN, .revents = 0};
+  std::array<pollfd, 2> awaited = {{{arrivals_.get(), POLLIN, 0}, {end_.get(), POLLIN, 0}}};
   while (true) {
-    poll(&arrival, 1, /*timeout=*/-1);
-    if (ends_) return;
+    poll(awaited.data(), awaited.size(), /*timeout=*/-1);
+    if (awaited[1].revents != 0) return;
     const std::lock_guard lock(mutex_);
     take_pending();
   }

@@ -10,6 +10,8 @@
 #include <string>
 #include <thread>
 
+#include "fsdp/base/file_descriptor.h"
+
 namespace fsdp::train {
 
 // SIGUSR1 is Slurm's warning; SIGHUP comes when a terminal is closed.
@@ -52,9 +54,9 @@ class StopSignal {
   [[noreturn]] void end_process(int number);
 
   sigset_t signals_ = stop_signal_set();
-  int arrivals_ = -1;  // a descriptor that can be read when there are any
+  FileDescriptor arrivals_;  // can be read when there are any
+  FileDescriptor end_;       // can be read when the thread is to end
   std::atomic<Answer> answer_{Answer::kEnd};
-  std::atomic<bool> ends_{false};
   std::mutex mutex_;
   std::optional<int> first_;
   std::optional<Clock::time_point> first_demand_;  // when the first but SIGUSR1 came

@@ -33,6 +33,18 @@ TEST(StopSignal, ASecondOneAtOnceIsTheSameRequest) {
   EXPECT_EQ(stop.received(), SIGTERM);
 }
 
+// The thread that waits for requests may be about to look at one when it is to end.
+TEST(StopSignal, EndsWhileARequestComes) {
+  alarm(60);  // ends a process that waits forever
+  for (int i = 0; i < 5000; ++i) {
+    StopSignal stop;
+    stop.answer_with(Answer::kNote);
+    send(SIGUSR1);
+    ASSERT_EQ(stop.received(), SIGUSR1);
+  }
+  alarm(0);
+}
+
 // What a thread does with signals that come while it computes: nothing.
 TEST(StopSignal, NoThreadIsInterrupted) {
   StopSignal stop;
