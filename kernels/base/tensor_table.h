@@ -24,12 +24,13 @@ class TensorTable {
     has_any_ = true;
   }
 
-  // Keeps one that is there.
-  void add(const at::Tensor& tensor, Value value) {
+  // Keeps one that is there. The value of `tensor` from now on.
+  Value add(const at::Tensor& tensor, Value value) {
     const std::unique_lock lock(mutex_);
     forget_dead();
-    entries_.try_emplace(tensor.unsafeGetTensorImpl(), Entry{Weak(tensor.getIntrusivePtr()), std::move(value)});
+    Entry entry{Weak(tensor.getIntrusivePtr()), std::move(value)};
     has_any_ = true;
+    return entries_.try_emplace(tensor.unsafeGetTensorImpl(), std::move(entry)).first->second.value;
   }
 
   void erase(const at::Tensor& tensor) {

@@ -41,8 +41,7 @@ void Fp8History::push(const Codes& codes) {
 
 std::shared_ptr<Fp8History> fp8_history_of(const at::Tensor& weight) {
   if (const auto known = histories().find(weight)) return *known;
-  histories().add(weight, std::make_shared<Fp8History>());
-  return *histories().find(weight);
+  return histories().add(weight, std::make_shared<Fp8History>());
 }
 
 }  // namespace fsdp::kernels

@@ -65,7 +65,7 @@ at::Tensor gradient_of_x(const at::Tensor& grad_TN, const at::Tensor& weight_NK,
 at::Tensor gradient_of_weight(const at::Tensor& weight_NK, const at::Tensor& grad_TN, const at::Tensor& x_TK,
                               Fp8Recipe recipe) {
   std::optional<GradientSlot> slot = find_gradient_slot(weight_NK);
-  const at::Tensor gradient =
+  at::Tensor gradient =
       scaled_product(to_fp8_tensor(grad_TN.t(), recipe, Fp8Operand::kGradient),
                      to_fp8_tensor(x_TK.t(), recipe, Fp8Operand::kActivation), slot ? at::kFloat : x_TK.scalar_type());
   if (!slot) return gradient;

@@ -29,9 +29,9 @@ at::Tensor exponents_of(const at::Tensor& matrix, Fp8Recipe recipe, const Tensor
   const at::Tensor largest =
       recipe == Fp8Recipe::kRowwise ? sizes.amax(1, /*keepdim=*/true) : sizes.amax().view({1, 1});
   const at::Tensor bits = largest.to(at::kFloat).view(at::kInt);
-  constexpr int kMantissa = (1 << kMantissaBits) - 1, kOf1_75 = 3 << (kMantissaBits - 2);
+  constexpr int kMantissa = (1 << kMantissaBits) - 1, kSevenQuarters = 3 << (kMantissaBits - 2);
   const at::Tensor exponent = bits.bitwise_right_shift(kMantissaBits) - (kExponentBias + format.exponent);
-  return (exponent + bits.bitwise_and(kMantissa).gt(kOf1_75)).clamp_min(format.lowest);
+  return (exponent + bits.bitwise_and(kMantissa).gt(kSevenQuarters)).clamp_min(format.lowest);
 }
 
 at::Tensor power_of_two(const at::Tensor& exponents) {
