@@ -1,4 +1,4 @@
-// 550 lines because it is one table: the options of the trainer.
+// 577 lines because it is one table: the options of the trainer.
 
 #include "train/config/option_table.h"
 
