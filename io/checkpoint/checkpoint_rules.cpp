@@ -3,6 +3,7 @@
 #include <limits>
 #include <string>
 #include <unordered_set>
+#include <vector>
 
 namespace fsdp::io {
 
@@ -32,6 +33,7 @@ class Checker {
       check_tensor(tensor, previous);
       previous = &tensor;
     }
+    check_sums();
   }
 
  private:
@@ -111,6 +113,21 @@ class Checker {
       fail(where, "got a part of " + std::to_string(bytes) + " bytes at offset " + std::to_string(part.offset) +
                       ", expected it to fit into the " + std::to_string(file.bytes) + " bytes of " +
                       in_quotes(file.name));
+    }
+  }
+
+  // A file gives no more bytes than it has: else a small checkpoint would become large ones without end.
+  void check_sums() const {
+    std::vector<uint64_t> used(manifest_.files.size());
+    for (const CheckpointTensor& tensor : manifest_.tensors) {
+      for (const CheckpointPart& part : tensor.parts) {
+        const CheckpointFile& file = manifest_.files[part.file];
+        used[part.file] += static_cast<uint64_t>(part.end - part.begin) * item_size(tensor.dtype);
+        if (used[part.file] > file.bytes) {
+          fail("tensor " + in_quotes(tensor.name) + ": ",
+               "got parts that share bytes of " + in_quotes(file.name) + ", expected bytes of its own for each");
+        }
+      }
     }
   }
 

@@ -2,6 +2,9 @@
 #include "fsdp/comm/host/host_handshake.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <atomic>
@@ -90,6 +93,24 @@ TEST(HostHandshake, StrangersOfTheSameUserHoldNobodyUp) {
   });
   EXPECT_GE(intruder.num_connections, 4);
   EXPECT_EQ(links, 3);
+}
+
+// What comes of a greeting that says this of a file.
+bool is_heard(int64_t arena_bytes, const FileDescriptor& file) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) throw std::runtime_error("no sockets");
+  const FileDescriptor here(ends[0]), there(ends[1]);
+  if (!send_greeting(here, {1, arena_bytes, {}}, file)) throw std::runtime_error("not sent");
+  return receive_greeting(there, std::chrono::seconds(5)).has_value();
+}
+
+TEST(HostHandshake, MemoryThatCanBecomeSmallerIsNotMapped) {
+  const SharedArena arena(kArenaBytes, 4096);
+  EXPECT_TRUE(is_heard(arena.size(), arena.file()));
+  EXPECT_FALSE(is_heard(arena.size() + 1, arena.file()));
+  const FileDescriptor open_end(memfd_create("fsdp-test", MFD_CLOEXEC));
+  ASSERT_EQ(ftruncate(open_end.get(), kArenaBytes), 0);
+  EXPECT_FALSE(is_heard(kArenaBytes, open_end));
 }
 
 TEST(HostHandshake, AreNullEverywhereIfOneRankHasAnotherSecret) {

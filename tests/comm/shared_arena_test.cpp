@@ -1,9 +1,13 @@
 #include "fsdp/comm/host/shared_arena.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <set>
+#include <string>
 
 #include "fsdp/base/error.h"
 
@@ -44,6 +48,16 @@ TEST(SharedArena, WhatDoesNotFitIsRefusedWithNumbers) {
     EXPECT_EQ(error.code(), ErrorCode::kMemory);
     EXPECT_THAT(error.what(), ::testing::AllOf(HasSubstr("2.0 MiB"), HasSubstr("4.0 KiB are in use")));
   }
+}
+
+TEST(SharedArena, NobodyCutsItOff) {
+  const SharedArena arena(int64_t{1} << 20, 4096);
+  // As another process of this user reaches it.
+  const FileDescriptor file(open(("/proc/self/fd/" + std::to_string(arena.file().get())).c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_TRUE(file);
+  EXPECT_NE(ftruncate(file.get(), 0), 0);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_TRUE(keeps_its_size(arena.file()));
 }
 
 TEST(OffsetRanges, AgreeWithASetOfNumbers) {

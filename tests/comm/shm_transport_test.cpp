@@ -15,6 +15,7 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <set>
 
 #include "fsdp/base/error.h"
@@ -299,6 +300,25 @@ TEST(ShmTransport, ATransferThatIsDroppedLeavesNobodyHanging) {
       const torch::Tensor all = torch::empty({2});
       place.shm->all_gather(all, torch::zeros({1}), 2)->wait();
       EXPECT_LE(place.links->own_arena()->in_use_bytes(), in_arena ? kNumel * 4 + SharedArena::kAlignment : 0);
+    });
+  }
+}
+
+TEST(ShmTransport, APlaceOutsideOfThePeersMemoryIsNotRead) {
+  for (const int64_t beyond : {int64_t{-4096}, kArenaBytes - 4, kArenaBytes, std::numeric_limits<int64_t>::max()}) {
+    run_places(2, [&](Place& place) {
+      const torch::Tensor output = torch::full({2 * 512}, -1.0F);
+      const auto transfer = place.rank == 0 ? place.shm->all_gather(output, torch::zeros({512}), 1) : nullptr;
+      ControlBlock& control = place.links->control(0);
+      for (int slot = 0; slot < kSlots && place.rank == 0; ++slot) {
+        if (control.keys[slot] != 0) control.slots[slot].offset = beyond;
+      }
+      place.barrier();
+      if (place.rank == 0) return;
+      const Outcome outcome = outcome_of([&] { place.shm->all_gather(output, torch::zeros({512}), 1)->wait(); });
+      EXPECT_EQ(outcome.text, "posted bytes outside of its memory");
+      EXPECT_EQ(outcome.peer, 0);
+      EXPECT_EQ(output[0].item<float>(), -1.0F);
     });
   }
 }

@@ -159,6 +159,8 @@ TEST(CheckpointManifest, EveryRuleIsChecked) {
       {R"([0,4128,0,8])", R"([0,4129,0,8])", "got a part of 32 bytes at offset 4129, expected it to fit into the 4160"},
       {R"([0,4128,0,8])", R"([0,9223372036854775807,0,8])", "expected it to fit"},
       {R"([0,4128,0,8])", R"([0,-1,0,8])", "got '-1' in \"parts\""},
+      {R"("shape":[4,6],"parts":[[0,4128,0,8],[1,4096,8,24]])",
+       R"("shape":[2060],"parts":[[0,0,0,1030],[0,0,1030,2060]])", "got parts that share bytes of 'rank-00000"},
       {R"("text":"line)", "\"text\":\"\xff", "expected JSON in UTF-8"},
       {R"("lr":0.1)",
        R"("lr":[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]])",

@@ -26,6 +26,31 @@ class PlainStream : public ByteStream {
   uint64_t position_ = 0;
 };
 
+// Ends where a small file makes up bytes until the disk is full.
+class LimitedStream : public ByteStream {
+ public:
+  LimitedStream(std::filesystem::path path, std::unique_ptr<ByteStream> stream)
+      : path_(std::move(path)), stream_(std::move(stream)) {}
+
+  size_t read(char* out, size_t num_bytes) override {
+    const size_t count = stream_->read(out, num_bytes);
+    total_ += count;
+    if (total_ > kMaxExpansionFrom && total_ / kMaxExpansion > bytes_consumed()) {
+      throw Error(ErrorKind::kData, "[read] " + in_quotes(path_.native()) + ": got " + std::to_string(total_) +
+                                        " bytes out of the first " + std::to_string(bytes_consumed()) +
+                                        ", expected at most " + std::to_string(kMaxExpansion) +
+                                        " for one, as text has. If it is what you want, decompress it first.");
+    }
+    return count;
+  }
+  uint64_t bytes_consumed() const override { return stream_->bytes_consumed(); }
+
+ private:
+  std::filesystem::path path_;
+  std::unique_ptr<ByteStream> stream_;
+  uint64_t total_ = 0;
+};
+
 }  // namespace
 
 FileWindow::FileWindow(InputFile file) : file_(std::move(file)), bytes_(kBytes) {}
@@ -50,9 +75,9 @@ std::unique_ptr<ByteStream> open_byte_stream(const std::filesystem::path& path) 
   InputFile file(path, ErrorKind::kData);
   switch (compression_of(path)) {
     case Compression::kGzip:
-      return make_gzip_stream(std::move(file));
+      return std::make_unique<LimitedStream>(path, make_gzip_stream(std::move(file)));
     case Compression::kZstd:
-      return make_zstd_stream(std::move(file));
+      return std::make_unique<LimitedStream>(path, make_zstd_stream(std::move(file)));
     case Compression::kNone:
       break;
   }

@@ -33,6 +33,12 @@ std::unique_ptr<ByteStream> make_gzip_stream(InputFile file);
 // One frame or several, skippable frames among them.
 std::unique_ptr<ByteStream> make_zstd_stream(InputFile file, int max_window_log = kMaxZstdWindowLog);
 
+// Text hardly compresses to a hundredth: a file of which this many times its own bytes have come, beyond the first 64
+// MiB, is made to fill a disk.
+inline constexpr uint64_t kMaxExpansion = 1000;
+inline constexpr uint64_t kMaxExpansionFrom = uint64_t{64} << 20;
+
+// Compressed as its name says, and limited by the two above. Throws Error(kData) beyond them.
 std::unique_ptr<ByteStream> open_byte_stream(const std::filesystem::path& path);
 
 }  // namespace fsdp::io

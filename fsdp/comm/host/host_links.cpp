@@ -123,6 +123,12 @@ std::byte* HostLinks::arena(int rank) const {
   return rank == rank_ ? own_->base() : peers_[static_cast<size_t>(rank)].arena.base();
 }
 
+const std::byte* HostLinks::find_in_arena(int rank, int64_t offset, int64_t bytes) const {
+  const int64_t size = rank == rank_ ? own_->size() : peers_[static_cast<size_t>(rank)].arena.size();
+  const bool is_inside = offset >= 0 && bytes >= 0 && bytes <= size && offset <= size - bytes;
+  return is_inside ? arena(rank) + offset : nullptr;
+}
+
 ControlBlock& HostLinks::control(int rank) const { return *reinterpret_cast<ControlBlock*>(arena(rank)); }
 
 uint32_t HostLinks::new_group_id(const std::vector<int>& ranks) {

@@ -49,6 +49,8 @@ class HostLinks {
   // Where the arena of `rank` begins in this process.
   std::byte* arena(int rank) const;
   ControlBlock& control(int rank) const;
+  // `bytes` at `offset` of it; null if they are not all of it.
+  const std::byte* find_in_arena(int rank, int64_t offset, int64_t bytes) const;
   Outbox& outbox() { return outbox_; }
 
   // A number for a group that is made: not zero, the same on its ranks, another for each group.

@@ -21,6 +21,8 @@ namespace {
 
 // The kernel undoes an allocation that a signal interrupts, so large ones go in pieces.
 constexpr int64_t kPiece = 64 * kMiB;
+// Another process of this user can open the file under /proc; it must not cut off what ranks have mapped.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 // What is worth asking first how much there is.
 constexpr int64_t kLarge = kMiB;
 
@@ -55,6 +57,11 @@ int allocate(const FileDescriptor& file, int mode, int64_t begin, int64_t end) {
 
 }  // namespace
 
+bool keeps_its_size(const FileDescriptor& file) {
+  const int seals = fcntl(file.get(), F_GET_SEALS);
+  return seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
+}
+
 SharedMapping::SharedMapping(const FileDescriptor& file, int64_t bytes) {
   void* address =
       mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file.get(), 0);
@@ -79,7 +86,7 @@ SharedMapping::~SharedMapping() {
 }
 
 SharedArena::SharedArena(int64_t bytes, int64_t head_bytes) : head_bytes_(round_up(head_bytes)) {
-  file_ = FileDescriptor(memfd_create("fsdp-arena", MFD_CLOEXEC));
+  file_ = FileDescriptor(memfd_create("fsdp-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file_) FSDP_THROW(kMemory, "[memory] this system has no shared memory: ", std::strerror(errno), ".");
   const int64_t least = head_bytes_ + kAlignment;
   for (int64_t size = std::max(round_up(bytes), least); mapping_.base() == nullptr; size = round_up(size / 2)) {
@@ -88,6 +95,9 @@ SharedArena::SharedArena(int64_t bytes, int64_t head_bytes) : head_bytes_(round_
       FSDP_THROW(kMemory, "[memory] this system maps no ", format_bytes(size),
                  " of shared memory: ", std::strerror(errno), ".");
     }
+  }
+  if (fcntl(file_.get(), F_ADD_SEALS, kSeals) != 0) {
+    FSDP_THROW(kMemory, "[memory] this system does not keep the size of shared memory: ", std::strerror(errno), ".");
   }
   back(0, head_bytes_);
   free_.add(head_bytes_, mapping_.size());

@@ -27,6 +27,9 @@ class SharedMapping {
   int64_t size_ = 0;
 };
 
+// Whether nobody can make the file of an arena smaller, as who reads what was cut off would be ended by a signal.
+bool keeps_its_size(const FileDescriptor& file);
+
 // The thread sanitizer has room for little more than a terabyte of mappings.
 #ifdef __SANITIZE_THREAD__
 inline constexpr int64_t kDefaultArenaBytes = int64_t{1} << 30;
@@ -35,8 +38,8 @@ inline constexpr int64_t kDefaultArenaBytes = int64_t{64} << 30;
 #endif
 
 // Memory of one rank that the other ranks of its host can map: what lies in it need not be sent. It has no name, so
-// nothing of it outlives the processes that map it. Addresses are many and cheap; memory is taken from the system when
-// it is first used. Thread-safe.
+// nothing of it outlives the processes that map it, and its size is sealed. Addresses are many and cheap; memory is
+// taken from the system when it is first used. Thread-safe.
 class SharedArena {
  public:
   static constexpr int64_t kAlignment = 4096;

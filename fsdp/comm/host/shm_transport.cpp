@@ -123,7 +123,10 @@ class Reading {
 
   bool is_empty() const { return entry_.slot == nullptr; }
   bool has_poster_left() const { return entry_.state != SlotState::kPosted; }
-  const std::byte* data() const { return group_->links().arena(group_->global(peer_)) + entry_.slot->offset; }
+  const std::byte* data() const {
+    const auto* data = group_->links().find_in_arena(group_->global(peer_), entry_.slot->offset, entry_.slot->bytes);
+    return data != nullptr ? data : throw TransferFailure(Kind::kOther, peer_, "posted bytes outside of its memory");
+  }
   int64_t bytes() const { return entry_.slot->bytes; }
   void check_intact() const {
     if (!is_intact(entry_)) throw TransferFailure(Kind::kOther, peer_, "given up by this peer");

@@ -14,6 +14,8 @@
 #include <cstring>
 #include <utility>
 
+#include "fsdp/comm/host/shared_arena.h"
+
 namespace fsdp::comm {
 namespace {
 
@@ -121,8 +123,9 @@ std::optional<Introduction> receive_greeting(const FileDescriptor& socket, std::
   std::memcpy(&number, CMSG_DATA(item), sizeof(number));
   Introduction introduction{message.greeting, FileDescriptor(number)};
   struct stat status {};
-  const bool is_whole = size == static_cast<ssize_t>(sizeof(Greeting)) && fstat(number, &status) == 0 &&
-                        message.greeting.arena_bytes > 0 && status.st_size >= message.greeting.arena_bytes;
+  const bool is_whole = size == static_cast<ssize_t>(sizeof(Greeting)) && keeps_its_size(introduction.file) &&
+                        fstat(number, &status) == 0 && message.greeting.arena_bytes > 0 &&
+                        status.st_size >= message.greeting.arena_bytes;
   if (!is_whole) return std::nullopt;
   return introduction;
 }

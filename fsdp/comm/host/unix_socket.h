@@ -36,6 +36,7 @@ struct Introduction {
   FileDescriptor file;
 };
 bool send_greeting(const FileDescriptor& socket, const Greeting& greeting, const FileDescriptor& file);
+// Nothing too where the file is smaller than it was said to be, or can become smaller.
 std::optional<Introduction> receive_greeting(const FileDescriptor& socket, std::chrono::milliseconds patience);
 
 // Whether something, or the end, comes within `patience`.

@@ -134,6 +134,21 @@ TEST(ByteStream, WindowsAreLimited) {
   EXPECT_TRUE(error.says("larger window than 2^27") && error.says("--long=27")) << error.text;
 }
 
+TEST(ByteStream, ASmallFileDoesNotFillTheDisk) {
+  const std::string most(kMaxExpansionFrom, ' ');
+  EXPECT_EQ(content_of("a.zst", zstd(most)).bytes.size(), most.size());
+  const std::string more(kMaxExpansionFrom + (size_t{1} << 20), ' ');
+  for (const auto& [name, file] : {std::pair{"a.txt.gz", gzip(more)}, {"a.txt.zst", zstd(more)}}) {
+    const Content content = content_of(name, file);
+    EXPECT_TRUE(content.error.says(name) && content.error.says("decompress it first")) << content.error.text;
+    EXPECT_LE(content.bytes.size(), kMaxExpansionFrom) << name;
+  }
+  // What is not compressed, and text that is, may be as long as they like.
+  EXPECT_EQ(content_of("a.txt", more).bytes.size(), more.size());
+  const std::string text = long_text(more.size());
+  EXPECT_EQ(content_of("a.zst", zstd(text)).bytes.size(), text.size());
+}
+
 TEST(ByteStream, TheNameSaysTheCompression) {
   EXPECT_EQ(compression_of("a/b.jsonl.gz"), Compression::kGzip);
   EXPECT_EQ(compression_of("b.txt.zst"), Compression::kZstd);
