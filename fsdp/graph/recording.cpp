@@ -46,6 +46,35 @@ std::unique_ptr<RecordedWork> record_unobserved(WorkRecorder& recorder, const ch
   }
 }
 
+std::vector<int64_t> versions_of(const std::vector<at::Tensor>& parameters) {
+  std::vector<int64_t> versions;
+  for (const at::Tensor& parameter : parameters) versions.push_back(parameter._version());
+  return versions;
+}
+
+// While it lives, parameters have these versions.
+class VersionsBefore {
+ public:
+  VersionsBefore(const std::vector<at::Tensor>& parameters, const std::vector<int64_t>& versions)
+      : parameters_(parameters), now_(versions_of(parameters)) {
+    set(versions);
+  }
+  ~VersionsBefore() { set(now_); }
+  VersionsBefore(const VersionsBefore&) = delete;
+  VersionsBefore& operator=(const VersionsBefore&) = delete;
+
+ private:
+  void set(const std::vector<int64_t>& versions) const {
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      c10::VariableVersion counter = parameters_[i].unsafeGetTensorImpl()->version_counter();  // what views share, too
+      counter.set_version(versions[i]);
+    }
+  }
+
+  const std::vector<at::Tensor>& parameters_;
+  std::vector<int64_t> now_;
+};
+
 }  // namespace
 
 void announce_read(const std::vector<at::Tensor>& tensors) {
@@ -89,6 +118,7 @@ void Recording::record_forward(const TensorListFunction& function) {
     const at::AutoGradMode with_gradients(true);
     outputs_ = function(inputs_);
   });
+  versions_ = versions_of(parameters_);
   for (const at::Tensor& output : outputs_) {
     FSDP_CHECK(output.defined(), "[graph] a recorded function returned an undefined tensor, expected defined ones.");
   }
@@ -141,9 +171,10 @@ std::vector<at::Tensor> Recording::replay_backward(int64_t call, const std::vect
   announce_read(parameters_);
   take_output_grads(grads);
   if (addresses_of(parameters_) != addresses_) {
-    // The activations are the replay's, and operators find the weights where they are now. Observers would take this
-    // for a backward of its own.
+    // The activations are the replay's, and operators find the weights where they are now, as steps have written them
+    // since. Observers would take this for a backward of its own.
     const at::DisableRecordFunctionGuard silent;
+    const VersionsBefore versions(parameters_, versions_);
     return torch::autograd::grad(with_gradients(outputs_), leaves_, output_grads_, /*retain_graph=*/true,
                                  /*create_graph=*/false, /*allow_unused=*/true);
   }

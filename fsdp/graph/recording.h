@@ -68,6 +68,7 @@ class Recording : public torch::CustomClassHolder {
   std::unique_ptr<WorkRecorder> recorder_;
   std::vector<at::Tensor> parameters_;
   std::vector<const void*> addresses_;            // of the parameters
+  std::vector<int64_t> versions_;                 // of them, as the graph of the recording saved them
   std::vector<at::Tensor> inputs_, outputs_;      // the recording's own; outputs with their graph
   std::vector<at::Tensor> leaves_;                // of inputs_, then of parameters_, those that need gradients
   std::vector<at::Tensor> output_grads_, grads_;  // of outputs_ that have a graph; of leaves_

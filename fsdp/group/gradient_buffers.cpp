@@ -144,6 +144,10 @@ std::optional<kernels::GradientSlot> GradientBuffers::open_slot(size_t i, const 
   return kernels::GradientSlot{part, placed_[i], factors.total / after_, {}};
 }
 
+bool GradientBuffers::has_open_slot() const {
+  return std::find(written_.begin(), written_.end(), true) != written_.end();
+}
+
 bool GradientBuffers::complete() const {
   bool any = false;
   for (size_t i = 0; i < uses_.size(); ++i) {

@@ -90,6 +90,8 @@ class GradientBuffers {
   // Where an operator may write the gradient of parameter i, scaled, itself, before it is add()ed: nothing where
   // several gradients make one, or where what is collected is not fp32. begin_collecting() as add() does.
   std::optional<kernels::GradientSlot> open_slot(size_t i, const ReductionFactors& factors, Collect collect);
+  // Whether one was given out whose gradient has not been add()ed.
+  bool has_open_slot() const;
   // Every parameter that the forward read has its gradient.
   bool complete() const;
   bool arrived_in_backward() const;

@@ -56,7 +56,11 @@ void GradientMarks::take(size_t i, const at::Tensor& parameter) {
 }
 
 at::Tensor GradientMarks::release(size_t i, const at::Tensor& gradient) {
-  if (!is_mark(i, gradient)) return gradient;
+  if (!is_mark(i, gradient)) {
+    // With a graph of its own autograd makes a new tensor of the mark and the gradient.
+    if (at::GradMode::is_enabled()) set_[i] = false;
+    return gradient;
+  }
   const Backstage backstage;
   at::Tensor sum = gradient.clone();
   clear();

@@ -3,6 +3,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <exception>
+#include <memory>
+
+namespace fsdp::comm {
+class Comm;
+}  // namespace fsdp::comm
 
 namespace fsdp {
 
@@ -23,6 +28,7 @@ class GroupOwner {
   virtual bool ignores(const at::Tensor& parameter) const = 0;
   // All ranks that share the model.
   virtual const World& world() const = 0;
+  virtual const std::shared_ptr<comm::Comm>& ranks_of_step() const = 0;
   // Whether they are the whole world; else the model is a stage of a pipeline.
   virtual bool spans_world() const = 0;
 };

@@ -135,6 +135,7 @@ void ParameterGroup::make_leaves(const Precision& precision) {
     const auto parameter = parameters_[i].lock();
     leaves_.push_back(main_weight_.part(i).detach().requires_grad_(parameter->requires_grad()));
   }
+  was_written_.resize(num_parameters());
   const at::Tensor& main = main_weight_.local();
   GradientSpec spec;
   spec.layout = layout_;
@@ -263,28 +264,6 @@ at::Tensor ParameterGroup::model_weight_copy() const {
 void ParameterGroup::begin_main_weight_write() {
   finish_unshard();  // of a gather that nobody waited for yet: it reads what is written now
   if (shares_main_weight_) await_readers();
-}
-
-void ParameterGroup::note_raw_main_weight_write() {
-  main_weight_.local().unsafeGetTensorImpl()->bump_version();
-  refuse_access_unless_current();
-}
-
-void ParameterGroup::note_main_weight_write() noexcept {
-  const Backstage backstage;
-  const auto or_defer = [&](const auto& action) {
-    try {
-      action();
-    } catch (const std::exception&) {
-      if (const auto program = owner()) program->defer(std::current_exception());
-    }
-  };
-  or_defer([&] { finish_unshard(); });  // of a gather that nobody waited for yet: it reads what is written now
-  ++observed_writes_;
-  or_defer([&] {
-    refuse_access_unless_current();
-    if (shares_main_weight_) await_readers();
-  });
 }
 
 bool ParameterGroup::begin_model_weight_write() {

@@ -99,12 +99,14 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void publish_model_weight();
   // The main weight has changed, or is about to: this rank reads the old weights no more.
   void finish_reading_stale_weights();
-  // Somebody wrote the main weight through its pointer.
-  void note_raw_main_weight_write();
+  // Somebody wrote the main weight through its pointer: that of one parameter, or of all.
+  void note_raw_main_weight_write(std::optional<size_t> parameter = std::nullopt);
   bool model_weight_is_current() const { return model_revision_ == main_weight_revision(); }
-  // From the observer, before the write. Version counters alone do not tell: torch::optim::SGD writes through
-  // Tensor::data(), which has its own.
-  void note_main_weight_write() noexcept;
+  // From the observer, before the write; undefined: of none that autograd has to hear of. Version counters alone do not
+  // tell: torch::optim::SGD writes through Tensor::data(), which has its own.
+  void note_main_weight_write(const at::Tensor& written) noexcept;
+  // A forward reads the group, whether a graph is recorded or not.
+  void note_touch_in_forward();
   WeightPhase weight_phase() const { return weight_phase_.value(); }
   bool current() const;  // unsharded, and no optimizer wrote since
   // COLLECTIVE unless aliased. Starts to bring the unsharded buffer to the main weight's present values. Returns the
@@ -135,8 +137,13 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
     gradients_->put_uses(std::move(use.of_parameters));
     read_without_gradient_ = use.without_gradient;
   }
-  // Whether an optimizer wrote since a forward read this group.
-  bool changed_since_forward() const { return used_revision_ >= 0 && used_revision_ != main_weight_revision(); }
+  // Whether an optimizer wrote since a forward read this group; `recomputes`: since one read it that is run again now,
+  // of which autograd has saved nothing.
+  bool changed_since_forward(bool recomputes) const {
+    const int64_t revision = main_weight_revision();
+    return (touched_revision_ >= 0 && touched_revision_ != revision) ||
+           (recomputes && used_revision_ >= 0 && used_revision_ != revision);
+  }
   // What was written into the unsharded buffer is thrown away at its next use, or becomes the main weight (current()).
   void distrust_unsharded();
   // What is about to be written is this rank's alone.
@@ -196,6 +203,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // data_ptr() are not. While the unsharded buffer has no memory, or not the main weight's values, they get an error.
   void refuse_access_unless_current();
   void name_access_refusal();
+  void mark_written(const at::Tensor& written);
   int64_t main_weight_revision() const { return main_weight_.local()._version() + observed_writes_; }
   at::Tensor parameter(size_t i) const;  // of the module; undefined once that is gone
   void restore_gradient(size_t i);
@@ -255,12 +263,14 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
 
   PhaseOf<WeightPhase> weight_phase_{WeightPhase::kResting};
   int64_t observed_writes_ = 0;
-  int64_t model_revision_ = -1;      // main weight's revision when this rank's model weight was made from it
-  int64_t replica_revision_ = -1;    // when the replicas' parts of it were gathered
-  int64_t unsharded_revision_ = -1;  // when the unsharded buffer was
-  int64_t forward_revision_ = -1;    // that of forward_shard_
-  int64_t fp8_revision_ = -1;        // when the ranks agreed on its scales
-  int64_t used_revision_ = -1;       // when a forward with gradients read it last
+  int64_t model_revision_ = -1;       // main weight's revision when this rank's model weight was made from it
+  int64_t replica_revision_ = -1;     // when the replicas' parts of it were gathered
+  int64_t unsharded_revision_ = -1;   // when the unsharded buffer was
+  int64_t forward_revision_ = -1;     // that of forward_shard_
+  int64_t fp8_revision_ = -1;         // when the ranks agreed on its scales
+  int64_t used_revision_ = -1;        // when a forward with gradients read it last
+  int64_t touched_revision_ = -1;     // when any forward did
+  std::vector<uint8_t> was_written_;  // by parameter: the main weight, since then
   bool read_without_gradient_ = false;
   comm::Completion gather_;
   // On a device: what a gather reads was written before these points of the computing stream.

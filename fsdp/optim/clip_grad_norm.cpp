@@ -54,9 +54,10 @@ struct PartialSum {
   at::Device device;
   double p;
   SumOrder order;
-  double on_host = 0;                   // for the 2-norm of gradients on the CPU
-  std::vector<at::Tensor> powers = {};  // for others: 0-dim fp64, to be added up
-  kernels::ExactSum exact = {};         // SumOrder::kTree, but for the largest |x|, which is exact in any order
+  std::shared_ptr<comm::Comm> mean_over = nullptr;  // ranks that have sums of their own of what is ignored
+  double on_host = 0;                               // for the 2-norm of gradients on the CPU
+  std::vector<at::Tensor> powers = {};              // for others: 0-dim fp64, to be added up
+  kernels::ExactSum exact = {};  // SumOrder::kTree, but for the largest |x|, which is exact in any order
 
   bool is_exact() const { return order == SumOrder::kTree && !std::isinf(p); }
 
@@ -110,15 +111,30 @@ struct PartialSum {
     at::Tensor value =
         powers.empty() ? at::full({1}, on_host, at::device(device).dtype(at::kDouble)) : total_of(at::stack(powers), p);
     for (const auto& comm : comms) value = total_over(comm, value, p);
-    return value;
+    if (!mean_over) return value;
+    value = total_over(mean_over, value, p);
+    return std::isinf(p) ? value : value / mean_over->size();
   }
 };
+
+// The ranks that have this leaf as an ignored parameter, each perhaps with a gradient of its own; null: it is none.
+std::shared_ptr<comm::Comm> ranks_that_ignore(const at::Tensor& leaf, const std::shared_ptr<GroupOwner>& owner) {
+  return owner && !registry::find_leaf(leaf) && owner->ignores(leaf) ? owner->ranks_of_step() : nullptr;
+}
+
+std::shared_ptr<GroupOwner> owner_of(const std::vector<at::Tensor>& leaves) {
+  for (const at::Tensor& leaf : leaves) {
+    if (const auto member = registry::find_leaf(leaf)) return member->group->owner();
+  }
+  return nullptr;
+}
 
 // In the order in which the leaves name them, which is the same on every rank: all take part in the same sums, with or
 // without a gradient.
 std::vector<PartialSum> local_sums(const std::vector<at::Tensor>& leaves, double p) {
   std::vector<PartialSum> sums;
   std::vector<size_t> sum_of(leaves.size());
+  const auto owner = owner_of(leaves);
   for (size_t i = 0; i < leaves.size(); ++i) {
     const at::Tensor& leaf = leaves[i];
     const auto member = registry::find_leaf(leaf);
@@ -129,10 +145,11 @@ std::vector<PartialSum> local_sums(const std::vector<at::Tensor>& leaves, double
     const SumOrder order = member ? member->group->sum_order() : SumOrder::kAsTheyCome;
     auto comms = member ? member->group->main_weight_comms() : std::vector<std::shared_ptr<comm::Comm>>();
     if (const auto cut = registry::find_cut(leaf)) comms.push_back(cut->ranks);
+    const auto mean_over = ranks_that_ignore(leaf, owner);
     auto known = std::find_if(sums.begin(), sums.end(), [&](const PartialSum& item) {
-      return item.comms == comms && item.device == leaf.device() && item.order == order;
+      return item.comms == comms && item.device == leaf.device() && item.order == order && item.mean_over == mean_over;
     });
-    if (known == sums.end()) known = sums.insert(sums.end(), PartialSum{comms, leaf.device(), p, order});
+    if (known == sums.end()) known = sums.insert(sums.end(), PartialSum{comms, leaf.device(), p, order, mean_over});
     sum_of[i] = static_cast<size_t>(known - sums.begin());
   }
   std::vector<at::Tensor> sliced;

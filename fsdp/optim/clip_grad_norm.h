@@ -18,7 +18,8 @@ namespace fsdp {
 // every gradient times min(1, max_norm / (norm + 1e-6)). `norm_type`: 2 has kernels of its own; any other p > 0;
 // infinity is the largest absolute value. COLLECTIVE over the shard axis; one all-reduce of one number. Returns the
 // norm before clipping, a 0-dim tensor, fp32 (fp64 with fp64 gradients), on the gradients' device with equal bits on
-// every rank; the host waits for no device. A tied weight counts once. After: torch.nn.utils.clip_grad_norm_.
+// every rank; the host waits for no device. A tied weight counts once, and of ignored parameters the mean over the
+// ranks of their |gradient|^p. After: torch.nn.utils.clip_grad_norm_.
 at::Tensor clip_grad_norm_(const torch::nn::Module& module, double max_norm, double norm_type = 2);
 
 // The same for an explicit list of leaves (as fsdp::parameters() returns them). `others`: ranks that have other

@@ -28,14 +28,14 @@ FlatOptimizer::FlatOptimizer(FlatOptimizer&&) noexcept = default;
 FlatOptimizer& FlatOptimizer::operator=(FlatOptimizer&&) noexcept = default;
 
 void FlatOptimizer::step(double gradient_factor) {
-  rule().check_may_step();
+  check_trains("step");
   ++state_->num_steps;
   state_->parameters.for_each_run(state_->update({gradient_factor, {}}));
 }
 
 void FlatOptimizer::step(const at::Tensor& gradient_factor) {
   const GradientFactor factor = GradientFactor::of(gradient_factor, rule().name());
-  rule().check_may_step();
+  check_trains("step");
   ++state_->num_steps;
   state_->parameters.for_each_run(state_->update(factor));
 }
@@ -53,6 +53,7 @@ int64_t FlatOptimizer::num_steps() const { return state_->num_steps; }
 int64_t FlatOptimizer::state_bytes() const { return state_->parameters.state_bytes(); }
 FlatParameters& FlatOptimizer::flat_parameters() { return state_->parameters; }
 void FlatOptimizer::set_num_steps(int64_t steps) { state_->num_steps = steps; }
+void FlatOptimizer::check_trains(const char* caller) const { rule().check_trains(caller); }
 UpdateRule& FlatOptimizer::rule() const { return *state_->rule; }
 
 }  // namespace fsdp

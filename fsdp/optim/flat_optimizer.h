@@ -41,6 +41,8 @@ class FlatOptimizer {
   // For checkpoints.
   FlatParameters& flat_parameters();
   void set_num_steps(int64_t steps);
+  // Throws Error(kUsage) while the model has other weights than those that train, such as ScheduleFreeAdamW's average.
+  void check_trains(const char* caller) const;
 
  protected:
   explicit FlatOptimizer(std::unique_ptr<UpdateRule> rule);

@@ -332,7 +332,7 @@ void FlatParameters::update_run(size_t first, size_t end, const Update& update, 
     if (has_disk && run.copy.defined() && !is_on_disk(run.copy)) pass.update_all();
   }
   if (head.group) {
-    head.group->note_raw_main_weight_write();
+    for (size_t i = first; i < end; ++i) head.group->note_raw_main_weight_write(leaves_[i].index);
   } else {
     run.weight.unsafeGetTensorImpl()->bump_version();
   }

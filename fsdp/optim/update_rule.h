@@ -19,8 +19,8 @@ class UpdateRule {
   virtual const char* name() const = 0;
   const std::vector<LeafGroup>& leaf_groups() const { return leaves_; }
   virtual void update(const FlatRun& run, const GradientFactor& factor) = 0;
-  // Before the first update of a step; throws where there may be none.
-  virtual void check_may_step() const {}
+  // Before a step, or what `caller` is; throws where the leaves are not the weights that train.
+  virtual void check_trains(const char* /*caller*/) const {}
   virtual size_t num_groups() const = 0;
   virtual double& lr(size_t group) = 0;
 

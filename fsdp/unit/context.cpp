@@ -175,9 +175,9 @@ void Context::check_thread(const Touch& touch, const char* operator_name) const 
              ". Use a sharded model on the thread that sharded it.");
 }
 
-// Autograd compares the versions of what it saved, but our views keep theirs when an optimizer writes the main weight.
+// Autograd compares the versions of what it saved, but those of our views move with the next forward only.
 void Context::check_unchanged(const Touch& touch, const char* operator_name) const {
-  FSDP_CHECK(!touch.group->changed_since_forward(), "[", operator_name, "] reads '",
+  FSDP_CHECK(!touch.group->changed_since_forward(RecomputeRegion::is_open()), "[", operator_name, "] reads '",
              touch.group->parameter_name(touch.index),
              "' in a backward, but an optimizer changed it after the forward: the gradient would be that of other "
              "weights. Run backward() before the optimizer's step.");
@@ -187,8 +187,9 @@ void Context::follow(c10::ArrayRef<Touch> touches, const char* operator_name) {
   if (in_graph_task()) {
     enter_backward();
     for (const Touch& touch : touches) check_unchanged(touch, operator_name);
-  } else if (in_backward_) {
-    abandon_backward();
+  } else {
+    if (in_backward_) abandon_backward();
+    for (const Touch& touch : touches) touch.group->note_touch_in_forward();
   }
   records_graph_ = at::GradMode::is_enabled() || RecomputeRegion::is_open();
   if (records_graph_ && !below_autograd()) {

@@ -74,7 +74,7 @@ class Context : public GroupOwner, private schedule::UnitWeights, public std::en
   // COLLECTIVE over the ranks of a step.
   int64_t sum_over_ranks(int64_t value, const std::string& what);
   // Those that run the same operators on parameters with the same names: the world, or a stage's part of it.
-  const std::shared_ptr<comm::Comm>& ranks_of_step() const { return comm_; }
+  const std::shared_ptr<comm::Comm>& ranks_of_step() const override { return comm_; }
   bool spans_world() const override { return comm_->size() == world_.size; }
   // COLLECTIVE over them. Throws Error(kUsage) if there are units of other ranks.
   void set_ranks_of_step(const std::vector<int>& ranks);
@@ -171,6 +171,8 @@ class Context : public GroupOwner, private schedule::UnitWeights, public std::en
   void agree_on_arrivals(const std::vector<ParameterGroup*>& groups);
   void check_optimizer_mistake();
   void abandon_backward();
+  // Of the backward that this flag belongs to, which threw. Where the program can be about to hear of it.
+  void give_up_backward(const std::shared_ptr<std::atomic<bool>>& aborted) noexcept;
   std::vector<ParameterGroup*> trainable_groups_of_this_backward() const;
 
   World world_;

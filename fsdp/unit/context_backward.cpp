@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "fsdp/base/backstage.h"
@@ -20,11 +22,13 @@ namespace fsdp {
 struct Context::BackwardGuard {
   explicit BackwardGuard(Context& owner) : context(owner.weak_from_this()), aborted(owner.backward_aborted_) {}
   ~BackwardGuard() {
-    if (!finished) *aborted = true;
+    if (finished) return;
+    *aborted = true;
+    if (const auto owner = context.lock()) owner->give_up_backward(aborted);
   }
   void finish() {
-    finished = true;
     if (const auto owner = context.lock()) owner->finish_backward();
+    finished = true;
   }
   std::weak_ptr<Context> context;
   std::shared_ptr<std::atomic<bool>> aborted;
@@ -160,16 +164,16 @@ void Context::finish_backward() {
     while (!reduces_.empty()) finish_oldest_reduce();
     FSDP_CHECK(unused == nullptr, "[backward] unit '", unused->name, "' was not used in this step, but its ",
                "ShardOptions::unused is UnusedUnit::kError. Use it in every step, or choose kSkip or kZeros.");
+    if (reduced_in_backward_) {
+      agree_on_step();
+      sync_buffers_of_roots();
+      average_ignored_gradients();
+    }
   } catch (...) {
     *backward_aborted_ = true;
     throw;
   }
   in_backward_ = false;
-  if (reduced_in_backward_) {
-    agree_on_step();
-    sync_buffers_of_roots();
-    average_ignored_gradients();
-  }
   rest_all();
   turns_.end_backward();
   mark_gradients();
@@ -270,10 +274,37 @@ void Context::check_optimizer_mistake() {
 
 // ---- when things go wrong
 
+// At once, so that whoever catches the exception finds gradients of the microbatches before or none, as his zero_grad()
+// wants them. Inside of another backward, and on a thread of a device, that waits for the next event.
+void Context::give_up_backward(const std::shared_ptr<std::atomic<bool>>& aborted) noexcept {
+  if (!in_backward_ || backward_aborted_ != aborted || std::this_thread::get_id() != user_thread_ || in_graph_task()) {
+    return;
+  }
+  try {
+    abandon_backward();
+  } catch (...) {
+    error_.set(std::current_exception());
+  }
+}
+
 void Context::abandon_backward() {
   const Backstage backstage;
   in_backward_ = false;
-  while (!reduces_.empty()) finish_oldest_reduce();
+  std::exception_ptr failure;  // the first; what must be forgotten is forgotten in any case
+  while (!reduces_.empty()) {
+    try {
+      finish_oldest_reduce();
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  for (UnitState* unit : units_) {
+    if (unit == nullptr) continue;
+    for (const auto& group : unit->groups) {
+      // An operator may have added to what was there before it threw.
+      if (group->gradients().has_open_slot()) unit->root().had_gradients = true;
+    }
+  }
   for (UnitState* unit : units_) {
     if (unit == nullptr) continue;
     for (const auto& group : unit->groups) {
@@ -287,6 +318,7 @@ void Context::abandon_backward() {
   forget_collectives();
   turns_.leave();
   mark_gradients();
+  if (failure) std::rethrow_exception(failure);
 }
 
 // Ranks may do the same in another order (a gradient that is late on one of them), so the digest is a sum. Transports

@@ -5,6 +5,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <mutex>
+#include <utility>
 
 #include "fsdp/group/touch_table.h"
 #include "fsdp/unit/context.h"
@@ -30,7 +31,7 @@ class InputScan {
     const TouchTable::Entry entry = TouchTable::instance().find(storage);
     if (entry.group == nullptr) return;
     if (entry.role == Role::kMainWeight) {
-      main_weights_.push_back(entry.group);
+      main_weights_.emplace_back(entry.group, tensor);
       return;
     }
     // Main grads may be freed within a backward, and their address be another's before its end.
@@ -46,8 +47,9 @@ class InputScan {
   c10::ArrayRef<Touch> marks() const { return marks_; }
   // Slices of gradients, in the leaves; `index` means nothing there.
   c10::ArrayRef<Touch> main_grads() const { return main_grads_; }
-  // Groups whose main weights it names.
-  c10::ArrayRef<ParameterGroup*> main_weights() const { return main_weights_; }
+  using MainWeight = std::pair<ParameterGroup*, at::Tensor>;
+  // Of which groups it names the main weight, and by which tensors.
+  c10::ArrayRef<MainWeight> main_weights() const { return main_weights_; }
   bool empty() const { return touches_.empty() && marks_.empty() && main_grads_.empty() && main_weights_.empty(); }
 
  private:
@@ -63,7 +65,7 @@ class InputScan {
   }
 
   c10::SmallVector<Touch, 8> touches_, marks_, main_grads_;
-  c10::SmallVector<ParameterGroup*, 8> main_weights_;
+  c10::SmallVector<MainWeight, 2> main_weights_;
 };
 
 // What the operator's schema says it writes. Main weights take note; a gathered weight is written for all ranks, or
@@ -78,7 +80,7 @@ void report_writes(const at::RecordFunction& function) {
     if (alias == nullptr || !alias->isWrite()) continue;
     InputScan written;
     written.add(inputs[i]);
-    for (ParameterGroup* group : written.main_weights()) group->note_main_weight_write();
+    for (const auto& [group, tensor] : written.main_weights()) group->note_main_weight_write(tensor);
     for (const Touch& touch : written.touches()) {
       if (touch.group->residence() == Residence::kAliased && touch.group->is_alone()) continue;
       touch.unit->context->note_write(touch, function.name());

@@ -195,6 +195,8 @@ TEST(Ema, RefusesWhatWouldMixUpTheWeights) {
     EXPECT_THAT([&] { checkpoint::save(folder / "step-1", run.state()); }, usage("use_trained()"));
     run.ema->use_trained();
     checkpoint::save(folder / "step-1", run.state());
+    run.ema->use_average();
+    EXPECT_THAT([&] { checkpoint::load(folder / "step-1", run.state()); }, usage("use_trained()"));
   });
   const std::vector<at::Tensor> leaves{torch::ones({3}, torch::requires_grad())};
   EXPECT_THAT([&] { Ema(leaves, {1}); }, usage("[Ema] decay: got 1"));

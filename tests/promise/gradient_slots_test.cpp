@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "fsdp/fsdp.h"
+#include "kernels/base/gradient_slot.h"
 #include "kernels/operators/embedding.h"
 #include "kernels/products/linear.h"
 #include "tests/promise/models/block_model.h"
@@ -155,6 +156,34 @@ TEST(GradientSlots, LeaveHooksOfTheProgramTheirGradients) {
     pair.backward(1, Use::kOnce);
     EXPECT_EQ(pair.in_place(), 3);
     expect_same_gradients(*pair.sharded, *pair.plain);
+  });
+}
+
+// Takes its slot, writes a part of it, and has no memory for the rest.
+struct NoMemoryForGradient : torch::autograd::Function<NoMemoryForGradient> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
+    context->save_for_backward({weight});
+    return x.matmul(weight.t());
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list&) {
+    if (const auto slot = kernels::find_gradient_slot(context->get_saved_variables()[0])) slot->target.fill_(1e6);
+    throw std::bad_alloc();
+  }
+};
+
+TEST(GradientSlots, LeaveNothingWhereTheirOperatorThrows) {
+  run_ranks(kRanks, [](const World& world) {
+    Pair pair(world);
+    for (int step = 0; step < 3; ++step) {
+      const torch::Tensor rows = torch::ones({2, 16});
+      touch({pair.sharded->head});  // as operators of the library are seen
+      EXPECT_THROW(NoMemoryForGradient::apply(rows, pair.sharded->head).sum().backward(), std::bad_alloc);
+      pair.sharded->zero_grad();
+      pair.plain->zero_grad();
+      pair.backward(step, Use::kOnce);
+      expect_same_gradients(*pair.sharded, *pair.plain);
+    }
   });
 }
 

@@ -22,6 +22,7 @@ using testing::run_ranks;
 using testing::shard_blocks;
 using testing::ShardedBlocks;
 using testing::share_of;
+using ::testing::ThrowsMessage;
 
 constexpr uint64_t kSteps = 3;
 
@@ -168,16 +169,154 @@ TEST(Habits, ModuleZeroGradForgetsWhatNoSyncCollected) {
 
 // A gradient that arrives before anything else of a backward, on top of what is there.
 TEST(Habits, ABackwardThatReadsNoWeightFirstAddsUp) {
-  run_ranks(2, [](const World& world) {
-    ShardedBlocks sharded = shard_blocks(world);
-    const auto twin = make_block_model();
-    parameters(*sharded.module);
-    for (int pass = 0; pass < 3; ++pass) {
-      sharded.module->outlet->bias.square().sum().backward();
-      twin->outlet->bias.square().sum().backward();
-    }
-    expect_same_gradients(*sharded.module, *twin);
-  });
+  for (const bool create_graph : {false, true}) {
+    run_ranks(2, [create_graph](const World& world) {
+      ShardedBlocks sharded = shard_blocks(world);
+      const auto twin = make_block_model();
+      parameters(*sharded.module);
+      for (int pass = 0; pass < 3; ++pass) {
+        sharded.module->outlet->bias.square().sum().backward({}, {}, create_graph);
+        twin->outlet->bias.square().sum().backward({}, {}, create_graph);
+      }
+      expect_same_gradients(*sharded.module, *twin);
+    });
+  }
+}
+
+// Autograd notices of a plain model that a step has written what the graph saved.
+TEST(Habits, AGraphOfWeightsBeforeAStepIsRefusedWhateverHasRunSince) {
+  for (const bool records_graph : {true, false}) {
+    expect_same_after([=](torch::nn::Module& model, torch::optim::Optimizer& optimizer, const Loss& loss) {
+      loss(1).backward();
+      const torch::Tensor early = loss(2);
+      optimizer.step();
+      model.zero_grad();
+      {
+        const at::AutoGradMode mode(records_graph);
+        loss(3);
+      }
+      EXPECT_THAT([&] { early.backward(); }, ThrowsMessage<c10::Error>(HasSubstr("modified by an inplace operation")));
+      optimizer.zero_grad();
+      loss(4).backward();
+      optimizer.step();
+    });
+  }
+}
+
+// The graph through the generator outlives a step of the discriminator, though both are of one unit.
+struct Adversaries : torch::nn::Module {
+  Adversaries() {
+    generator = register_module("generator", torch::nn::Linear(4, 6));
+    discriminator = register_module("discriminator", torch::nn::Linear(6, 1));
+  }
+  torch::nn::Linear generator{nullptr}, discriminator{nullptr};
+};
+
+template <class Optimizer, class Options>
+void train_adversaries(Adversaries& model, const torch::Tensor& noise, const Options& options) {
+  Optimizer of_generator(parameters(*model.generator), options);
+  Optimizer of_discriminator(parameters(*model.discriminator), options);
+  for (uint64_t step = 0; step < kSteps; ++step) {
+    const torch::Tensor fake = torch::tanh(model.generator(noise));
+    model.discriminator->zero_grad();
+    model.discriminator(fake.detach()).mean().backward();
+    of_discriminator.step();
+    model.generator->zero_grad();
+    model.discriminator(fake).square().mean().backward();
+    of_generator.step();
+  }
+}
+
+template <class Optimizer, class Options>
+void expect_adversaries_learn(const Options& options) {
+  for (const int size : {1, 2, 3}) {
+    run_ranks(size, [&](const World& world) {
+      const auto make = [] { return std::make_shared<Adversaries>(); };
+      const auto model = testing::make_seeded(testing::kModelSeed, make);
+      const auto twin = testing::make_seeded(testing::kModelSeed, make);
+      fully_shard(*model, Mesh::shard(world));
+      const torch::Tensor noise = batch(5, 12, 4);
+      train_adversaries<Optimizer>(*model, share_of(world, noise), options);
+      train_adversaries<Optimizer>(*twin, noise, options);
+      expect_same_weights(*model, *twin);
+    });
+  }
+}
+
+TEST(Habits, AStepOfOnePartLeavesTheGraphsOfAnotherAlone) {
+  expect_adversaries_learn<torch::optim::Adam>(torch::optim::AdamOptions(0.01));
+  expect_adversaries_learn<torch::optim::SGD>(torch::optim::SGDOptions(0.1));
+  expect_adversaries_learn<SGD>(SGDOptions{.lr = 0.1});
+}
+
+// A block that runs without a graph and again in the backward, as C++ programs write it.
+struct RunAgain : torch::autograd::Function<RunAgain> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& x,
+                               testing::BlockImpl* block) {
+    context->save_for_backward({x});
+    context->saved_data["block"] = reinterpret_cast<int64_t>(block);
+    return block->forward(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    auto* block = reinterpret_cast<testing::BlockImpl*>(context->saved_data["block"].toInt());
+    const at::AutoGradMode records_graph(true);
+    const torch::Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
+    torch::autograd::backward({block->forward(x)}, {grads[0]});
+    return {x.grad(), torch::Tensor()};
+  }
+};
+
+TEST(Habits, ABlockThatRunsAgainInTheBackwardMayDoSoInEveryStep) {
+  const auto loss_of_rows = [](testing::BlockModel& model, const torch::Tensor& rows) {
+    torch::Tensor x = model.block(0).forward(model.inlet(rows));
+    x = model.block(2).forward(RunAgain::apply(x, &model.block(1)));
+    return model.outlet(x).square().mean();
+  };
+  for (const int size : {1, 2}) {
+    run_ranks(size, [&](const World& world) {
+      ShardedBlocks sharded = shard_blocks(world);
+      SGD optimizer(parameters(*sharded.module), {.lr = 0.1});
+      const auto twin = make_block_model();
+      torch::optim::SGD twins(twin->parameters(), 0.1);
+      for (uint64_t step = 0; step < kSteps; ++step) {
+        loss_of_rows(*sharded.module, share_of(world, batch(step))).backward();
+        loss_of_rows(*twin, batch(step)).backward();
+        expect_same_gradients(*sharded.module, *twin);
+        optimizer.step();
+        twins.step();
+        zero_grad(*sharded.module);
+        twins.zero_grad();
+      }
+      expect_same_weights(*sharded.module, *twin);
+    });
+  }
+}
+
+// After what came before it: by then all units are reduced.
+struct ThrowLast : torch::autograd::Function<ThrowLast> {
+  static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list&) {
+    throw std::runtime_error("from the program");
+  }
+};
+
+TEST(Habits, ZeroGradAfterABackwardThatThrewForgetsTheMicrobatchesBefore) {
+  for (const bool by_module : {true, false}) {
+    expect_same_after([=](torch::nn::Module& model, torch::optim::Optimizer& optimizer, const Loss& loss) {
+      for (uint64_t step = 0; step < kSteps; ++step) {
+        loss(10 * step).backward();
+        const torch::Tensor broken = ThrowLast::apply(torch::ones({}, torch::requires_grad()));
+        EXPECT_THROW((loss(10 * step + 1) + broken).backward(), std::runtime_error);
+        by_module ? model.zero_grad() : optimizer.zero_grad();
+        loss(10 * step + 2).backward();
+        optimizer.step();
+        by_module ? model.zero_grad() : optimizer.zero_grad();
+      }
+      loss(100).backward();
+    });
+  }
 }
 
 TEST(Habits, ClippingModuleParametersIsRefused) {

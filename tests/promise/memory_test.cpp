@@ -108,6 +108,7 @@ TEST(Memory, SteadyStepsTakeNothingFromTheSystem) {
 }
 
 // What autograd saved stays valid: gathers write memory, not versions. Optimizers move the versions of leaves.
+// So autograd refuses what it saved before an optimizer's step, as it does of a plain model.
 TEST(Memory, GathersMoveNoVersionAndOptimizersDo) {
   run_ranks(2, [](const World& world) {
     ShardedBlocks sharded = shard_blocks(world, {}, kBlocks);
@@ -122,7 +123,7 @@ TEST(Memory, GathersMoveNoVersionAndOptimizersDo) {
     }
     size_t i = 0;
     for (const torch::Tensor& parameter : sharded.module->parameters()) {
-      EXPECT_EQ(parameter._version(), model_versions[i++]);
+      EXPECT_EQ(parameter._version(), model_versions[i++] + 2);  // the third step has had no forward since
     }
   });
 }

@@ -2,8 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
+#include <limits>
 
+#include "fsdp/comm/collectives.h"
 #include "fsdp/fsdp.h"
 #include "tests/io/temporary_folder.h"
 #include "tests/promise/models/block_model.h"
@@ -198,6 +201,41 @@ TEST(IgnoredGradients, AreTheMeanOverTheRanks) {
         expect_trains_like_its_twin(world, sharded);
       });
     }
+  }
+}
+
+// Without kMean they differ, and still all ranks clip by one factor: that of the mean of the ranks' sums.
+TEST(IgnoredGradients, ThatDifferClipTheSameOnAllRanks) {
+  for (const double norm_type : {2.0, 3.0, std::numeric_limits<double>::infinity()}) {
+    run_ranks(3, [norm_type](const World& world) {
+      ShardedBlocks sharded = shard_without_inlet(world, {});
+      parameters(*sharded.module);
+      loss_of(*sharded.module, share_of(world, batch(1))).backward();
+      const auto twin = make_block_model();
+      loss_of(*twin, batch(1)).backward();
+      const auto power_of = [norm_type](const torch::Tensor& gradient) {
+        const torch::Tensor sizes = gradient.to(torch::kDouble).abs();
+        return std::isinf(norm_type) ? sizes.max() : sizes.pow(norm_type).sum();
+      };
+      torch::Tensor mine = torch::zeros({1}, torch::kDouble), rest = torch::zeros({1}, torch::kDouble);
+      const auto join = [norm_type](torch::Tensor& sum, const torch::Tensor& power) {
+        sum = std::isinf(norm_type) ? torch::maximum(sum, power.view({1})) : sum + power;
+      };
+      for (const auto& parameter : sharded.module->inlet->parameters()) join(mine, power_of(parameter.grad()));
+      for (const auto& item : twin->named_parameters()) {
+        if (!item.key().starts_with("inlet.")) join(rest, power_of(item.value().grad()));
+      }
+      std::vector<torch::Tensor> of_ranks;
+      for (const std::string& text : gather_strings(world, c10::str(mine.item<double>())))
+        of_ranks.push_back(torch::full({1}, std::stod(text), torch::kDouble));
+      const torch::Tensor all = torch::cat(of_ranks);
+      join(rest, std::isinf(norm_type) ? all.max() : all.mean());
+      const double expected =
+          std::isinf(norm_type) ? rest.item<double>() : std::pow(rest.item<double>(), 1 / norm_type);
+      const auto norm = clip_grad_norm_(*sharded.module, 1e-3, norm_type).item<float>();
+      EXPECT_NEAR(norm, expected, 1e-4 * expected);
+      for (const std::string& text : gather_strings(world, c10::str(norm))) EXPECT_EQ(text, c10::str(norm));
+    });
   }
 }
 

@@ -21,13 +21,14 @@ class EmaAdapter : public OptimizerAdapter {
 
   std::vector<at::Tensor> leaves() const override { return flat_.leaves(); }
   LeafState get(const at::Tensor& leaf) override {
-    FSDP_CHECK(!ema_.uses_average(),
-               "[checkpoint] state.ema: got a model with its averages, expected the weights that train. Call "
-               "Ema::use_trained() before a checkpoint is saved.");
+    check_trains();
     const int64_t steps = flat_.steps_of(leaf);
     return steps == 0 ? LeafState{} : LeafState{steps, averages_of(leaf)};
   }
-  LeafState make(const at::Tensor& leaf) override { return {0, averages_of(leaf)}; }
+  LeafState make(const at::Tensor& leaf) override {
+    check_trains();
+    return {0, averages_of(leaf)};
+  }
   bool may_be_missing() const override { return true; }
   void install() override {}
   void set_steps(const at::Tensor& leaf, int64_t steps) override { flat_.set_steps_of(leaf, steps); }
@@ -38,6 +39,11 @@ class EmaAdapter : public OptimizerAdapter {
   void set_learning_rates(const std::vector<double>&) override {}
 
  private:
+  void check_trains() const {
+    FSDP_CHECK(!ema_.uses_average(),
+               "[checkpoint] state.ema: got a model with its averages, expected the weights that train. Call "
+               "Ema::use_trained() before a checkpoint is saved or read.");
+  }
   std::vector<LeafTensor> averages_of(const at::Tensor& leaf) const {
     return {{"average", flat_.states_of(leaf).front().tensor}};
   }

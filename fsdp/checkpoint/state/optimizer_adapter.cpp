@@ -28,11 +28,15 @@ class FlatAdapter : public OptimizerAdapter {
   std::vector<at::Tensor> leaves() const override { return flat_.leaves(); }
 
   LeafState get(const at::Tensor& leaf) override {
+    optimizer_.check_trains("checkpoint");
     const int64_t steps = flat_.steps_of(leaf);
     return steps == 0 ? LeafState{} : LeafState{steps, states_of(leaf)};
   }
 
-  LeafState make(const at::Tensor& leaf) override { return {0, states_of(leaf)}; }
+  LeafState make(const at::Tensor& leaf) override {
+    optimizer_.check_trains("checkpoint");  // else going back to those would undo what is read
+    return {0, states_of(leaf)};
+  }
   void install() override { optimizer_.set_num_steps(0); }
 
   void set_steps(const at::Tensor& leaf, int64_t steps) override {

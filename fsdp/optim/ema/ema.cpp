@@ -116,11 +116,15 @@ void Ema::exchange() {
 }
 
 void Ema::use_average() {
-  if (!std::exchange(state_->has_average, true)) exchange();
+  if (state_->has_average) return;
+  exchange();  // which may throw what a backward left, before it has done anything
+  state_->has_average = true;
 }
 
 void Ema::use_trained() {
-  if (std::exchange(state_->has_average, false)) exchange();
+  if (!state_->has_average) return;
+  exchange();
+  state_->has_average = false;
 }
 
 bool Ema::uses_average() const { return state_->has_average; }

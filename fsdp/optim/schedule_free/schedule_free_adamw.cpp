@@ -55,13 +55,13 @@ class ScheduleFreeRule : public RuleOf<ScheduleFreeAdamWOptions> {
   }
 
   const char* name() const override { return "ScheduleFreeAdamW"; }
-  void check_may_step() const override {
-    FSDP_CHECK(!has_average,
-               "[ScheduleFreeAdamW] step: got a model with its average, expected the weights that gradients are taken "
-               "at. Call use_iterates() before the forward.");
+  void check_trains(const char* caller) const override {
+    FSDP_CHECK(!has_average, "[ScheduleFreeAdamW] ", caller,
+               ": got a model with its average, expected the weights that gradients are taken at. Call use_iterates() "
+               "before it, and before the forward.");
   }
   void update(const FlatRun& run, const GradientFactor& factor) override {
-    check_may_step();  // in the backward nobody asked before
+    check_trains("step");  // in the backward nobody asked before
     schedule_free_update(run, options[run.options], factor);
   }
 
@@ -95,16 +95,18 @@ ScheduleFreeAdamWOptions& ScheduleFreeAdamW::options(size_t group) {
 
 void ScheduleFreeAdamW::use_average() {
   auto& own = static_cast<ScheduleFreeRule&>(rule());
-  if (std::exchange(own.has_average, true)) return;
-  enter_library(flat_parameters().leaves());
+  if (own.has_average) return;
+  enter_library(flat_parameters().leaves());  // which may throw what a backward left
+  own.has_average = true;
   const at::NoGradGuard no_grad;
   take_average(own, flat_parameters());
 }
 
 void ScheduleFreeAdamW::use_iterates() {
   auto& own = static_cast<ScheduleFreeRule&>(rule());
-  if (!std::exchange(own.has_average, false)) return;
+  if (!own.has_average) return;
   enter_library(flat_parameters().leaves());
+  own.has_average = false;
   const at::NoGradGuard no_grad;
   for (const auto& [leaf, weight] : std::exchange(own.kept, {})) leaf.detach().copy_(weight);
 }
