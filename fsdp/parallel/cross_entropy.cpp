@@ -3,12 +3,26 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <limits>
+
 #include "fsdp/base/check.h"
+#include "kernels/base/once_differentiable.h"
 
 namespace fsdp::parallel {
 namespace {
 
 constexpr const char* kLoss = "cross entropy";
+
+// All ranks have all targets, so that what one of them refuses, all refuse.
+void check_targets_in_vocab(const at::Tensor& targets, int64_t vocab, int64_t ignored) {
+  const at::Tensor dense = targets.contiguous();
+  const int64_t* target = dense.const_data_ptr<int64_t>();
+  for (int64_t row = 0; row < dense.numel(); ++row) {
+    FSDP_CHECK(target[row] == ignored || (target[row] >= 0 && target[row] < vocab),
+               "[parallel] cross entropy: target of row ", row, ": got ", target[row], ", expected 0..", vocab - 1,
+               " (the vocabulary has ", vocab, " entries) or ", ignored, " to ignore the row.");
+  }
+}
 
 struct CutCrossEntropy : torch::autograd::Function<CutCrossEntropy> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& logits,
@@ -29,10 +43,16 @@ struct CutCrossEntropy : torch::autograd::Function<CutCrossEntropy> {
     at::Tensor probabilities = shifted.exp();
     parts[0] = probabilities.sum(-1);
     const at::Tensor sums = ranks->sum(at::stack(parts), kLoss);
+    // Where a look at the targets would make the host wait, those that no rank has make loss and gradient NaN.
+    const int64_t vocab = columns * ranks->size();
+    if (!targets.is_cpu()) {
+      const at::Tensor is_bad = targets.lt(0).logical_or_(targets.ge(vocab)).logical_and_(is_ignored.logical_not());
+      sums[0].masked_fill_(is_bad, std::numeric_limits<double>::quiet_NaN());
+    }
     probabilities.div_(sums[0].unsqueeze(-1));
     const at::Tensor log_sum = sums[0].log();
     at::Tensor loss = log_sum - sums[1];
-    const double share = label_smoothing / static_cast<double>(columns * ranks->size());  // of each entry
+    const double share = label_smoothing / static_cast<double>(vocab);  // of each entry
     if (label_smoothing > 0) loss = (1 - label_smoothing) * loss + label_smoothing * log_sum - share * sums[2];
     if (z_loss > 0) {
       const at::Tensor whole_log_sum = log_sum + largest;
@@ -55,7 +75,9 @@ struct CutCrossEntropy : torch::autograd::Function<CutCrossEntropy> {
     if (smoothing > 0) result.sub_(grad, context->saved_data["share"].toDouble());
     result.scatter_add_(-1, saved[1], -(1 - smoothing) * grad * saved[2].unsqueeze(-1));
     const auto type = static_cast<at::ScalarType>(context->saved_data["type"].toInt());
-    return {result.to(type), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+    return kernels::once_differentiable(
+        "vocab_cross_entropy", "torch::cross_entropy_loss of whole logits", grads,
+        {result.to(type), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()});
   }
 };
 
@@ -70,6 +92,7 @@ at::Tensor vocab_cross_entropy(const at::Tensor& logits, const at::Tensor& targe
   FSDP_CHECK(terms.z_loss >= 0 && terms.label_smoothing >= 0 && terms.label_smoothing < 1,
              "[parallel] cross entropy: got z_loss ", terms.z_loss, " and label_smoothing ", terms.label_smoothing,
              ", expected at least 0, and 0 up to 1 without it.");
+  if (targets.is_cpu()) check_targets_in_vocab(targets, logits.size(1) * ranks->size(), ignored);
   return CutCrossEntropy::apply(logits, targets, ranks, ignored, terms.z_loss, terms.label_smoothing);
 }
 

@@ -17,6 +17,7 @@
 
 #include "kernels/base/gradient_slot.h"
 #include "kernels/base/input_checks.h"
+#include "kernels/base/once_differentiable.h"
 #include "kernels/cuda/tensors.h"
 #include "kernels/operators/cross_entropy.h"
 
@@ -191,7 +192,8 @@ struct LinearCrossEntropyOnCuda : torch::autograd::Function<LinearCrossEntropyOn
       result[0] = scale_gradient(std::move(grad_x_NE), grad_loss);
     if (grad_weight_VE.defined() && context->needs_input_grad(1))
       result[1] = weight_result(weight_VE, std::move(grad_weight_VE), grad_loss);
-    return result;
+    return once_differentiable(kLinearCrossEntropy, "torch::linear and torch::cross_entropy_loss", grads,
+                               std::move(result));
   }
 };
 

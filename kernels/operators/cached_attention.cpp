@@ -21,6 +21,8 @@ namespace {
 
 using raw::kLanes;
 constexpr int64_t kBlock = raw::kCachedBlock;
+// Of what a call computes before it merges blocks: 32 MiB.
+constexpr int64_t kScratchNumel = int64_t{1} << 23;
 
 struct CacheSizes {
   int64_t tokens, heads, key_heads, dim, width, capacity, blocks;  // blocks: of the longest row
@@ -78,46 +80,75 @@ void check_cache(const char* op, const at::Tensor& x_BTKD, const at::Tensor& cac
   }
 }
 
+// A call: its queries are [B, T, K] groups, of which each has its blocks.
 template <class T>
-at::Tensor attend(const at::Tensor& q_BTHD, const T* k, const T* v, const CacheSizes& sizes, at::IntArrayRef rows,
-                  at::IntArrayRef starts, int64_t window) {
-  at::Tensor y_BTHD = at::empty(q_BTHD.sizes(), q_BTHD.options().requires_grad(false));
-  const int64_t groups = q_BTHD.size(0) * sizes.tokens * sizes.key_heads;  // [B, T, K]: each has its blocks
-  const at::TensorOptions wide = q_BTHD.options().dtype(at::kFloat).requires_grad(false);
-  at::Tensor queries = at::empty({groups, sizes.group(), sizes.width}, wide);
-  at::Tensor partials = at::empty({groups, sizes.blocks, sizes.partial_size()}, wide);
-  const T* q = q_BTHD.const_data_ptr<T>();
-  float* query = queries.mutable_data_ptr<float>();
-  float* partial = partials.mutable_data_ptr<float>();
-  for (int64_t i = 0; i < groups; ++i)
-    widen_queries(q + i * sizes.group() * sizes.dim, sizes, query + i * sizes.group() * sizes.width);
-  const auto position_of = [&](int64_t i) {
-    const int64_t token = i / sizes.key_heads;
-    return starts[static_cast<size_t>(token / sizes.tokens)] + token % sizes.tokens;
-  };
-  parallel_for(0, groups * sizes.blocks, 1, [&](int64_t begin, int64_t end) {
+struct CachedCall {
+  const T *q, *k, *v;
+  T* y;
+  const CacheSizes& sizes;
+  at::IntArrayRef rows, starts;
+  int64_t window;
+
+  size_t batch_row(int64_t group) const { return static_cast<size_t>(group / sizes.key_heads / sizes.tokens); }
+  int64_t position(int64_t group) const { return starts[batch_row(group)] + group / sizes.key_heads % sizes.tokens; }
+};
+
+// Some groups of a call, and memory for as many: queries [count, G, W], and what their blocks leave.
+struct Groups {
+  int64_t first, count;
+  float *queries, *partials;
+};
+
+template <class T>
+void attend_blocks(const CachedCall<T>& call, const Groups& groups) {
+  const CacheSizes& sizes = call.sizes;
+  const int64_t query_step = sizes.group() * sizes.width;
+  for (int64_t i = 0; i < groups.count; ++i)
+    widen_queries(call.q + (groups.first + i) * sizes.group() * sizes.dim, sizes, groups.queries + i * query_step);
+  parallel_for(0, groups.count * sizes.blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
-      const int64_t i = task / sizes.blocks, block = task % sizes.blocks, position = position_of(i);
-      const int64_t first = std::max(block * kBlock, first_visible(position, window));
+      const int64_t i = task / sizes.blocks, block = task % sizes.blocks;
+      const int64_t group = groups.first + i, position = call.position(group);
+      const int64_t first = std::max(block * kBlock, first_visible(position, call.window));
       const int64_t last = std::min((block + 1) * kBlock, position + 1);
       if (first >= last) continue;
-      const int64_t row = rows[static_cast<size_t>(i / sizes.key_heads / sizes.tokens)];
-      const int64_t place = ((row * sizes.key_heads + i % sizes.key_heads) * sizes.capacity + first) * sizes.width;
+      const int64_t head = call.rows[call.batch_row(group)] * sizes.key_heads + group % sizes.key_heads;
+      const int64_t place = (head * sizes.capacity + first) * sizes.width;
       raw::attend_block(
-          raw::CachedBlock<Raw<T>>{raw_data(k) + place, raw_data(v) + place, query + i * sizes.group() * sizes.width,
+          raw::CachedBlock<Raw<T>>{raw_data(call.k) + place, raw_data(call.v) + place, groups.queries + i * query_step,
                                    last - first, sizes.width, sizes.group()},
-          partial + task * sizes.partial_size());
+          groups.partials + task * sizes.partial_size());
     }
   });
-  T* y = y_BTHD.mutable_data_ptr<T>();
-  parallel_for(0, groups, 64, [&](int64_t begin, int64_t end) {
+}
+
+template <class T>
+void merge_blocks(const CachedCall<T>& call, const Groups& groups) {
+  const CacheSizes& sizes = call.sizes;
+  parallel_for(0, groups.count, 64, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t position = position_of(i);
-      merge(partial + i * sizes.blocks * sizes.partial_size(), first_visible(position, window) / kBlock,
-            position / kBlock + 1, sizes, y + i * sizes.group() * sizes.dim);
+      const int64_t group = groups.first + i, position = call.position(group);
+      merge(groups.partials + i * sizes.blocks * sizes.partial_size(), first_visible(position, call.window) / kBlock,
+            position / kBlock + 1, sizes, call.y + group * sizes.group() * sizes.dim);
     }
   });
-  return y_BTHD;
+}
+
+// So many groups at a time that what they need before they are merged stays small however many tokens are new.
+template <class T>
+void attend(const CachedCall<T>& call, int64_t groups, const at::TensorOptions& wide) {
+  const CacheSizes& sizes = call.sizes;
+  const int64_t query_numel = sizes.group() * sizes.width, partial_numel = sizes.blocks * sizes.partial_size();
+  const int64_t fit = kScratchNumel / std::max<int64_t>(1, query_numel + partial_numel);
+  const int64_t at_a_time = std::max<int64_t>(1, std::min(groups, fit));
+  at::Tensor queries = at::empty({at_a_time, query_numel}, wide),
+             partials = at::empty({at_a_time, partial_numel}, wide);
+  for (int64_t first = 0; first < groups; first += at_a_time) {
+    const Groups some = {first, std::min(at_a_time, groups - first), queries.mutable_data_ptr<float>(),
+                         partials.mutable_data_ptr<float>()};
+    attend_blocks(call, some);
+    merge_blocks(call, some);
+  }
 }
 
 }  // namespace
@@ -163,10 +194,19 @@ at::Tensor cached_attention(const at::Tensor& q_BTHD, const at::Tensor& k_RKCW, 
   const int64_t longest = *std::max_element(starts.begin(), starts.end()) + q.size(1);
   const CacheSizes sizes{
       q.size(1), q.size(2), k_RKCW.size(1), q.size(3), k_RKCW.size(3), k_RKCW.size(2), (longest + kBlock - 1) / kBlock};
-  at::Tensor y_BTHD;
+  at::Tensor y_BTHD = at::empty(q.sizes(), q.options().requires_grad(false));
+  const at::TensorOptions wide = y_BTHD.options().dtype(at::kFloat);
   dispatch_dtype("cached_attention", q, [&](auto zero) {
     using T = decltype(zero);
-    y_BTHD = attend(q, k_RKCW.const_data_ptr<T>(), v_RKCW.const_data_ptr<T>(), sizes, rows, starts, window);
+    const CachedCall<T> call{q.const_data_ptr<T>(),
+                             k_RKCW.const_data_ptr<T>(),
+                             v_RKCW.const_data_ptr<T>(),
+                             y_BTHD.mutable_data_ptr<T>(),
+                             sizes,
+                             rows,
+                             starts,
+                             window};
+    attend(call, q.size(0) * sizes.tokens * sizes.key_heads, wide);
   });
   return y_BTHD;
 }

@@ -19,9 +19,10 @@ void store_in_cache(const at::Tensor& x_BTKD, const at::Tensor& cache_RKCW, at::
 // softmax(q k^T / sqrt(D)) v: query t of row b stands at position p = starts[b] + t of cache row rows[b] and sees the
 // positions up to p, with a window only the last `window` of them (0: all). q [B, T, H, D], result alike, H a multiple
 // of K, all of one device and dtype; without autograd. On the CPU sums in fp32, over blocks of 256 keys: a query's
-// result depends neither on the rows beside it, nor on the capacity, nor on the number of threads. After: Dao et al.,
-// Flash-Decoding. Elsewhere through scaled_dot_product_attention over the visible part of the cache, with a mask from
-// the host unless all queries see the same keys.
+// result depends neither on the rows beside it, nor on the capacity, nor on the number of threads; beside the result it
+// takes up to 32 MiB, or what one token's queries of a key head need. After: Dao et al., Flash-Decoding. Elsewhere
+// through scaled_dot_product_attention over the visible part of the cache, with a mask from the host unless all queries
+// see the same keys.
 at::Tensor cached_attention(const at::Tensor& q_BTHD, const at::Tensor& k_RKCW, const at::Tensor& v_RKCW,
                             at::IntArrayRef rows, at::IntArrayRef starts, int64_t window = 0);
 

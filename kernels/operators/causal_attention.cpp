@@ -16,6 +16,7 @@
 #include "kernels/base/dispatch.h"
 #include "kernels/base/half.h"
 #include "kernels/base/input_checks.h"
+#include "kernels/base/once_differentiable.h"
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/raw_pointer.h"
 #include "kernels/raw/attention/causal_attention.h"
@@ -170,7 +171,8 @@ struct CausalAttention : torch::autograd::Function<CausalAttention> {
     const int64_t window = context->saved_data["window"].toInt();
     auto [grad_q, grad_k, grad_v] =
         op.call(grads[0], saved[0], saved[1], saved[2], saved[3], saved[4], lengths, window);
-    return {grad_q, grad_k, grad_v, at::Tensor(), at::Tensor()};
+    return once_differentiable("causal_attention", "torch::matmul and torch::softmax", grads,
+                               {grad_q, grad_k, grad_v, at::Tensor(), at::Tensor()});
   }
 };
 

@@ -10,11 +10,13 @@
 #include <cmath>
 #include <numeric>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "kernels/base/dispatch.h"
 #include "kernels/base/half.h"
 #include "kernels/base/input_checks.h"
+#include "kernels/base/once_differentiable.h"
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/raw_pointer.h"
 #include "kernels/operators/cross_entropy_parts.h"
@@ -179,7 +181,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     torch::autograd::variable_list result(5);
     result[0] = op.call(grads[0], saved[0], saved[1], saved[2], data["mean"].toBool(), data["z_loss"].toDouble(),
                         data["label_smoothing"].toDouble());
-    return result;
+    return once_differentiable("cross_entropy", "torch::cross_entropy_loss", grads, std::move(result));
   }
 };
 

@@ -55,8 +55,10 @@ at::Tensor dense_gradient(const at::Tensor& grad_NE, const at::Tensor& ids_N, in
       find_operator<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t)>("fsdp::embedding_backward");
   // Ours on a device cannot be differentiated once more.
   if (!grad_NE.is_cpu() && !at::GradMode::is_enabled()) return on_device.call(grad_NE, ids_N, num_rows);
-  // A row of fp16 sums would lose what many tokens add to it.
-  if (is_half_on_cpu(grad_NE)) return narrowed(dense_gradient(widened(grad_NE), ids_N, num_rows));
+  // A row of narrow sums would lose what many tokens add to it.
+  const auto type = grad_NE.scalar_type();
+  if (grad_NE.is_cpu() && (type == at::kBFloat16 || type == at::kHalf))
+    return dense_gradient(widened(grad_NE), ids_N, num_rows).to(type);
   return at::embedding_dense_backward(grad_NE, ids_N, num_rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
 }
 

@@ -7,6 +7,7 @@
 
 #include "kernels/base/dispatch.h"
 #include "kernels/base/input_checks.h"
+#include "kernels/base/once_differentiable.h"
 #include "kernels/flat/pack.h"
 #include "kernels/operators/cross_entropy.h"
 #include "kernels/operators/cross_entropy_parts.h"
@@ -16,6 +17,8 @@
 
 namespace fsdp::kernels {
 namespace {
+
+constexpr const char* kLinearLossOfLibTorch = "torch::linear and torch::cross_entropy_loss";
 
 int64_t logit_bytes(const at::Tensor& x_NE, int64_t rows, const at::Tensor& weight_VE) {
   return rows * weight_VE.size(0) * static_cast<int64_t>(x_NE.element_size());
@@ -204,8 +207,9 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
       const auto make = problem.keeps == Keeps::kLogits ? gradients_of_logits : gradients_of_chunks;
       return make(problem, kept, scale, of_x, of_weight);
     };
-    Gradients result = take();
-    return {std::move(result.x_NE), std::move(result.weight_VE), {}, {}, {}, {}, {}};
+    const Gradients result = take();
+    return once_differentiable("linear_cross_entropy", kLinearLossOfLibTorch, grads,
+                               {result.x_NE, result.weight_VE, {}, {}, {}, {}, {}});
   }
 };
 
@@ -227,7 +231,7 @@ struct Nf4LinearCrossEntropy : torch::autograd::Function<Nf4LinearCrossEntropy> 
                                                  torch::autograd::variable_list grads) {
     torch::autograd::variable_list result(8);
     if (context->needs_input_grad(0)) result[0] = context->get_saved_variables()[0] * grads[0];
-    return result;
+    return once_differentiable("nf4_linear_cross_entropy", kLinearLossOfLibTorch, grads, std::move(result));
   }
 };
 

@@ -14,6 +14,7 @@
 #include "kernels/base/dispatch.h"
 #include "kernels/base/half.h"
 #include "kernels/base/input_checks.h"
+#include "kernels/base/once_differentiable.h"
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/raw_pointer.h"
 #include "kernels/raw/rows/rms_norm.h"
@@ -140,7 +141,7 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
         const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&)>("fsdp::rms_norm_backward");
     const auto saved = context->get_saved_variables();
     auto [grad_x, grad_weight] = op.call(grads[0], saved[0], saved[1], saved[2]);
-    return {grad_x, grad_weight, at::Tensor()};
+    return once_differentiable("rms_norm", "torch::rms_norm", grads, {grad_x, grad_weight, at::Tensor()});
   }
 };
 
@@ -165,7 +166,7 @@ struct AddRmsNorm : torch::autograd::Function<AddRmsNorm> {
     const auto saved = context->get_saved_variables();
     const auto grad_sum = grads[0].defined() ? std::optional(grads[0]) : std::nullopt;
     auto [grad, grad_weight] = op.call(grads[1], grad_sum, saved[0], saved[1], saved[2]);
-    return {grad, grad, grad_weight, at::Tensor()};
+    return once_differentiable("add_rms_norm", "torch::rms_norm", grads, {grad, grad, grad_weight, at::Tensor()});
   }
 };
 

@@ -12,12 +12,15 @@
 #include "kernels/base/dispatch.h"
 #include "kernels/base/half.h"
 #include "kernels/base/input_checks.h"
+#include "kernels/base/once_differentiable.h"
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/raw_pointer.h"
 #include "kernels/raw/rows/rope.h"
 
 namespace fsdp::kernels {
 namespace {
+
+constexpr const char* kRopeOfLibTorch = "products with cos and sin";
 
 // x, y [B, T, heads * D] with dense rows; they may be one tensor.
 void rotate_rows(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool inverse, const at::Tensor& y) {
@@ -95,7 +98,7 @@ struct Rope : torch::autograd::Function<Rope> {
                                                  torch::autograd::variable_list grads) {
     const auto saved = context->get_saved_variables();
     auto [grad_q, grad_k] = call_rope(grads[0], grads[1], saved[0], saved[1], /*inverse=*/true);
-    return {grad_q, grad_k, at::Tensor(), at::Tensor()};
+    return once_differentiable("rope", kRopeOfLibTorch, grads, {grad_q, grad_k, at::Tensor(), at::Tensor()});
   }
 };
 
@@ -114,7 +117,9 @@ struct RopeInPlace : torch::autograd::Function<RopeInPlace> {
     const int64_t dim = saved[0].size(-1);
     auto [grad_q, grad_k] =
         call_rope(split_heads(grads[0], dim), split_heads(grads[1], dim), saved[0], saved[1], /*inverse=*/true);
-    return {grad_q.view(grads[0].sizes()), grad_k.view(grads[1].sizes()), at::Tensor(), at::Tensor()};
+    return once_differentiable(
+        "rope", kRopeOfLibTorch, grads,
+        {grad_q.view(grads[0].sizes()), grad_k.view(grads[1].sizes()), at::Tensor(), at::Tensor()});
   }
 };
 

@@ -12,6 +12,7 @@
 #include "kernels/base/dispatch.h"
 #include "kernels/base/half.h"
 #include "kernels/base/input_checks.h"
+#include "kernels/base/once_differentiable.h"
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/raw_pointer.h"
 #include "kernels/raw/rows/swiglu.h"
@@ -93,7 +94,7 @@ struct SwiGlu : torch::autograd::Function<SwiGlu> {
             "fsdp::swiglu_backward");
     const auto saved = context->get_saved_variables();
     auto [grad_gate, grad_up] = op.call(grads[0], saved[0], saved[1]);
-    return {grad_gate, grad_up};
+    return once_differentiable("swiglu", "torch::silu and a product", grads, {grad_gate, grad_up});
   }
 };
 

@@ -7,6 +7,7 @@
 #include <atomic>
 
 #include "kernels/base/dispatch.h"
+#include "kernels/base/once_differentiable.h"
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/raw_pointer.h"
 #include "kernels/products/fp8_history.h"
@@ -117,7 +118,7 @@ struct Fp8Linear : torch::autograd::Function<Fp8Linear> {
       result[0] = gradient_of_x(grad_TN, weight, recipe).view(sizes);
     }
     if (context->needs_input_grad(1)) result[1] = gradient_of_weight(weight, grad_TN, x.flatten(0, -2), recipe);
-    return result;
+    return once_differentiable("fp8_linear", "torch::linear", grads, std::move(result));
   }
 };
 

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "kernels/base/dispatch.h"
+#include "kernels/base/once_differentiable.h"
 #include "kernels/products/fp8_weights.h"
 #include "kernels/products/linear.h"
 #include "kernels/products/linear_parts.h"
@@ -61,13 +62,15 @@ at::Tensor joined_columns(at::TensorList grads) {
 
 // One slot over those of all weights, which their owner placed side by side; nothing: each is to be filled by itself.
 std::optional<GradientSlot> joined_slot(const std::vector<std::optional<GradientSlot>>& slots) {
+  if (slots.empty() || !slots[0]) return std::nullopt;
+  const GradientSlot& first = *slots[0];
   std::vector<at::Tensor> targets;
   for (const auto& slot : slots) {
-    if (!slot || slot->adds != slots[0]->adds || slot->scale != slots[0]->scale) return std::nullopt;
+    if (!slot || slot->adds != first.adds || slot->scale != first.scale) return std::nullopt;
     targets.push_back(slot->target);
   }
   if (!lie_side_by_side(targets)) return std::nullopt;
-  return GradientSlot{joined_rows(targets), slots[0]->adds, slots[0]->scale, {}};
+  return GradientSlot{joined_rows(targets), first.adds, first.scale, {}};
 }
 
 std::vector<at::Tensor> weight_gradients(at::TensorList weights, const at::Tensor& grad_TN, const at::Tensor& x_TK) {
@@ -110,7 +113,7 @@ struct FusedLinear : torch::autograd::Function<FusedLinear> {
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 torch::autograd::variable_list grads) {
+                                                 const torch::autograd::variable_list& grads) {
     auto weights = context->get_saved_variables();
     const at::Tensor x = std::move(weights.back());
     weights.pop_back();
@@ -121,7 +124,7 @@ struct FusedLinear : torch::autograd::Function<FusedLinear> {
       auto of_weights = weight_gradients(weights, grad.flatten(0, -2), x.flatten(0, -2));
       std::move(of_weights.begin(), of_weights.end(), result.begin() + 1);
     }
-    return result;
+    return once_differentiable("fused_linear", "torch::linear", grads, std::move(result));
   }
 };
 

@@ -4,7 +4,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <numeric>
+#include <utility>
 
+#include "kernels/base/once_differentiable.h"
 #include "kernels/products/linear.h"
 
 namespace fsdp::kernels {
@@ -28,6 +30,16 @@ at::Tensor ends_of(const std::vector<int64_t>& rows, const at::Tensor& x) {
   return at::tensor(ends, at::kInt).to(x.device());
 }
 
+at::Tensor gradient_of_weights(const at::Tensor& grad_RN, const at::Tensor& x_RK, const at::Tensor& ends,
+                               const std::vector<int64_t>& rows) {
+  const at::Tensor gradient_XNK = at::_grouped_mm(grad_RN.t(), x_RK, ends);
+  // A sum over no rows: not every kernel writes one.
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i] == 0) gradient_XNK.select(0, static_cast<int64_t>(i)).zero_();
+  }
+  return gradient_XNK;
+}
+
 struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x_RK,
                             const std::vector<int64_t>& rows, const at::Tensor& weights_XNK) {
@@ -43,14 +55,9 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
     const at::Tensor grad_RN = grads[0].contiguous();
     torch::autograd::variable_list result(3);
     if (context->needs_input_grad(0)) result[0] = at::_grouped_mm(grad_RN, saved[1], saved[2]);
-    if (!context->needs_input_grad(1)) return result;
-    result[2] = at::_grouped_mm(grad_RN.t(), saved[0], saved[2]);
-    // A sum over no rows: not every kernel writes one.
-    const std::vector<int64_t> rows = context->saved_data["rows"].toIntVector();
-    for (size_t i = 0; i < rows.size(); ++i) {
-      if (rows[i] == 0) result[2].select(0, static_cast<int64_t>(i)).zero_();
-    }
-    return result;
+    if (context->needs_input_grad(1))
+      result[2] = gradient_of_weights(grad_RN, saved[0], saved[2], context->saved_data["rows"].toIntVector());
+    return once_differentiable("grouped_linear", "torch::linear of each expert", grads, std::move(result));
   }
 };
 

@@ -15,6 +15,7 @@
 #include "kernels/base/cpu_isa.h"
 #include "kernels/base/dispatch.h"
 #include "kernels/base/half.h"
+#include "kernels/base/once_differentiable.h"
 #include "kernels/flat/pack.h"
 #include "kernels/products/dense_product.h"
 #include "kernels/products/few_rows.h"
@@ -61,15 +62,17 @@ int64_t few_tokens(at::ScalarType type) {
 }
 
 at::Tensor product_fp32(const at::Tensor& a, const at::Tensor& b) {
-  if (!find_onednn() || !has_fast_onednn()) return at::linear(a, b);
-  return find_onednn()->call(a, b, std::nullopt, "none", c10::List<std::optional<at::Scalar>>(), std::nullopt);
+  const auto& onednn = find_onednn();
+  if (!onednn || !has_fast_onednn()) return at::linear(a, b);
+  return onednn->call(a, b, std::nullopt, "none", c10::List<std::optional<at::Scalar>>(), std::nullopt);
 }
 
 // With fp32 products, in pieces of the weight b; the result has `type`.
 at::Tensor widened_product(const at::Tensor& a, const at::Tensor& b, at::ScalarType type) {
   std::vector<int64_t> shape = a.sizes().vec();
   shape.back() = b.size(0);
-  const at::Tensor wide = a.to(at::kFloat), y = at::empty(shape, a.options().dtype(type).requires_grad(false));
+  const at::Tensor wide = a.to(at::kFloat);
+  at::Tensor y = at::empty(shape, a.options().dtype(type).requires_grad(false));
   const int64_t rows = std::max<int64_t>(64, kWidePieceNumel / std::max<int64_t>(1, b.size(1)));
   for (int64_t row = 0; row < b.size(0); row += rows) {
     const int64_t count = std::min(rows, b.size(0) - row);
@@ -145,7 +148,7 @@ struct Linear : torch::autograd::Function<Linear> {
     torch::autograd::variable_list result(2);
     if (context->needs_input_grad(0)) result[0] = product(grad, weight.t());
     if (context->needs_input_grad(1)) result[1] = weight_gradient(weight, grad.flatten(0, -2), x.flatten(0, -2));
-    return result;
+    return once_differentiable("linear", "torch::linear", grads, std::move(result));
   }
 };
 

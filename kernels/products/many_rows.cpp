@@ -107,22 +107,26 @@ struct InPairs {
   }
 };
 
+// `count` of all the outputs that a row has.
+struct Outputs {
+  int64_t first, count, all;
+};
+
 // Some outputs of a group of panels.
 template <class Product, class Y>
-void multiply_group(Product& product, const Panels& x, int64_t first_panel, int64_t first_output, int64_t outputs,
-                    float* sums, Y* y, int64_t stride) {
+void multiply_group(Product& product, const Panels& x, int64_t first_panel, const Outputs& outputs, float* sums, Y* y) {
   const int64_t last_panel = std::min(first_panel + kGroupPanels, x.count());
   constexpr int64_t kPanelSums = kOutputs * kPanelRows;
   for (int64_t first = 0; first < x.depth; first += Product::kDepth) {
-    const WeightPart part = {first_output, outputs, first, std::min(Product::kDepth, x.depth - first)};
+    const WeightPart part = {outputs.first, outputs.count, first, std::min(Product::kDepth, x.depth - first)};
     product.begin(part);
     for (int64_t panel = first_panel; panel < last_panel; ++panel)
       product.add(part, x.at(panel, first), x.width(panel), sums + (panel - first_panel) * kPanelSums);
   }
   for (int64_t panel = first_panel; panel < last_panel; ++panel) {
     const int64_t row = panel * kPanelRows;
-    raw::unpack_panel(sums + (panel - first_panel) * kPanelSums, outputs, x.width(panel),
-                      std::min(kPanelRows, x.rows - row), y + row * stride + first_output, stride);
+    raw::unpack_panel(sums + (panel - first_panel) * kPanelSums, outputs.count, x.width(panel),
+                      std::min(kPanelRows, x.rows - row), y + row * outputs.all + outputs.first, outputs.all);
   }
 }
 
@@ -133,8 +137,9 @@ void multiply(const Product& product, const Panels& x, int64_t outputs, Y* y) {
     std::vector<float> sums(static_cast<size_t>(std::min(x.count(), kGroupPanels) * kOutputs * kPanelRows));
     for (int64_t task = begin; task < end; ++task) {
       const int64_t first = task * kOutputs;
+      const Outputs part = {first, std::min(kOutputs, outputs - first), outputs};
       for (int64_t panel = 0; panel < x.count(); panel += kGroupPanels)
-        multiply_group(mine, x, panel, first, std::min(kOutputs, outputs - first), sums.data(), y, outputs);
+        multiply_group(mine, x, panel, part, sums.data(), y);
     }
   });
 }

@@ -3,9 +3,11 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <utility>
 #include <vector>
 
 #include "kernels/base/dispatch.h"
+#include "kernels/base/once_differentiable.h"
 #include "kernels/base/tensor_table.h"
 #include "kernels/products/linear_parts.h"
 
@@ -44,7 +46,7 @@ struct NarrowLinear : torch::autograd::Function<NarrowLinear> {
     if (context->needs_input_grad(0)) result[0] = product(grad, as_bf16(weight).t()).to(at::kFloat);
     if (context->needs_input_grad(1))
       result[1] = weight_gradient(weight, grad.flatten(0, -2), as_bf16(x).flatten(0, -2)).to(at::kFloat);
-    return result;
+    return once_differentiable("narrow_linear", "torch::linear", grads, std::move(result));
   }
 };
 

@@ -1,6 +1,11 @@
 #include "kernels/operators/cached_attention.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <algorithm>
+#include <memory>
 
 #include "kernels/operators/cached_attention_device.h"
 #include "tests/kernels/compare.h"
@@ -86,6 +91,44 @@ TEST(CachedAttention, ARowDependsOnNothingBesideIt) {
     const at::Tensor alone =
         cached_attention(q.narrow(0, row, 1), cache.k, cache.v, {row}, {starts[static_cast<size_t>(row)]});
     EXPECT_TRUE(at::equal(alone, all.narrow(0, row, 1))) << row;
+  }
+}
+
+// Bytes of the CPU that this thread allocates, at most at a time.
+class MostBytes : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
+    held_ += bytes;
+    most_ = std::max(most_, held_);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t most() const { return most_; }
+
+ private:
+  int64_t held_ = 0;
+  int64_t most_ = 0;
+};
+
+// All at once their blocks would leave 130 MB. Each token has the bits that it has alone.
+TEST(CachedAttention, ManyNewTokensAreTakenInPieces) {
+  constexpr uint64_t kSeed = 3;
+  constexpr int64_t kTokens = 1000, kScratchBytes = int64_t{32} << 20;
+  torch::manual_seed(kSeed);
+  const Case c{16, 2, 16, 300};
+  const Cache cache = filled_cache(2, 8000, c, at::kFloat);
+  const at::Tensor q = values({2, kTokens, c.heads, c.dim}, at::kFloat);
+  const std::vector<int64_t> rows = {1, 0}, starts = {7000, 6500};
+  const auto account = std::make_shared<MostBytes>();
+  at::Tensor y;
+  {
+    const c10::DebugInfoGuard counting(c10::DebugInfoKind::PROFILER_STATE, account);
+    y = cached_attention(q, cache.k, cache.v, rows, starts, c.window);
+  }
+  EXPECT_LE(account->most(), kScratchBytes + static_cast<int64_t>(y.nbytes()));
+  for (int64_t token = 0; token < kTokens; ++token) {
+    const at::Tensor alone = cached_attention(q.narrow(1, token, 1), cache.k, cache.v, rows,
+                                              {starts[0] + token, starts[1] + token}, c.window);
+    ASSERT_TRUE(at::equal(alone, y.narrow(1, token, 1))) << "seed " << kSeed << ", token " << token;
   }
 }
 

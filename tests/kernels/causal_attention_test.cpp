@@ -1,6 +1,7 @@
 #include "kernels/operators/causal_attention.h"
 
 #include "tests/kernels/compare.h"
+#include "tests/kernels/second_derivative.h"
 
 namespace fsdp::kernels::causal_attention_test {
 namespace {
@@ -174,6 +175,13 @@ TEST(CausalAttention, RefusesWhatDoesNotFit) {
   EXPECT_THROW(causal_attention(q, k, k, {2, 3}), c10::Error);
   EXPECT_THROW(causal_attention(q, k, k, {0, 6}), c10::Error);
   EXPECT_THROW(causal_attention(q, k, k, {}, -1), c10::Error);
+}
+
+TEST(CausalAttention, HasFirstDerivativesOnly) {
+  torch::manual_seed(8);
+  expect_first_derivatives_only([](const Inputs& in) { return causal_attention(in[0], in[1], in[2]); },
+                                {at::randn({2, 9, 4, 8}), at::randn({2, 9, 2, 8}), at::randn({2, 9, 2, 8})},
+                                "causal_attention");
 }
 
 }  // namespace

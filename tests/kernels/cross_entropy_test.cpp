@@ -1,6 +1,7 @@
 #include "kernels/operators/cross_entropy.h"
 
 #include "tests/kernels/compare.h"
+#include "tests/kernels/second_derivative.h"
 
 namespace fsdp::kernels::cross_entropy_test {
 namespace {
@@ -111,6 +112,24 @@ TEST(CrossEntropy, SurvivesLargeLogitsAndPassesNanOn) {
   EXPECT_TRUE(std::isnan(cross_entropy(one_nan, targets).item<float>()));
 }
 
+// Among the last entries too, which do not fill a vector; beside -inf, which masks an entry.
+TEST(CrossEntropy, PassesNanOnFromEveryPlace) {
+  const at::Tensor targets = at::zeros({1}, at::kLong);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t vocab : {15, 17, 40}) {
+      for (int64_t place = 0; place < vocab; ++place) {
+        at::Tensor logits = at::zeros({1, vocab}, dtype);
+        logits[0][vocab - 1] = -INFINITY;
+        ASSERT_TRUE(std::isfinite(cross_entropy(logits, targets).item<float>())) << dtype << " " << vocab;
+        logits[0][place] = NAN;
+        ASSERT_TRUE(std::isnan(at::cross_entropy_loss(logits, targets).item<float>()));
+        EXPECT_TRUE(std::isnan(cross_entropy(logits, targets).item<float>()))
+            << dtype << ", place " << place << " of " << vocab;
+      }
+    }
+  }
+}
+
 TEST(CrossEntropy, NamesTheTargetThatIsOutsideTheVocabulary) {
   for (const int64_t bad : {7, -1, 1000}) {
     try {
@@ -124,6 +143,13 @@ TEST(CrossEntropy, NamesTheTargetThatIsOutsideTheVocabulary) {
   }
   EXPECT_THROW(cross_entropy(at::zeros({2, 7}), at::zeros({3}, at::kLong)), c10::Error);
   EXPECT_THROW(cross_entropy(at::zeros({2, 7}), at::zeros({2}, at::kInt)), c10::Error);
+}
+
+TEST(CrossEntropy, HasFirstDerivativesOnly) {
+  torch::manual_seed(6);
+  const at::Tensor targets = some_targets(6, 9, true);
+  expect_first_derivatives_only([&](const Inputs& in) { return cross_entropy(in[0], targets); },
+                                {values({6, 9}, at::kFloat)}, "cross_entropy");
 }
 
 }  // namespace

@@ -28,6 +28,37 @@ TEST(Embedding, RefusesIdsThatTheTableLacks) {
   EXPECT_THROW(kernels::embedding(weight, at::tensor({1}, at::kInt)), c10::Error);
 }
 
+// Rows of narrow sums would stop growing.
+TEST(Embedding, AddsManyNarrowGradientsInFp32) {
+  constexpr int64_t kTokens = 4096;
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    const at::Tensor weight = at::zeros({3, 5}, dtype).requires_grad_();
+    kernels::embedding(weight, at::ones({kTokens}, at::kLong)).sum().backward();
+    EXPECT_EQ(weight.grad().scalar_type(), dtype);
+    const at::Tensor expected = at::tensor({0.0, double{kTokens}, 0.0}, at::kDouble).unsqueeze(1).expand({3, 5});
+    EXPECT_TRUE(at::equal(weight.grad().to(at::kDouble), expected)) << dtype << ": " << weight.grad();
+  }
+}
+
+// Its gradient is a sum of gradients, whose own gradient LibTorch knows.
+TEST(Embedding, HasSecondDerivatives) {
+  torch::manual_seed(3);
+  const at::Tensor ids = at::tensor({1, 3, 1}, at::kLong);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto second = [&](const Differentiable& function) {
+      torch::manual_seed(4);
+      const at::Tensor weight = values({4, 2}, dtype).requires_grad_();
+      const at::Tensor loss = function({weight}).to(at::kFloat).pow(3).sum();
+      const at::Tensor first =
+          torch::autograd::grad({loss}, {weight}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+      return torch::autograd::grad({first.to(at::kFloat).square().sum()}, {weight})[0];
+    };
+    const at::Tensor actual = second([&](const Inputs& in) { return kernels::embedding(in[0], ids); });
+    const at::Tensor expected = second([&](const Inputs& in) { return at::embedding(in[0], ids); });
+    EXPECT_LE(relative_difference(actual, expected), 3 * tolerance_of(dtype)) << dtype;
+  }
+}
+
 // What lies in the slot after a backward, against the gradient that is returned without one.
 void expect_same_in_slot(const Differentiable& function, const at::Tensor& weight_values, const std::string& label) {
   const at::Tensor weight = weight_values.clone().requires_grad_();

@@ -12,6 +12,7 @@
 #include "kernels/products/linear.h"
 #include "tests/kernels/calls_of.h"
 #include "tests/kernels/compare.h"
+#include "tests/kernels/second_derivative.h"
 #include "tests/kernels/slot_owner.h"
 
 namespace fsdp::kernels::fp8_test {
@@ -313,6 +314,12 @@ TEST(Fp8Linear, RefusesWhatItCannotMultiply) {
   EXPECT_NE(refusal(x.to(at::kHalf), weight.to(at::kHalf)).find("expected both in float32"), std::string::npos);
   EXPECT_NE(refusal(at::randn({4, 31}), weight).find("expected x [..., in]"), std::string::npos);
   EXPECT_NE(refusal(x.to(at::kMeta), weight).find("expected both on one device"), std::string::npos);
+}
+
+TEST(Fp8Linear, HasFirstDerivativesOnly) {
+  torch::manual_seed(14);
+  expect_first_derivatives_only([](const Inputs& in) { return fp8_linear(in[0], in[1], Fp8Recipe::kRowwise); },
+                                {at::randn({7, 64}), at::randn({32, 64})}, "fp8_linear");
 }
 
 }  // namespace

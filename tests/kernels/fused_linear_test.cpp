@@ -6,6 +6,7 @@
 #include "kernels/products/rowwise_scope.h"
 #include "tests/kernels/calls_of.h"
 #include "tests/kernels/compare.h"
+#include "tests/kernels/second_derivative.h"
 #include "tests/kernels/slot_owner.h"
 
 namespace fsdp::kernels::fused_linear_test {
@@ -150,6 +151,16 @@ TEST(FusedLinear, FillsSlotsThatLieSideBySideOrApart) {
       }
     }
   }
+}
+
+TEST(FusedLinear, HasFirstDerivativesOnly) {
+  torch::manual_seed(8);
+  const at::Tensor both = values({24, 16}, at::kFloat);
+  expect_first_derivatives_only(
+      [](const Inputs& in) {
+        return at::cat(fused_linear(in[0], {in[1], in[2]}), -1);
+      },
+      {values({2, 5, 16}, at::kFloat), both.narrow(0, 0, 16), both.narrow(0, 16, 8)}, "fused_linear");
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "tests/kernels/compare.h"
+#include "tests/kernels/second_derivative.h"
 
 namespace fsdp::kernels::grouped_linear_test {
 namespace {
@@ -52,6 +53,15 @@ TEST(GroupedLinear, NamesWhatDoesNotFit) {
   EXPECT_THROW(grouped_linear(x, {1, 2}, weights), c10::Error);
   EXPECT_THROW(grouped_linear(x, {4}, weights), c10::Error);
   EXPECT_THROW(grouped_linear(at::ones({4, 9}), {2, 2}, weights), c10::Error);
+}
+
+TEST(GroupedLinear, AtOnceHasFirstDerivativesOnly) {
+  torch::manual_seed(24);
+  expect_first_derivatives_only(
+      [](const Inputs& in) {
+        return grouped_linear_at_once(in[0], {3, 0, 2}, in[1]);
+      },
+      {at::randn({5, 24}), at::randn({3, 16, 24})}, "grouped_linear");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "kernels/operators/cross_entropy.h"
 #include "kernels/products/linear.h"
 #include "tests/kernels/compare.h"
+#include "tests/kernels/second_derivative.h"
 
 namespace fsdp::kernels::linear_cross_entropy_test {
 namespace {
@@ -93,6 +94,17 @@ TEST(LinearCrossEntropy, RefusesWhatDoesNotFit) {
   EXPECT_THROW(linear_cross_entropy(at::ones({3, 4}), at::ones({5, 4}), targets), c10::Error);
   EXPECT_THROW(linear_cross_entropy(at::ones({2, 4}), at::ones({5, 4}, at::kBFloat16), targets), c10::Error);
   EXPECT_THROW(linear_cross_entropy(at::ones({2, 4}), at::ones({5, 4}), targets + 5), c10::IndexError);
+}
+
+// Whatever the forward keeps.
+TEST(LinearCrossEntropy, HasFirstDerivativesOnly) {
+  torch::manual_seed(5);
+  for (const auto& [rows, vocab] : std::vector<std::pair<int64_t, int64_t>>{{5, 37}, kGradientsKept}) {
+    const at::Tensor targets = at::randint(0, vocab, {rows}, at::kLong);
+    expect_first_derivatives_only([&](const Inputs& in) { return linear_cross_entropy(in[0], in[1], targets); },
+                                  {values({rows, 16}, at::kFloat), values({vocab, 16}, at::kFloat) * 0.3},
+                                  "linear_cross_entropy");
+  }
 }
 
 }  // namespace

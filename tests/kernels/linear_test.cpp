@@ -2,6 +2,7 @@
 
 #include "kernels/products/linear_parts.h"
 #include "tests/kernels/compare.h"
+#include "tests/kernels/second_derivative.h"
 
 namespace fsdp::kernels::linear_test {
 namespace {
@@ -67,6 +68,22 @@ TEST(Linear, FillsSlotsWithWeightGradients) {
 TEST(Linear, RefusesWhatDoesNotFit) {
   EXPECT_THROW(kernels::linear(at::ones({2, 3}), at::ones({4, 2})), c10::Error);
   EXPECT_THROW(kernels::linear(at::ones({2, 3}), at::ones({4, 3}, at::kBFloat16)), c10::Error);
+}
+
+TEST(Linear, HasFirstDerivativesOnly) {
+  torch::manual_seed(4);
+  const auto function = [](const Inputs& in) { return kernels::linear(in[0], in[1]); };
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const int64_t tokens : {3, 300})  // few, and enough for tiles of our own
+      expect_first_derivatives_only(function, {values({2, tokens, 24}, dtype), values({16, 24}, dtype)}, "linear");
+  }
+  // The gradient of a frozen weight stays undefined.
+  const at::Tensor x = at::randn({3, 4}).requires_grad_(), frozen = at::randn({5, 4});
+  const at::Tensor gradient = torch::autograd::grad({kernels::linear(x, frozen).square().sum()}, {x}, {},
+                                                    /*retain_graph=*/true, /*create_graph=*/true)[0];
+  EXPECT_LE(relative_difference(gradient.detach(), 2 * x.detach().mm(frozen.t()).mm(frozen)), 4e-6);
+  EXPECT_NE(error_of([&] { gradient.sum().backward(); }).find("[linear] got a gradient of a gradient"),
+            std::string::npos);
 }
 
 }  // namespace

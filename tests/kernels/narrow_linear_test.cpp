@@ -6,6 +6,7 @@
 #include "kernels/products/linear.h"
 #include "tests/kernels/calls_of.h"
 #include "tests/kernels/compare.h"
+#include "tests/kernels/second_derivative.h"
 #include "tests/kernels/slot_owner.h"
 
 namespace fsdp::kernels::narrow_linear_test {
@@ -72,6 +73,12 @@ TEST(NarrowLinear, RefusesWhatItCannotMultiply) {
   EXPECT_THROW(narrow_linear(x.to(at::kBFloat16), weight), c10::Error);
   EXPECT_THROW(narrow_linear(x, weight.to(at::kBFloat16)), c10::Error);
   EXPECT_THROW(narrow_linear(at::randn({4, 31}), weight), c10::Error);
+}
+
+TEST(NarrowLinear, HasFirstDerivativesOnly) {
+  torch::manual_seed(21);
+  expect_first_derivatives_only([](const Inputs& in) { return narrow_linear(in[0], in[1]); },
+                                {at::randn({7, 32}), at::randn({16, 32})}, "narrow_linear");
 }
 
 }  // namespace

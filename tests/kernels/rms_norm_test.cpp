@@ -3,6 +3,7 @@
 #include <ATen/record_function.h>
 
 #include "tests/kernels/compare.h"
+#include "tests/kernels/second_derivative.h"
 
 namespace fsdp::kernels::rms_norm_test {
 namespace {
@@ -135,6 +136,20 @@ TEST(RmsNorm, RefusesWhatDoesNotFit) {
   EXPECT_THROW(rms_norm(at::ones({2, 3}), at::ones({4}), 1e-6), c10::Error);
   EXPECT_THROW(rms_norm(at::ones({2, 3}), at::ones({3}, at::kBFloat16), 1e-6), c10::Error);
   EXPECT_THROW(rms_norm(at::ones({2, 3}, at::kDouble), at::ones({3}, at::kDouble), 1e-6), c10::Error);
+}
+
+TEST(RmsNorm, HasFirstDerivativesOnly) {
+  torch::manual_seed(6);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const Inputs inputs = {values({4, 9}, dtype), values({9}, dtype)};
+    expect_first_derivatives_only([](const Inputs& in) { return rms_norm(in[0], in[1], 1e-5); }, inputs, "rms_norm");
+    expect_first_derivatives_only(
+        [](const Inputs& in) {
+          const auto [sum, y] = add_rms_norm(in[0], in[1], in[2], 1e-5);
+          return sum + y;
+        },
+        {inputs[0], values({4, 9}, dtype), inputs[1]}, "add_rms_norm");
+  }
 }
 
 }  // namespace

@@ -1,6 +1,9 @@
 #include "kernels/operators/rope.h"
 
+#include <tuple>
+
 #include "tests/kernels/compare.h"
+#include "tests/kernels/second_derivative.h"
 
 namespace fsdp::kernels::rope_test {
 namespace {
@@ -119,6 +122,24 @@ TEST(Rope, RefusesWhatDoesNotFit) {
   EXPECT_THROW(apply_rope(x, x, at::ones({4, 4}), at::ones({4, 4})), c10::Error);
   EXPECT_THROW(apply_rope(x, x, at::ones({3, 4}), at::ones({3, 2})), c10::Error);
   EXPECT_THROW(apply_rope(x, x, at::ones({3, 4}, at::kBFloat16), at::ones({3, 4}, at::kBFloat16)), c10::Error);
+}
+
+TEST(Rope, HasFirstDerivativesOnly) {
+  torch::manual_seed(5);
+  const Inputs table = tables({6, 8}, at::kFloat);
+  for (const bool in_place : {false, true}) {
+    expect_first_derivatives_only(
+        [&](const Inputs& in) {
+          at::Tensor q = in[0] * 1, k = in[1] * 1;
+          if (in_place) {
+            apply_rope_(q, k, table[0], table[1]);
+          } else {
+            std::tie(q, k) = apply_rope(q, k, table[0], table[1]);
+          }
+          return at::cat({q, k}, 2);
+        },
+        {values({2, 6, 4, 8}, at::kFloat), values({2, 6, 2, 8}, at::kFloat)}, "rope");
+  }
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "kernels/operators/swiglu.h"
 
 #include "tests/kernels/compare.h"
+#include "tests/kernels/second_derivative.h"
 
 namespace fsdp::kernels::swiglu_test {
 namespace {
@@ -60,6 +61,11 @@ TEST(SwiGlu, SaturatesWithoutNan) {
 TEST(SwiGlu, RefusesWhatDoesNotFit) {
   EXPECT_THROW(swiglu(at::ones({2}), at::ones({3})), c10::Error);
   EXPECT_THROW(swiglu(at::ones({2}), at::ones({2}, at::kBFloat16)), c10::Error);
+}
+
+TEST(SwiGlu, HasFirstDerivativesOnly) {
+  torch::manual_seed(5);
+  expect_first_derivatives_only(kernel, {values({3, 17}, at::kFloat), values({3, 17}, at::kFloat)}, "swiglu");
 }
 
 }  // namespace

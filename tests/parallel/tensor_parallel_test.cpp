@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "fsdp/comm/connection.h"
 #include "tests/parallel/cut_model.h"
 #include "tests/support/close.h"
@@ -157,6 +159,39 @@ TEST(TensorParallel, LossTermsAreThoseOfWholeLogits) {
           parallel::vocab_cross_entropy(logits, targets, ranks, -100, {0, 1});
         },
         ThrowsMessage<Error>(HasSubstr("label_smoothing 1, expected at least 0, and 0 up to 1")));
+  });
+}
+
+TEST(TensorParallel, TargetsOutsideTheVocabularyAreRefusedByEveryRank) {
+  run_ranks(2, [](const World& world) {
+    const auto ranks = Ranks::along(Mesh(world, {{"tp", 2}}), "tp");
+    const torch::Tensor logits = torch::zeros({3, 4});  // of 8
+    for (const int64_t bad : {8, -1, -99, 1000}) {
+      const torch::Tensor targets = torch::tensor({int64_t{7}, bad, int64_t{-100}}, torch::kLong);
+      EXPECT_THAT([&] { parallel::vocab_cross_entropy(logits, targets, ranks); },
+                  ThrowsMessage<Error>(HasSubstr(c10::str("target of row 1: got ", bad, ", expected 0..7"))));
+    }
+    // Nobody waits for anybody: the next loss is that of all ranks.
+    const torch::Tensor targets = torch::tensor({int64_t{7}, int64_t{0}, int64_t{-100}}, torch::kLong);
+    const torch::Tensor losses = parallel::vocab_cross_entropy(logits, targets, ranks);
+    expect_close(losses, torch::tensor({std::log(8.0), std::log(8.0), 0.0}).to(torch::kFloat), 1e-6, "losses");
+    EXPECT_NO_THROW(parallel::vocab_cross_entropy(logits, targets.masked_fill(targets.eq(-100), -1), ranks, -1));
+  });
+}
+
+TEST(TensorParallel, TheCutLossHasFirstDerivativesOnly) {
+  run_ranks(2, [](const World& world) {
+    const auto ranks = Ranks::along(Mesh(world, {{"tp", 2}}), "tp");
+    const torch::Tensor logits = torch::ones({3, 4}).requires_grad_();
+    const torch::Tensor targets = torch::tensor({int64_t{7}, int64_t{0}, int64_t{-100}}, torch::kLong);
+    const torch::Tensor loss = parallel::vocab_cross_entropy(logits, targets, ranks).sum();
+    const auto gradient = [&](bool create_graph) {
+      return torch::autograd::grad({loss}, {logits}, {}, /*retain_graph=*/true, create_graph)[0];
+    };
+    const torch::Tensor recorded = gradient(true);
+    EXPECT_TRUE(torch::equal(recorded.detach(), gradient(false)));
+    EXPECT_THAT([&] { (loss + recorded.square().sum()).backward(); },
+                ThrowsMessage<std::exception>(HasSubstr("[vocab_cross_entropy] got a gradient of a gradient")));
   });
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/base/dispatch.h"
+#include "kernels/base/once_differentiable.h"
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/raw_pointer.h"
 #include "kernels/products/linear_parts.h"
@@ -59,7 +60,7 @@ struct Nf4Linear : torch::autograd::Function<Nf4Linear> {
     if (!context->needs_input_grad(0)) return result;
     const int64_t out = context->saved_data["out"].toInt(), in = context->saved_data["in"].toInt();
     result[0] = product(grad, decode_nf4(record, out, in, grad.scalar_type()).t());
-    return result;
+    return once_differentiable("nf4_linear", "torch::linear of decode_nf4()", grads, std::move(result));
   }
 };
 

@@ -17,6 +17,13 @@ using simd::Float;
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
+// The others are zero: exp() saturates at 1e-38, so what fills a vector up is left out by its place, not added as such.
+HWY_INLINE Float first_lanes(const Float& value, int64_t count) {
+  alignas(64) float lanes[kLanes];
+  simd::store(lanes, value);
+  return simd::load_first(lanes, count);
+}
+
 template <class T>
 HWY_INLINE float log_sum_exp_of(const T* logits, int64_t vocab) {
   const int64_t whole = vocab - vocab % kLanes, rest = vocab - whole;
@@ -24,9 +31,8 @@ HWY_INLINE float log_sum_exp_of(const T* logits, int64_t vocab) {
   Float highest = tail;
   for (int64_t i = 0; i < whole; i += kLanes) highest = simd::max(highest, simd::load(logits + i));
   const float top = simd::max(highest);
-  // exp() saturates at 1e-38, so lanes beyond the row are left out, not added as such.
   Float total = simd::zero();
-  if (rest) total = simd::where_above_lowest(tail, simd::exp(tail - top));
+  if (rest) total = first_lanes(simd::exp(tail - top), rest);
   for (int64_t i = 0; i < whole; i += kLanes) total = total + simd::exp(simd::load(logits + i) - top);
   return top + std::log(simd::sum(total));
 }

@@ -1,5 +1,6 @@
 #include "kernels/raw/rows/cross_entropy.h"
 
+#include <cmath>
 #include <limits>
 
 #include "tests/kernels/raw/numbers.h"
@@ -52,6 +53,25 @@ TEST(RawCrossEntropy, NormaliserAndMeanEqualThoseInDoublePrecision) {
     for (const int64_t vocab : kVocabs) {
       ASSERT_NO_FATAL_FAILURE(check_rows<float>(vocab));
       ASSERT_NO_FATAL_FAILURE(check_rows<Bf16>(vocab));
+    }
+  });
+}
+
+template <class T>
+void check_nan_at_every_place(int64_t vocab) {
+  for (int64_t place = 0; place < vocab; ++place) {
+    std::vector<T> logits = random_numbers<T>(vocab, 1, 5);
+    logits.data()[place] = from_float<T>(std::numeric_limits<float>::quiet_NaN());
+    ASSERT_TRUE(std::isnan(log_sum_exp(logits.data(), vocab))) << place << " of " << vocab;
+    ASSERT_TRUE(std::isnan(mean(logits.data(), vocab))) << place << " of " << vocab;
+  }
+}
+
+TEST(RawCrossEntropy, NanAtAnyPlaceReachesNormaliserAndMean) {
+  for_each_isa([] {
+    for (const int64_t vocab : kVocabs) {
+      ASSERT_NO_FATAL_FAILURE(check_nan_at_every_place<float>(vocab));
+      ASSERT_NO_FATAL_FAILURE(check_nan_at_every_place<Bf16>(vocab));
     }
   });
 }
