@@ -154,6 +154,7 @@ int run_export(const Arguments& arguments) {
   if (averaged) exported.weights = io::CheckpointWeights::kAveraged;
   output.path = out;
   output.max_shard_bytes = parse_shard_size("export", shard_size);
+  io::check_not_source(exported.path, output);  // which may be an adapter, and the model's source its base
   if (adapter_alone) {
     if (!base.empty() || format != "hf" || dtype != "keep" || !config_path.empty())
       throw Error(ErrorCode::kUsage,
@@ -163,7 +164,8 @@ int run_export(const Arguments& arguments) {
   }
   if (format == "gguf") return export_gguf(open_source(exported, base, std::nullopt), config_path, dtype, output);
   const bool is_coded = (dtype == "fp8" || dtype == "nf4") && !is_dcp;
-  const std::optional<io::DType> target = is_coded ? std::nullopt : parse_weight_dtype("export", dtype);
+  const std::string legal = is_dcp ? kWeightDtypes : "keep, bf16, fp16, fp32, fp8 or nf4";
+  const std::optional<io::DType> target = is_coded ? std::nullopt : parse_weight_dtype("export", dtype, legal);
   std::unique_ptr<io::WeightSource> source = open_source(exported, base, target);
   if (is_coded) {
     if (!config_path.empty() || !source->config())

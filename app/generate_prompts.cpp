@@ -67,6 +67,7 @@ class Reader {
     for (const std::string& message : options_.messages) add_conversation({{"user", message}});
     if (!options_.file.empty()) read_file();
     if (prompts_.empty()) prompts_.push_back(text_prompt(tokenizer_, ""));
+    check_system();
     for (Prompt& prompt : prompts_) {
       if (!asked_.contains(&prompt - prompts_.data())) prompt.adapter = adapter_number(options_, options_.adapter);
     }
@@ -74,6 +75,15 @@ class Reader {
   }
 
  private:
+  void check_system() const {
+    const bool has_chat =
+        std::any_of(prompts_.begin(), prompts_.end(), [](const Prompt& prompt) { return prompt.is_chat; });
+    if (options_.system.empty() || has_chat) return;
+    throw Error(ErrorCode::kUsage,
+                "[generate] --system: got it for texts to continue, expected a conversation. Pass --message, or leave "
+                "--system out.");
+  }
+
   void add_conversation(std::vector<chat::Message> messages) {
     const bool has_system = !messages.empty() && messages.front().role == "system";
     if (!options_.system.empty() && !has_system) messages.insert(messages.begin(), {"system", options_.system});

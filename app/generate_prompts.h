@@ -41,7 +41,7 @@ Prompt conversation_prompt(const tokenizer::Tokenizer& tokenizer, chat::Format f
 int64_t adapter_number(const PromptOptions& options, const std::string& name);
 
 // All prompts in order; without any, the start of a document. Throws Error(kUsage) or io::Error(kData), naming the
-// line.
+// line; Error(kUsage), too, for a system message that no prompt takes.
 std::vector<Prompt> read_prompts(const PromptOptions& options, const tokenizer::Tokenizer& tokenizer);
 
 }  // namespace fsdp::app

@@ -5,6 +5,7 @@
 #include "app/tensor_table.h"
 #include "fsdp/base/error.h"
 #include "fsdp/base/units.h"
+#include "io/base/error.h"
 #include "io/checkpoint/checkpoint_manifest.h"
 #include "io/hub/model_folder.h"
 #include "io/tokens/token_shards.h"
@@ -118,6 +119,11 @@ void inspect_config(const fs::path& folder) {
 
 void inspect_path(const fs::path& path, bool verify, LayerLines layers) {
   if (fs::exists(path / "dataset.json")) return inspect_data(path, verify);
+  if (verify && fs::exists(path)) {
+    throw Error(ErrorCode::kUsage, "[inspect] --verify: got " + io::in_quotes(path.string()) +
+                                       ", which is no data set, expected one. `fsdp verify` compares checkpoints with "
+                                       "their hashes; model folders have none.");
+  }
   if (fs::exists(path / io::kManifestName)) return inspect_checkpoint(path, layers);
   const bool has_weights = fs::exists(path / "model.safetensors") || fs::exists(path / "model.safetensors.index.json");
   if (fs::exists(path / "config.json") && !has_weights) return inspect_config(path);

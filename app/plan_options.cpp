@@ -1,5 +1,6 @@
 #include "app/plan_options.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <filesystem>
@@ -13,6 +14,9 @@
 #include "plan/time/hardware_file.h"
 #include "train/base/edit_distance.h"
 #include "train/config/config_file.h"
+#include "train/config/option_table.h"
+#include "train/config/precision_checks.h"
+#include "train/data/mixture.h"
 #include "train/model/model_choice.h"
 #include "train/model/planned_run.h"
 
@@ -54,11 +58,18 @@ void check_overrides(const std::vector<std::string>& overrides) {
   }
 }
 
+// Of the data set, or of those of a mixture, which have one: the first that is there says it. 0: none is.
+int64_t data_vocab_size(const std::string& data) {
+  if (data.empty()) return 0;
+  for (const train::MixturePart& part : train::parse_mixture(data)) {
+    if (fs::exists(fs::path(part.path) / "dataset.json")) return io::read_dataset_manifest(part.path).vocab_size;
+  }
+  return 0;
+}
+
 // The vocabulary of a data set that is there counts, as it does in training.
 train::ModelChoice choose_model(const train::Config& config) {
-  int64_t vocab_size = 0;
-  if (!config.data.path.empty() && fs::exists(fs::path(config.data.path) / "dataset.json"))
-    vocab_size = io::read_dataset_manifest(config.data.path).vocab_size;
+  const int64_t vocab_size = data_vocab_size(config.data.path);
   const bool is_inline = config.model.path.empty() && config.model.preset.empty();
   if (is_inline && config.model.vocab_size == 0 && vocab_size == 0)
     refuse("model.vocab_size: got 0, which means that of the data set, and no data set at data.path " +
@@ -158,14 +169,17 @@ void resolve_time(const PlanOptions& options, const std::string& configured, Pla
   }
 }
 
-// "o3" is a precision of the weights too.
-void apply_o3(const PlanOptions& options, PlanQuestion& question) {
+// "o3" is a precision of the weights too: those of a configuration that has it are narrow.
+void apply_o3(const PlanOptions& options, const train::ShardConfig& configured, PlanQuestion& question) {
   plan::Setup& setup = question.space.base;
   const bool is_o3 = setup.precision == plan::parse_planned_precision("o3");
-  if (setup.optimizer == plan::Optimizer::kAdamWCompensated && !is_o3)
+  if (train::keeps_narrow_weights(configured) && !is_o3)
     refuse("precision: got " + options.precision.value_or("none") +
            " with weights of o3, expected o3. Set "
            "--shard.precision instead.");
+  if (setup.optimizer == plan::Optimizer::kAdamWCompensated && !is_o3)
+    refuse("optimizer: got adamw_compensated with precision " + plan::name(setup.precision) +
+           ", expected o3, whose weights it completes. Pass --precision o3.");
   if (!is_o3) return;
   if (setup.optimizer == plan::Optimizer::kAdamW) setup.optimizer = plan::Optimizer::kAdamWCompensated;
   std::vector<plan::PlannedUnit*> units = {&question.model.root};
@@ -176,6 +190,9 @@ void apply_o3(const PlanOptions& options, PlanQuestion& question) {
 }
 
 void apply_recompute(const std::string& text, plan::Work& work) {
+  const train::Rule& rule = train::find_option("train.recompute")->rule;  // the planner's own has no offload
+  if (std::find(rule.choices.begin(), rule.choices.end(), text) == rule.choices.end())
+    refuse("recompute: got " + io::in_quotes(text) + ", expected " + rule.describe() + ".");
   const bool leaves = text == "offload";
   work.recompute = plan::parse_recompute(leaves ? "block" : text);
   work.block_inputs = leaves ? models::BlockInputs::kOnHost : models::BlockInputs::kKept;
@@ -294,7 +311,7 @@ PlanQuestion resolve(const PlanOptions& options) {
   mesh.apply_to(setup);
   setup.node_size = options.node;
   apply(options, setup);
-  apply_o3(options, question);
+  apply_o3(options, config.shard, question);
   question.space.options.network = options.network;
   question.space.options.network.rails = options.rails.value_or(options.node);
   const bool on_gpu = setup.transport == plan::Transport::kNccl;

@@ -31,7 +31,8 @@ std::string types_of(const io::CopyPlan& plan) {
 
 }  // namespace
 
-std::optional<io::DType> parse_weight_dtype(const std::string& verb, const std::string& text) {
+std::optional<io::DType> parse_weight_dtype(const std::string& verb, const std::string& text,
+                                            const std::string& legal) {
   if (text == "keep") {
     return std::nullopt;
   }
@@ -44,8 +45,7 @@ std::optional<io::DType> parse_weight_dtype(const std::string& verb, const std::
   if (text == "fp32") {
     return io::DType::F32;
   }
-  throw Error(ErrorCode::kUsage,
-              "[" + verb + "] --dtype: got " + io::in_quotes(text) + ", expected keep, bf16, fp16 or fp32.");
+  throw Error(ErrorCode::kUsage, "[" + verb + "] --dtype: got " + io::in_quotes(text) + ", expected " + legal + ".");
 }
 
 uint64_t parse_shard_size(const std::string& verb, const std::string& text) {

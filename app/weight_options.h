@@ -11,8 +11,10 @@ namespace fsdp::app {
 
 // What `fsdp import` and `fsdp export` share. `verb` starts the messages.
 
-// "bf16", "fp16", "fp32", or "keep": nothing. Throws Error(kUsage) for anything else.
-std::optional<io::DType> parse_weight_dtype(const std::string& verb, const std::string& text);
+// "bf16", "fp16", "fp32", or "keep": nothing. Throws Error(kUsage) for anything else, naming what is `legal`.
+inline constexpr const char* kWeightDtypes = "keep, bf16, fp16 or fp32";
+std::optional<io::DType> parse_weight_dtype(const std::string& verb, const std::string& text,
+                                            const std::string& legal = kWeightDtypes);
 
 // "5GB", "500MB", "2GiB", "0" (no limit), ...: bytes. Throws Error(kUsage) for anything else.
 uint64_t parse_shard_size(const std::string& verb, const std::string& text);

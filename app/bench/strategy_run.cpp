@@ -35,6 +35,7 @@ Arguments training_words(const StrategyQuestion& question, const std::string& st
         std::string("train.max_minutes=0"), std::string("train.log_every=1"), std::string("train.eval_every=0"),
         std::string("train.final_eval_batches=1"), std::string("checkpoint.every_steps=0"),
         std::string("checkpoint.every_minutes=0"), std::string("checkpoint.resume=never"),
+        std::string("train.on_spike=off"), std::string("train.on_nonfinite=stop"),  // nothing to go back to
         std::string("sample.every_steps=0"), std::string("output.overwrite=replace")})
     words.push_back("--" + key);
   return words;

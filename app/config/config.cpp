@@ -8,6 +8,7 @@
 #include "train/base/terminal_text.h"
 #include "train/config/config_file.h"
 #include "train/config/option_table.h"
+#include "train/data/mixture.h"
 
 namespace fsdp::app {
 namespace {
@@ -60,7 +61,8 @@ int check_config(const Arguments& arguments) {
   std::printf("%s: a run would take it. From their defaults it changes:\n", train::for_terminal(file).c_str());
   if (print_changes({}, config) == 0) std::puts("  nothing");
   if (config.data.path.empty()) std::puts("  note: data.path is not set, and `fsdp train` needs it");
-  note_missing("data.path", config.data.path);
+  if (!config.data.path.empty())
+    for (const train::MixturePart& part : train::parse_mixture(config.data.path)) note_missing("data.path", part.path);
   note_missing("model.path", config.model.path);
   return 0;
 }

@@ -20,6 +20,11 @@ Error output_error(const fs::path& path, const std::string& detail) {
   return Error(ErrorKind::kUsage, "[output] " + in_quotes(path.native()) + ": " + detail);
 }
 
+bool is_of_weights(const std::string& file) {
+  return file == "model.safetensors" || file == "model.safetensors.index.json" || file == "adapter_model.safetensors" ||
+         file == ".metadata";
+}
+
 bool holds_weights_only(const fs::path& folder) {
   bool has_weights = false;
   bool is_empty = true;
@@ -27,8 +32,7 @@ bool holds_weights_only(const fs::path& folder) {
     const std::string name = item.path().filename().native();
     is_empty = false;
     if (item.is_directory()) return false;
-    has_weights =
-        has_weights || name == "model.safetensors" || name == "model.safetensors.index.json" || name == ".metadata";
+    has_weights = has_weights || is_of_weights(name);
   }
   return has_weights || is_empty;
 }
@@ -92,6 +96,8 @@ StagedFolder::StagedFolder(fs::path target, bool overwrite, uint64_t num_bytes)
   }
   staging_ = make_staging_folder(target_);
 }
+
+StagedFolder::StagedFolder(fs::path target) : target_(std::move(target)), staging_(make_staging_folder(target_)) {}
 
 void StagedFolder::check_target(bool overwrite) const {
   std::error_code error;

@@ -20,9 +20,12 @@ void publish_folder(const std::filesystem::path& staging, const std::filesystem:
 class StagedFolder {
  public:
   // Makes missing parents. Throws Error(kUsage) if `target` exists and `overwrite` is not set; and, whatever is set, if
-  // it is something else than an empty folder or one of weights (model.safetensors, its index, or `.metadata`, and no
-  // folders inside): a wrong path must not cost anything. Error(kFileSystem) if fewer than `num_bytes` are free there.
+  // it is something else than an empty folder or one of weights (model.safetensors, its index,
+  // adapter_model.safetensors or `.metadata`, and no folders inside): a wrong path must not cost anything.
+  // Error(kFileSystem) if fewer than `num_bytes` are free there.
   StagedFolder(std::filesystem::path target, bool overwrite, uint64_t num_bytes);
+  // For one whose name is the caller's own: publish() replaces whatever has it.
+  explicit StagedFolder(std::filesystem::path target);
   ~StagedFolder();
   StagedFolder(const StagedFolder&) = delete;
   StagedFolder& operator=(const StagedFolder&) = delete;

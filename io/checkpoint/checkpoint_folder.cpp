@@ -51,6 +51,13 @@ std::optional<Entry> entry_of(const fs::path& path) {
   return entry;
 }
 
+// A checkpoint that a run put out of its way, and left to people.
+bool is_set_aside(const fs::path& path) {
+  if (path.extension() != ".aside") return false;
+  const std::optional<Entry> entry = entry_of(path.stem());
+  return entry && entry->role == Role::kCheckpoint;
+}
+
 bool is_there(const fs::path& path) {
   std::error_code failure;
   const fs::file_status status = fs::symlink_status(path, failure);
@@ -149,7 +156,8 @@ std::optional<std::string> find_foreign(const fs::path& root) {
   std::error_code failure;
   for (const auto& item : fs::directory_iterator(root, failure)) {
     const std::string name = item.path().filename().native();
-    if (name != kHint && name != kHintBeingWritten && !entry_of(item.path())) return name;
+    const bool is_hint = name == kHint || name == kHintBeingWritten;
+    if (!is_hint && !entry_of(item.path()) && !is_set_aside(item.path())) return name;
   }
   return std::nullopt;
 }

@@ -11,7 +11,8 @@
 namespace fsdp::io {
 
 // The checkpoints of one run: folders `step-<N>` in one parent. A name that starts with '.' is never a checkpoint:
-// `.step-<N>.tmp-<token>` is being written, `.step-<N>.old-<token>` is being removed.
+// `.step-<N>.tmp-<token>` is being written, `.step-<N>.old-<token>` is being removed. `step-<N>.aside` is none any
+// more: a run went back to an earlier one.
 
 struct CheckpointPlace {
   int64_t step = 0;

@@ -16,8 +16,8 @@ namespace fsdp::io {
 
 namespace {
 
-Error copy_error(const WeightSource& source, const std::string& detail) {
-  return Error(ErrorKind::kUsage, "[copy] " + in_quotes(source.path().native()) + ": " + detail);
+Error copy_error(const std::filesystem::path& source, const std::string& detail) {
+  return Error(ErrorKind::kUsage, "[copy] " + in_quotes(source.native()) + ": " + detail);
 }
 
 // The first parts of the names, for a prefix that matches nothing.
@@ -35,13 +35,13 @@ std::string beginnings(const WeightSource& source) {
 
 DType stored_type(const WeightSource& source, const WeightTensor& tensor, std::optional<DType> dtype) {
   if (!tensor.dtype) {
-    throw copy_error(source, "tensor " + in_quotes(tensor.name) + ": got " + tensor.type +
-                                 ", expected a type that safetensors has. Choose other tensors with --prefix.");
+    throw copy_error(source.path(), "tensor " + in_quotes(tensor.name) + ": got " + tensor.type +
+                                        ", expected a type that safetensors has. Choose other tensors with --prefix.");
   }
   const bool is_scaled = *tensor.dtype == DType::F8_E4M3 || *tensor.dtype == DType::F8_E5M2;
   if (dtype && is_scaled) {
-    throw copy_error(source, "tensor " + in_quotes(tensor.name) + ": got " + tensor.type +
-                                 ", expected a type that converts without scales. Pass --dtype=keep.");
+    throw copy_error(source.path(), "tensor " + in_quotes(tensor.name) + ": got " + tensor.type +
+                                        ", expected a type that converts without scales. Pass --dtype=keep.");
   }
   return dtype && is_float(*tensor.dtype) ? *dtype : *tensor.dtype;
 }
@@ -63,14 +63,6 @@ void copy_elements(const WeightSource& source, const CopyPlan& plan, Writer& wri
     }
     writer.write(output.name, first, count, data);
   });
-}
-
-// Replacing the source would be surprising even where it worked.
-void check_not_source(const WeightSource& source, const OutputFolder& output) {
-  std::error_code error;
-  if (std::filesystem::equivalent(source.path(), output.path, error) && !error) {
-    throw copy_error(source, "got the same folder as source and output, expected two. Choose another output.");
-  }
 }
 
 // What config.json calls the one type of all floating-point tensors; "" if they have several.
@@ -97,6 +89,13 @@ void write_json(const std::filesystem::path& path, const nlohmann::json& json) {
 
 }  // namespace
 
+void check_not_source(const std::filesystem::path& source, const OutputFolder& output) {
+  std::error_code error;
+  if (std::filesystem::equivalent(source, output.path, error) && !error) {
+    throw copy_error(source, "got the same folder as source and output, expected two. Choose another output.");
+  }
+}
+
 void set_dtype(nlohmann::json& config, const std::string& dtype) {
   const bool is_old = config.contains("torch_dtype");
   if (is_old) config["torch_dtype"] = dtype;
@@ -114,16 +113,16 @@ CopyPlan plan_copy(const WeightSource& source, std::string_view prefix, std::opt
     plan.bytes += static_cast<uint64_t>(tensor.numel()) * item_size(stored);
   }
   if (plan.wanted.empty()) {
-    throw copy_error(source, "got no tensor below the prefix " + in_quotes(prefix) +
-                                 ", expected names that start with " + beginnings(source) +
-                                 ". Pass one of these as --prefix.");
+    throw copy_error(source.path(), "got no tensor below the prefix " + in_quotes(prefix) +
+                                        ", expected names that start with " + beginnings(source) +
+                                        ". Pass one of these as --prefix.");
   }
   return plan;
 }
 
 void write_model_folder(const WeightSource& source, const CopyPlan& plan, const OutputFolder& output,
                         std::optional<nlohmann::json> config) {
-  check_not_source(source, output);
+  check_not_source(source.path(), output);
   StagedFolder staging(output.path, output.overwrite, plan.bytes);
   ModelFolderWriter writer(staging.path(), plan.outputs, output.max_shard_bytes);
   copy_elements(source, plan, writer);
@@ -142,7 +141,7 @@ void write_model_folder(const WeightSource& source, const CopyPlan& plan, const 
 
 void write_dcp_folder(const WeightSource& source, const CopyPlan& plan, const OutputFolder& output,
                       const std::string& prefix) {
-  check_not_source(source, output);
+  check_not_source(source.path(), output);
   StagedFolder staging(output.path, output.overwrite, plan.bytes);
   DcpWriter writer(staging.path(), plan.outputs, prefix);
   copy_elements(source, plan, writer);

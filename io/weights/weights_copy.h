@@ -32,6 +32,9 @@ struct OutputFolder {
   uint64_t max_shard_bytes = kDefaultShardBytes;  // of a model folder's files; 0: one file
 };
 
+// Throws Error(kUsage) if the output is the source: replacing that would be surprising even where it worked.
+void check_not_source(const std::filesystem::path& source, const OutputFolder& output);
+
 // Makes config.json say that weights are `dtype` ("bfloat16"), under "dtype" or, as older files have it, "torch_dtype".
 void set_dtype(nlohmann::json& config, const std::string& dtype);
 

@@ -79,7 +79,7 @@ TEST_F(BadInput, ModelsThatDoNotFit) {
   expect_error(run_fsdp(train("--model.vocab_size=100")), 2, "the data set has 259 tokens, the model only 100");
   expect_error(run_fsdp(train("--model.path=" + path("nothing"))), 4, "nothing");
   ASSERT_EQ(run_fsdp(train("--output.folder=" + path("good"))).exit_code, 0);
-  const std::string load = "--model.path=" + path("good/model");
+  const std::string load = "--model.path=" + path("good/model") + " --model.ffn_size=40";
   // A configuration for another model.
   std::ifstream in(path("good/model/config.json"));
   std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
@@ -87,6 +87,7 @@ TEST_F(BadInput, ModelsThatDoNotFit) {
   ASSERT_TRUE(contains(text, size));
   std::ofstream(path("good/model/config.json"))
       << text.replace(text.find(size), size.size(), "\"intermediate_size\": 40");
+  expect_error(run_fsdp(train("--model.path=" + path("good/model"))), 2, "model.ffn_size: got 48 with model.path");
   // A row for each of 4 layers x 3 matrices, below a line and the names of the columns.
   const CommandResult other = run_fsdp(train(load));
   EXPECT_EQ(other.exit_code, 4) << other.err;
@@ -124,8 +125,16 @@ TEST_F(BadInput, ARunDoesNotReplaceWhatItStartsFrom) {
                "checkpoint.resume: got " + path("used/checkpoints/step-6") + ", which output.overwrite");
   expect_error(run_fsdp(train(folder + " --model.path=" + path("used/./model"))), 2, "model.path: got");
   expect_launched_error(launch_fsdp(2, train(folder + " --tune.lora_from=" + path("used/model"))), 2, "tune.lora_from");
+  // Nor before it has it.
+  expect_error(run_fsdp(train(folder + " --resume=true")), 2, "got 'true', where there is nothing, expected auto");
+  const std::string other = "--output.folder=" + path("other") + " --train.seed=9 --checkpoint.every_steps=1";
+  ASSERT_EQ(run_fsdp(train(other)).exit_code, 0);
+  const CommandResult of_other_data = run_fsdp(train(folder + " --resume=" + path("other/checkpoints/step-6")));
+  EXPECT_NE(of_other_data.exit_code, 0);
+  EXPECT_TRUE(contains(of_other_data.err, "[checkpoint] data: got")) << of_other_data.err;
   EXPECT_TRUE(std::filesystem::exists(path("used/checkpoints/step-6/manifest.json")));
   EXPECT_TRUE(std::filesystem::exists(path("used/model/config.json")));
+  EXPECT_TRUE(std::filesystem::exists(path("used/metrics.jsonl")));
 }
 
 // The system's answer to a write past the limit is a signal that ends the program without a word.

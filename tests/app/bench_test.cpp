@@ -30,6 +30,16 @@ TEST_F(BenchVerb, ComparesStrategies) {
   EXPECT_FALSE(fs::exists(path("out"))) << "the run's own folder is not touched";
 }
 
+// Its runs have no checkpoints, and so nothing to go back to.
+TEST_F(BenchVerb, TakesConfigurationsThatRollBack) {
+  std::ofstream(path("run.toml"), std::ios::app) << "[checkpoint]\nevery_steps = 2\n";
+  const CommandResult result =
+      run_fsdp("bench strategies " + path("run.toml") +
+               " --steps 4 --json --train.on_spike=rollback --train.on_nonfinite=rollback --strategies zero3");
+  ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_EQ(nlohmann::json::parse(result.out)["strategies"][0]["losses"].size(), 4U) << result.out;
+}
+
 TEST_F(BenchVerb, TellsWhatFailed) {
   const CommandResult result = run_fsdp("bench strategies " + path("run.toml") + " --steps 4 --strategies zero9");
   EXPECT_EQ(result.exit_code, 1);

@@ -188,6 +188,29 @@ TEST_F(Data, MistakesInMixtures) {
   EXPECT_FALSE(fs::exists(path("out")));
 }
 
+TEST_F(Data, ASplitThatNoDataSetHasIsRefused) {
+  prepare_other("second", "--holdout 0");
+  const std::string none = path("second");
+  expect_error(run_fsdp(train("--data.heldout_split=valid")), 2,
+               "data.heldout_split: got 'valid', expected a split of the data: heldout, train.");
+  expect_error(run_fsdp(mixture(none) + "--train.eval_every=2"), 2,
+               "got 'heldout' with train.eval_every = 2, expected a split of the data: train.");
+  const std::string sets = path("data") + ":1," + none + ":1 --train.steps=2 --train.warmup_steps=0 ";
+  expect_error(run_fsdp(mixture(sets) + "--data.heldout_split=valid --train.eval_every=2"), 2, "heldout, train.");
+  EXPECT_FALSE(fs::exists(path("out")));
+  // Nothing is asked for, of nothing, or of those that have it.
+  for (const std::string& more : {mixture(none), mixture(none) + "--data.heldout_split= --train.eval_every=2"}) {
+    const CommandResult result = run_fsdp(
+        more + " --train.steps=2 --train.warmup_steps=0 --output.overwrite=replace --output.folder=" + path("none"));
+    must(result);
+    EXPECT_TRUE(contains(result.out, "held out: nothing")) << result.out;
+  }
+  const CommandResult some = run_fsdp(mixture(sets) + "--train.eval_every=2");
+  must(some);
+  EXPECT_TRUE(contains(some.out, " tokens (none of second); mixture: ")) << some.out;
+  EXPECT_TRUE(contains(some.out, "held out after step 2")) << some.out;
+}
+
 TEST_F(Data, DataThatDoesNotFitTheModel) {
   must(run_fsdp(train("--output.folder=" + path("first"))));
   const std::string load = "--model.path=" + path("first") + "/model ";

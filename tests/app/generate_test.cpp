@@ -144,6 +144,8 @@ TEST_F(GenerateMistakes, AreToldInOneLine) {
   expect_error(generate("--chat nonsense --message a"), 2, "expected auto, plain");
   expect_error(generate("--chat plain --prompt a"), 2, "--message");
   expect_error(generate("--chat plain --json"), 2, "line by line");
+  expect_error(generate("--prompt a --system Be"), 2, "--system: got it for texts to continue");
+  expect_error(generate("--system Be --prompts-file " + path("prompts.txt")), 2, "Pass --message");
   std::ofstream(path("bad.jsonl")) << "{\"prompt\": \"a\"}\nnonsense\n";
   expect_error(generate("--prompts-file " + path("bad.jsonl")), 3, "bad.jsonl:2");
   const CommandResult launched = launch_fsdp(2, generate("--chat plain"));

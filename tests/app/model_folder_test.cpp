@@ -67,7 +67,9 @@ TEST_F(ModelFolders, ExportForLlamaCpp) {
   expect_error(run_fsdp(command + path("x.gguf") + " --dtype q4"), 2, "expected keep, fp32, fp16, bf16 or q8_0");
   expect_error(run_fsdp("export " + model + " --to gguf"), 2, "Give --format=gguf and a path as --out");
   expect_error(run_fsdp("export " + model + " --out " + path("y") + " --dtype q8_0"), 2,
-               "expected keep, bf16, fp16 or fp32");
+               "expected keep, bf16, fp16, fp32, fp8 or nf4.");
+  expect_error(run_fsdp("export " + model + " --format dcp --out " + path("y") + " --dtype nf4"), 2,
+               "expected keep, bf16, fp16 or fp32.");
 }
 
 TEST_F(ModelFolders, ExportInHalfPrecision) {
@@ -96,6 +98,13 @@ TEST_F(ModelFolders, InspectShowsTensorsAndWhetherTheyFit) {
   EXPECT_TRUE(contains(checkpoint.out, "step 6, written")) << checkpoint.out;
   EXPECT_TRUE(contains(checkpoint.out, "model/model.embed_tokens.weight")) << checkpoint.out;
   EXPECT_TRUE(contains(checkpoint.out, "model.layers.0-3.mlp.up_proj.weight")) << checkpoint.out;
+  // What has no hashes here is not called whole.
+  for (const std::string& unverified :
+       {path("out/checkpoints/step-6"), path("out/model"), golden("qwen3-mini").string()})
+    expect_error(run_fsdp("inspect --verify " + unverified), 2, "which is no data set, expected one. `fsdp verify`");
+  const CommandResult data = run_fsdp("inspect --verify " + path("data"));
+  EXPECT_TRUE(contains(data.out, "hashes match")) << data.out << data.err;
+  expect_error(run_fsdp("inspect --verify " + path("nothing")), 4, "got nothing there");
 }
 
 TEST_F(ModelFolders, ExportInShardsComputesTheSame) {

@@ -50,6 +50,27 @@ TEST(PlanVerb, NonsenseIsRefusedWithWhatIsLegal) {
   expect_refusal(model + "--model x", "got several models");
   expect_refusal("--preset llama-3.1-405b --world 8 --memory 80GiB --fit", "nothing fits into 80.00 GiB");
   expect_refusal("--model.preset=llama-3.1-8b --train.batch_sequences=10 --world 8", "Set it to 16.");
+  expect_refusal(model + "--recompute most", "expected one of: none, elementwise, gate_up, block, offload.");
+}
+
+// Weights of o3 are of 16 bits, and so is what was planned of them.
+TEST(PlanVerb, PrecisionAndWeightsGoTogether) {
+  const std::string model = "--preset smollm2-135m --world 8 --optimizer adamw_compensated";
+  expect_refusal(model, "optimizer: got adamw_compensated with precision bf16, expected o3");
+  expect_refusal(model, "Pass --precision o3.");
+  EXPECT_EQ(plan_json(model + " --precision o3")["memory"]["parts"],
+            plan_json("--preset smollm2-135m --world 8 --precision o3")["memory"]["parts"]);
+  for (const std::string optimizer : {"adamw", "adamw_8bit"}) {
+    const std::string config =
+        "--model.preset=smollm2-135m --train.batch_sequences=8 --world 8 --optimizer.name=" + optimizer;
+    expect_refusal(config + " --shard.precision=o3 --precision bf16",
+                   "precision: got bf16 with weights of o3, expected o3");
+    const auto weight = [&](const std::string& more) {
+      return plan_json(config + more)["memory"]["parts"]["main_weight"].get<double>();
+    };
+    EXPECT_LT(weight(" --shard.precision=o3"), 0.6 * weight(" --shard.precision=bf16"));
+    EXPECT_EQ(weight(" --shard.precision=o3 --shard.precision=bf16"), weight(" --shard.precision=bf16"));
+  }
 }
 
 TEST(PlanVerb, SearchesAndExplains) {
@@ -198,6 +219,21 @@ TEST_F(PlannedRun, OfFrozenPartsToo) {
     SCOPED_TRACE(more);
     expect_as_planned(launch_fsdp(2, train(more), {"FSDP_HOST_WEIGHTS=per_rank"}));
   }
+}
+
+// The vocabulary of a model made here is that of the data sets of a mixture.
+TEST_F(PlannedRun, OfAMixture) {
+  fs::copy(path("data"), path("more"), fs::copy_options::recursive);
+  const auto parts = [&](const std::string& data) {
+    return plan_json(path("run.toml") + " --world 2 --data.path=" + data)["memory"]["parts"];
+  };
+  EXPECT_EQ(parts(path("data") + ":0.7," + path("more") + ":0.3"), parts(path("data")));
+  expect_refusal(path("run.toml") + " --world 2 --data.path=" + path("none") + ":0.7," + path("nor") + ":0.3",
+                 "no data set at data.path");
+  const CommandResult check =
+      run_fsdp("config check " + path("run.toml") + " --data.path=" + path("data") + ":1," + path("none") + ":1");
+  EXPECT_THAT(check.out, HasSubstr("note: data.path: " + path("none") + " is not there from here"));
+  EXPECT_EQ(check.out.find(path("data") + " is not there"), std::string::npos) << check.out;
 }
 
 TEST_F(PlannedRun, ADryRunPrintsAndWritesNothing) {

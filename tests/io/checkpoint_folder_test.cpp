@@ -98,6 +98,25 @@ TEST(CheckpointFolder, ListsOnlyWhatIsNamedLikeACheckpoint) {
   EXPECT_EQ(catch_error([&] { list_checkpoints(folder / "latest"); }).kind, ErrorKind::kFileSystem);
 }
 
+// What a run set aside is its own, though no checkpoint, and stays until somebody removes the run.
+TEST(CheckpointFolder, WhatWasSetAsideIsNotForeign) {
+  const TemporaryFolder root;
+  for (const char* name : {"step-3", "step-7.aside", ".step-9.tmp-a", "latest"}) {
+    std::filesystem::create_directory(root / name);
+  }
+  EXPECT_EQ(find_foreign(root.path()).value_or("nothing"), "nothing");
+  ASSERT_EQ(list_checkpoints(root.path()).size(), 1u);
+  EXPECT_EQ(list_checkpoints(root.path()).front().step, 3);
+  remove_leftovers(system_files(), root.path());
+  EXPECT_TRUE(std::filesystem::exists(root / "step-7.aside"));
+  EXPECT_FALSE(std::filesystem::exists(root / ".step-9.tmp-a"));
+  for (const char* name : {"mine.aside", "step-x.aside", "step-7.aside.aside", "step-7.set", "aside"}) {
+    std::filesystem::create_directory(root / name);
+    EXPECT_EQ(find_foreign(root.path()).value_or("nothing"), name);
+    std::filesystem::remove(root / name);
+  }
+}
+
 TEST(CheckpointFolder, CommitGivesTheName) {
   const TemporaryFolder folder;
   const std::filesystem::path root = folder / "run/checkpoints/";

@@ -341,6 +341,21 @@ TEST(StagedFolder, AnOlderOneStaysWhereTheNewerCannotGo) {
   EXPECT_EQ(read_text(folder / "staging/out/file"), "older");
 }
 
+// A wrong path must not cost anything.
+TEST(StagedFolder, ReplacesWeightsOfEveryKindAndNothingElse) {
+  const TemporaryFolder folder;
+  const auto stage = [&] { StagedFolder(folder / "out", true, 0).publish(); };
+  for (const char* name :
+       {"model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", ".metadata"}) {
+    fs::create_directories(folder / "out");
+    write_text(folder / "out/README.md", "older");
+    EXPECT_TRUE(catch_error(stage).says("something else than a folder of weights"));
+    write_text(folder / "out" / name, "older");
+    EXPECT_EQ(catch_error(stage).text, "no error") << name;
+    EXPECT_TRUE(fs::is_empty(folder / "out")) << name;
+  }
+}
+
 TEST(StagedFolder, AsksForSpaceFirst) {
   const TemporaryFolder folder;
   const Caught caught = catch_error([&] { StagedFolder(folder / "out", false, ~uint64_t{0} / 2); });

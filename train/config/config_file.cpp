@@ -268,9 +268,12 @@ void check_training(const Config& config) {
 void check_combinations(const Config& config) {
   const ModelConfig& model = config.model;
   if (model.path.empty()) {
-    if (model.hidden_size % model.heads != 0 || model.hidden_size / model.heads % 2 != 0) {
+    const bool has_even_share =
+        model.hidden_size % model.heads == 0 && model.hidden_size / model.heads % 2 == 0;  // of the width
+    if (model.head_dim == 0 && !has_even_share) {
       refuse("model.heads: got " + std::to_string(model.heads) + " heads for model.hidden_size " +
-             std::to_string(model.hidden_size) + ", expected hidden_size / heads to be an even integer");
+             std::to_string(model.hidden_size) +
+             ", expected hidden_size / heads to be an even integer; set both, or model.head_dim");
     }
     if (model.heads % model.kv_heads != 0) {
       refuse("model.kv_heads: got " + std::to_string(model.kv_heads) + ", expected a divisor of model.heads " +

@@ -1,4 +1,4 @@
-// 577 lines because it is one table: the options of the trainer.
+// 579 lines because it is one table: the options of the trainer.
 
 #include "train/config/option_table.h"
 
@@ -69,7 +69,8 @@ std::string toml_text(const std::string& value) {
 std::vector<Option> model_options() {
   return {
       {"model.path", FSDP_SLOT(model.path), any(),
-       "Hugging Face folder, or a config.json; empty: the model is model.preset or made from the keys below"},
+       "Hugging Face folder, or a config.json, which no key below may contradict; empty: the model is model.preset or "
+       "made from the keys below"},
       {"model.weights", FSDP_SLOT(model.weights), one_of({"auto", "load", "random"}),
        "load: from model.path; random: drawn from train.seed; auto: load where model.path has weights"},
       {"model.family", FSDP_SLOT(model.family),
@@ -172,7 +173,8 @@ std::vector<Option> train_options() {
       {"train.eval_every", FSDP_SLOT(train.eval_every), at_least(0),
        "steps between two evaluations on the held-out split; 0: only at the end"},
       {"train.eval_batches", FSDP_SLOT(train.eval_batches), at_least(0),
-       "batches of batch_sequences per evaluation during training; 0: the whole split"},
+       "batches of batch_sequences per evaluation during training, the first of the split: of a mixture those of its "
+       "first data set; 0: the whole split"},
       {"train.final_eval_batches", FSDP_SLOT(train.final_eval_batches), at_least(0),
        "the same for the evaluation at the end; 0: the whole split"},
       {"train.schedule", FSDP_SLOT(train.schedule), one_of({"cosine", "wsd", "linear", "constant"}),

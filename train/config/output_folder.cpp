@@ -10,6 +10,7 @@
 #include "io/base/error.h"
 #include "io/base/input_file.h"
 #include "io/checkpoint/checkpoint_folder.h"
+#include "io/checkpoint/checkpoint_manifest.h"
 #include "io/hub/adapter_config.h"
 #include "train/config/config_file.h"
 
@@ -85,10 +86,27 @@ void keep_sources(const OutputFolder& folder, const Config& config) {
   }
 }
 
+// A word that is none of those that there are is the name of a folder, which must be a checkpoint.
+void check_resume(const std::string& resume) {
+  if (resume == "auto" || resume == "never") return;
+  const std::string start = "[train] checkpoint.resume: got " + io::in_quotes(resume);
+  if (!io::can_be_found(resume)) {
+    throw Error(ErrorCode::kUsage, start +
+                                       ", where there is nothing, expected auto, never or the folder of a "
+                                       "checkpoint.");
+  }
+  try {
+    io::read_manifest(resume);
+  } catch (const io::Error& failure) {
+    throw Error(ErrorCode::kCheckpoint, start + ", which is no checkpoint: " + failure.what());
+  }
+}
+
 }  // namespace
 
 OutputUse check_output(const OutputFolder& folder, const Config& config) {
   std::error_code error;
+  check_resume(config.checkpoint.resume);
   const bool goes_on = has_checkpoints(folder) && config.checkpoint.resume == "auto";
   if (goes_on) return OutputUse::kContinue;
   if (config.output.overwrite == "replace") {
@@ -116,10 +134,13 @@ OutputUse check_output(const OutputFolder& folder, const Config& config) {
   return OutputUse::kReplace;
 }
 
-void make_output(const OutputFolder& folder) {
+io::FolderLock take_output(const OutputFolder& folder, const Config& config) {
   std::error_code error;
   fs::create_directories(folder.root, error);
   if (error) refuse_folder(folder, "cannot be made: " + error.message());
+  io::FolderLock lock(folder.root);
+  check_output(folder, config);
+  return lock;
 }
 
 void start_output(const OutputFolder& folder, const Config& config, OutputUse use) {

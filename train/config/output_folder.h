@@ -2,6 +2,7 @@
 
 #include <filesystem>
 
+#include "io/checkpoint/checkpoint_folder.h"
 #include "train/config/config.h"
 
 namespace fsdp::train {
@@ -32,11 +33,11 @@ enum class OutputUse {
 };
 
 // What to do with the folder. Throws Error(kUsage) if it holds a run already that may neither be replaced nor goes on,
-// or something that this run starts from. Writes nothing.
+// or something that this run starts from, or if checkpoint.resume names no checkpoint. Writes nothing.
 OutputUse check_output(const OutputFolder& folder, const Config& config);
 
-// Makes the folder. Throws Error(kFileSystem).
-void make_output(const OutputFolder& folder);
+// Makes the folder and locks it; throws as check_output(), and Error(kFileSystem).
+io::FolderLock take_output(const OutputFolder& folder, const Config& config);
 
 // Writes config.toml and removes what `use` does not keep, and what interrupted saves left; other files stay. Only for
 // the holder of the folder's lock. Throws Error(kFileSystem) if it cannot be written.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "fsdp/base/error.h"
@@ -52,15 +53,36 @@ void check_same_documents(const io::TokenDataset& data, const io::TokenDataset& 
                                 " holds pairs and the other does not. Mix data sets of one kind.");
 }
 
-std::optional<PackedSplit> open_heldout(const std::vector<MixturePart>& parts, const DataConfig& config) {
+// Data of which nothing was held out lacks the split that has the default name, and a run evaluates nothing then. One
+// that asks for more would never hear that it has none.
+void check_nothing_held_out(const Config& config, const std::set<std::string>& splits) {
+  const std::string& name = config.data.heldout_split;
+  const int64_t every = config.train.eval_every;
+  if (name.empty() || (name == DataConfig().heldout_split && every == 0)) return;
+  std::string known;
+  for (const std::string& split : splits) known += (known.empty() ? "" : ", ") + split;
+  refuse(ErrorCode::kUsage, "data.heldout_split: got " + io::in_quotes(name) +
+                                (every > 0 ? " with train.eval_every = " + std::to_string(every) : "") +
+                                ", expected a split of the data: " + known +
+                                ". Name one, hold text out with `fsdp prepare --holdout`, or evaluate nothing with "
+                                "--data.heldout_split= and no name.");
+}
+
+std::optional<PackedSplit> open_heldout(const std::vector<MixturePart>& parts, const Config& config) {
+  const std::string& name = config.data.heldout_split;
   std::vector<PackedSplit::Source> sources;
+  std::set<std::string> splits;
   for (const MixturePart& part : parts) {
     const auto manifest = io::read_dataset_manifest(part.path);
-    if (config.heldout_split.empty() || manifest.splits.count(config.heldout_split) == 0) continue;
-    sources.push_back({io::TokenDataset::open(part.path, config.heldout_split), part.weight});
+    for (const auto& split : manifest.splits) splits.insert(split.first);
+    if (name.empty() || manifest.splits.count(name) == 0) continue;
+    sources.push_back({io::TokenDataset::open(part.path, name), part.weight});
   }
-  if (sources.empty()) return std::nullopt;
-  return PackedSplit(std::move(sources), config.sequence_length);
+  if (sources.empty()) {
+    check_nothing_held_out(config, splits);
+    return std::nullopt;
+  }
+  return PackedSplit(std::move(sources), config.data.sequence_length);
 }
 
 // The first id that means another token, or nothing.
@@ -91,6 +113,20 @@ std::string describe_mixture(const PackedSplit& data) {
   return "; mixture: " + text;
 }
 
+std::string describe_heldout(const Splits& splits) {
+  if (!splits.heldout) return "; held out: nothing";
+  const auto& evaluated = splits.heldout->sources();
+  std::string lacking;
+  for (const PackedSplit::Source& source : splits.train.sources()) {
+    const fs::path& folder = source.dataset.folder();
+    const bool is_evaluated = std::any_of(evaluated.begin(), evaluated.end(),
+                                          [&](const auto& heldout) { return heldout.dataset.folder() == folder; });
+    if (!is_evaluated) lacking += (lacking.empty() ? "" : ", ") + folder.filename().string();
+  }
+  return "; held out: " + with_thousands(splits.heldout->num_tokens()) + " tokens" +
+         (lacking.empty() ? "" : " (none of " + lacking + ")");
+}
+
 // What people name first: the text itself, or the folder of a run.
 void check_is_dataset(const fs::path& folder) {
   std::error_code problem;  // such as no permission, which the open will tell
@@ -105,7 +141,8 @@ void check_is_dataset(const fs::path& folder) {
 
 }  // namespace
 
-Splits open_splits(const DataConfig& config) {
+Splits open_splits(const Config& whole) {
+  const DataConfig& config = whole.data;
   if (config.path.empty()) {
     refuse(ErrorCode::kUsage, "data.path is not set. Make a data set with `fsdp prepare`, and name its folder.");
   }
@@ -120,7 +157,7 @@ Splits open_splits(const DataConfig& config) {
     check_same_tokenizer(data, sources.front().dataset);
     check_same_documents(data, sources.front().dataset);
   }
-  return {PackedSplit(std::move(sources), config.sequence_length), open_heldout(parts, config)};
+  return {PackedSplit(std::move(sources), config.sequence_length), open_heldout(parts, whole)};
 }
 
 void verify_splits(const Splits& splits, const std::string& choice) {
@@ -161,8 +198,7 @@ std::string describe_splits(const Splits& splits) {
   const PackedSplit& data = splits.train;
   return with_thousands(data.num_tokens()) + " tokens in " + with_thousands(data.num_sequences()) + " sequences" +
          format_text(" (%.2f%% full, %.2f%% predicted)", 100 * data.fill_rate(), 100 * data.target_rate()) +
-         "; held out: " + (splits.heldout ? with_thousands(splits.heldout->num_tokens()) + " tokens" : "nothing") +
-         describe_mixture(data);
+         describe_heldout(splits) + describe_mixture(data);
 }
 
 fs::path tokenizer_folder(const io::TokenDataset& data) {

@@ -17,8 +17,8 @@ struct Splits {
 };
 
 // Opens what data.path names. Throws Error(kUsage | kData) or io::Error(kData) for what is missing, damaged or empty,
-// and for data sets of different tokenizers.
-Splits open_splits(const DataConfig& config);
+// for data sets of different tokenizers, and for a held-out split that is asked for and that none of them has.
+Splits open_splits(const Config& config);
 
 // Compares the splits with their hashes, as check.data says: "never", "always", or "auto" (where it takes seconds).
 void verify_splits(const Splits& splits, const std::string& choice);
@@ -32,8 +32,8 @@ void fit_model(models::DecoderConfig& model, const Config& config, const PackedS
 // Where one of the two has no tokenizer.json, nothing is known and nothing is thrown.
 void check_vocabulary(const std::string& model_folder, const io::TokenDataset& data);
 
-// "1,234,567 tokens in 2,412 sequences (99.9% full, 97.0% predicted); held out: 12,345 tokens", and the shares of a
-// mixture.
+// "1,234,567 tokens in 2,412 sequences (99.9% full, 97.0% predicted); held out: 12,345 tokens", and of a mixture the
+// shares, and of which nothing is held out.
 std::string describe_splits(const Splits& splits);
 
 // The files of the tokenizer that made the data, as `fsdp prepare` copied them; empty where there are none, as in data

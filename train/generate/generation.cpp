@@ -45,8 +45,14 @@ const char* name(Finish finish) {
 
 // A row of the cache, and the request that it works for.
 struct Generator::Row {
+  // How many tokens of its prompt the cache has, as the request's adapter makes them.
+  size_t known(const GenerationRequest& wanted) const {
+    return adapter == wanted.adapter ? common_prefix(ids, wanted.prompt) : 0;
+  }
+
   int64_t index;
-  std::vector<int64_t> ids = {};  // that the cache has
+  std::vector<int64_t> ids = {};                   // that the cache has
+  int64_t adapter = models::TokenAdapters::kNone;  // that it has them of
   std::optional<GenerationRequest> request = {};
   std::optional<Sampler> sampler = {};
   int64_t next_id = 0;  // drawn, and not in the cache yet
@@ -105,11 +111,11 @@ void Generator::step() {
 }
 
 // The one that knows most of the prompt already.
-Generator::Row* Generator::free_row(const std::vector<int64_t>& prompt) {
+Generator::Row* Generator::free_row(const GenerationRequest& request) {
   Row* best = nullptr;
   for (const auto& row : rows_) {
     if (row->request) continue;
-    if (best == nullptr || common_prefix(row->ids, prompt) > common_prefix(best->ids, prompt)) best = row.get();
+    if (best == nullptr || row->known(request) > best->known(request)) best = row.get();
   }
   return best;
 }
@@ -119,10 +125,10 @@ std::vector<int64_t> Generator::begin_row(Row& row) {
   GenerationRequest request = std::move(waiting_.front());
   waiting_.pop_front();
   // The last token is always read: its logits are needed.
-  const size_t known =
-      prefixes_ == Prefixes::kReuse ? std::min(common_prefix(row.ids, request.prompt), request.prompt.size() - 1) : 0;
+  const size_t known = prefixes_ == Prefixes::kReuse ? std::min(row.known(request), request.prompt.size() - 1) : 0;
   cache_.keep(row.index, static_cast<int64_t>(known));
   row.ids = request.prompt;
+  row.adapter = request.adapter;
   row.sampler.emplace(request.sampling);
   for (const int64_t id : request.prompt) row.sampler->saw(id);
   row.request = std::move(request);
@@ -136,7 +142,7 @@ void Generator::read_prompts() {
   std::vector<int64_t> places;
   size_t num_tokens = 0;
   while (!waiting_.empty()) {
-    Row* row = free_row(waiting_.front().prompt);
+    Row* row = free_row(waiting_.front());
     if (row == nullptr) break;
     const bool is_alone = prefixes_ == Prefixes::kReuse;  // several prompts have to start at the same position
     if (!begun.empty() && (is_alone || !fit_together(prompts, num_tokens, waiting_.front().prompt.size()))) break;

@@ -37,7 +37,7 @@ struct GenerationRequest {
   std::function<void(Finish)> on_finish = {};
 };
 
-// Whether rows begin with what an earlier row of their place left in the cache.
+// Whether rows begin with what an earlier row of their place and their adapter left in the cache.
 enum class Prefixes { kRecompute, kReuse };
 
 struct GenerationOptions {
@@ -73,7 +73,7 @@ class Generator {
 
  private:
   struct Row;
-  Row* free_row(const std::vector<int64_t>& prompt);
+  Row* free_row(const GenerationRequest& request);
   std::vector<int64_t> begin_row(Row& row);
   void read_prompts();
   void continue_rows();

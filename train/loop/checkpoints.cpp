@@ -101,11 +101,15 @@ void Checkpoints::tell_resumed(const std::string& place, const checkpoint::LoadR
   });
 }
 
-int64_t Checkpoints::resume() {
+void Checkpoints::read_of_other_run() {
   const std::string& choice = config_.checkpoint.resume;
-  if (choice == "never") return 0;
-  if (choice == "auto") return go_back() ? trainer_.steps_done() : 0;
-  tell_resumed(choice, checkpoint::load(choice, state()));
+  if (choice != "never" && choice != "auto") of_other_run_ = checkpoint::load(choice, state());
+}
+
+int64_t Checkpoints::resume() {
+  if (config_.checkpoint.resume == "never") return 0;
+  if (config_.checkpoint.resume == "auto") return go_back() ? trainer_.steps_done() : 0;
+  tell_resumed(config_.checkpoint.resume, *of_other_run_);
   return trainer_.steps_done();
 }
 

@@ -27,6 +27,8 @@ class Checkpoints {
   // Local. Throws Error(kFileSystem) if the disk has no room for two checkpoints.
   void check_room() const;
 
+  // The checkpoint that checkpoint.resume names, if it names one: before anything of an earlier run goes.
+  void read_of_other_run();
   // What checkpoint.resume asks for. Returns the number of steps done: 0 for a new run.
   int64_t resume();
   // The newest one; false if there is none.
@@ -66,6 +68,7 @@ class Checkpoints {
   std::function<void()> before_commit_;
   checkpoint::Saver saver_;
   std::chrono::steady_clock::time_point last_start_;
+  std::optional<checkpoint::LoadReport> of_other_run_;
   std::optional<int64_t> saved_step_;  // newest that is durable
   std::string last_failure_;
   bool answers_request_ = false;  // the save in flight started after the file SAVE was made; rank 0

@@ -36,7 +36,7 @@ Preparation prepare(const Config& config, const World& world, ThreadPlan threads
     check_precision(config);
     const RankPlace place = rank_place(make_mesh(world, config.shard.replicas, config.mesh));
     device = choose_device(config.shard.device, "[train] shard.device", world);
-    splits = open_splits(config.data);
+    splits = open_splits(config);
     const io::TokenDataset& data = splits->train.dataset();
     check_batch(config.train, place, splits->train);
     sum_tree_of(config, place.num_data);  // is there one?

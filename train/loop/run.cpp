@@ -90,16 +90,19 @@ class Run {
     fault_point("model.built");
     on_rank0(world_, [&] {
       forecast_ = forecast_run(config_, prepared.choice, plan_);
-      make_output(folder_);
-      lock_.emplace(folder_.root);
-      start_output(folder_, config_, check_output(folder_, config_));
-      events_.open(folder_.events());
+      lock_ = take_output(folder_, config_);
       checkpoints_.check_room();
     });
     if (config.tune.loss == "dpo") {  // before weights come from a checkpoint
       const auto tell = [this](const std::string& line) { console_.line("train: " + line); };
       trainer_.prefer(make_objective(config_, world_, model_, splits_, prepared.choice, tell));
     }
+    checkpoints_.read_of_other_run();
+    // Nothing of an earlier run goes before what this one begins with is there.
+    on_rank0(world_, [&] {
+      start_output(folder_, config_, check_output(folder_, config_));
+      events_.open(folder_.events());
+    });
   }
 
   // Returns the exit code.
@@ -301,23 +304,20 @@ class Run {
   // At the end of the warm-up, rank 0 knows how long a step takes.
   void fit_steps() {
     const LrSchedule& schedule = trainer_.schedule();
-    if (config_.train.fit_minutes == 0 || trainer_.steps_done() != schedule.warmup_steps) {
-      return;
-    }
+    if (config_.train.fit_minutes == 0 || trainer_.steps_done() != schedule.warmup_steps) return;
     const double left = 60 * config_.train.fit_minutes - pace_.elapsed();
     const double fitting = std::max(0.0, left) / pace_.median_step_seconds();
     const auto wanted = schedule.warmup_steps + static_cast<int64_t>(std::min(fitting, 1e15));
     const int64_t steps = std::stoll(broadcast_string(world_, std::to_string(std::min(wanted, schedule.steps))));
-    if (steps < schedule.steps) {
-      trainer_.set_num_steps(steps);
-      config_.train.steps = steps;
-      config_.train.fit_minutes = 0;  // the stored configuration repeats this run
-      on_rank0(world_, [&] { io::write_file_atomically(folder_.config(), config_to_toml(config_)); });
-      console_.line(
-          format_text("train: %lld steps fit into the time asked for; "
-                      "--train.steps=%lld --train.fit_minutes=0 repeats this run",
-                      static_cast<long long>(steps), static_cast<long long>(steps)));
-    }
+    if (steps >= schedule.steps) return;
+    trainer_.set_num_steps(steps);
+    config_.train.steps = steps;
+    config_.train.fit_minutes = 0;  // the stored configuration repeats this run
+    on_rank0(world_, [&] { io::write_file_atomically(folder_.config(), config_to_toml(config_)); });
+    console_.line(
+        format_text("train: %lld steps fit into the time asked for; "
+                    "--train.steps=%lld --train.fit_minutes=0 repeats this run",
+                    static_cast<long long>(steps), static_cast<long long>(steps)));
   }
 
   // What is trained, by how many, and how.

@@ -68,6 +68,17 @@ void check_weights_kept_alike(const Config& before, const Config& now) {
                                           "with model.path.");
 }
 
+// Numbers of tokens are turned into steps of one size; those that are done had another.
+void check_batch_kept(const Config& before, const Config& now) {
+  const bool counts_tokens = now.train.max_tokens > 0 || now.train.warmup_tokens > 0;
+  if (!counts_tokens || before.train.batch_sequences == now.train.batch_sequences) return;
+  throw Error(ErrorCode::kCheckpoint,
+              "[checkpoint] train.batch_sequences: got " + std::to_string(now.train.batch_sequences) + ", expected " +
+                  std::to_string(before.train.batch_sequences) +
+                  " as in the checkpoint, because train.max_tokens and train.warmup_tokens count by it. To change it, "
+                  "give train.steps and train.warmup_steps instead of them.");
+}
+
 std::optional<Config> stored_config(checkpoint::StateSource& source) {
   try {
     return parse_config(source.value("config").value_or(""));
@@ -124,6 +135,7 @@ void RunState::load(checkpoint::StateSource& source) {
   check_base(source);
   const std::optional<Config> before = stored_config(source);
   if (before) check_weights_kept_alike(*before, config_);
+  if (before) check_batch_kept(*before, config_);
   changed_keys_ = before ? differences(*before, config_)
                          : std::vector<std::string>{"the configuration was of another version of fsdp"};
   if (const auto jump = before ? rate_jump(*before, config_, step_) : std::nullopt) changed_keys_.push_back(*jump);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "io/base/atomic_file.h"
 #include "io/base/error.h"
@@ -101,20 +102,21 @@ void save_adapter(const ShardedModel& model, const World& world, const fs::path&
   const std::vector<WholeTensor> adapters = whole_adapters(model);
   std::map<std::string, at::Tensor> norms;
   if (lora.kind == models::AdapterKind::kDora) norms = row_norms(model);
-  fs::path staging;  // of rank 0
+  std::optional<io::StagedFolder> staging;  // of rank 0
   std::unique_ptr<AdapterWriter> writer;
   on_rank0(world, [&] {
-    staging = io::make_staging_folder(folder);
-    writer = std::make_unique<AdapterWriter>(staging / io::kAdapterWeightsFile, adapters, norms, model.start.get());
+    staging.emplace(folder);
+    writer =
+        std::make_unique<AdapterWriter>(staging->path() / io::kAdapterWeightsFile, adapters, norms, model.start.get());
   });
   collect_main_weights(
       world, adapters, adapter_leaves(model),
       [&](const std::string& name, int64_t first, const at::Tensor& values) { writer->write(name, first, values); });
   on_rank0(world, [&] {
     writer->commit();
-    io::write_file_atomically(staging / io::kAdapterConfigFile,
+    io::write_file_atomically(staging->path() / io::kAdapterConfigFile,
                               io::to_peft(file_config(lora, base, model.start.get())).dump(2) + "\n");
-    io::publish_folder(staging, folder);
+    staging->publish();
   });
 }
 

@@ -83,9 +83,63 @@ void check_preset_alone(const ModelConfig& config) {
   }
 }
 
+// `given` where a model has just these layers without rotary embedding, else what would come nearest.
+int64_t nope_interval(const models::DecoderConfig& model, int64_t given) {
+  bool is_given = true;
+  int64_t first = 0;
+  for (int64_t layer = 1; layer <= model.num_hidden_layers; ++layer) {
+    const bool has_rope = model.has_rope(layer - 1);
+    is_given = is_given && has_rope == (given == 0 || layer % given != 0);
+    if (!has_rope && first == 0) first = layer;
+  }
+  return is_given ? given : first;
+}
+
+// The keys that would make the model of a config.json.
+ModelConfig keys_of(const models::DecoderConfig& model, const ModelConfig& given) {
+  ModelConfig keys;
+  keys.family = model.model_type;
+  keys.vocab_size = model.vocab_size;
+  keys.hidden_size = model.hidden_size;
+  keys.layers = model.num_hidden_layers;
+  keys.heads = model.num_attention_heads;
+  keys.kv_heads = model.num_key_value_heads;
+  keys.ffn_size = model.intermediate_size;
+  keys.tie_embeddings = model.tie_word_embeddings;
+  keys.nope_interval = nope_interval(model, given.nope_interval);
+  keys.rope_theta = model.rope.theta;
+  keys.norm_eps = model.rms_norm_eps;
+  keys.init_std = model.initializer_range;
+  keys.head_dim = model.head_dim;
+  keys.sliding_window = model.sliding_window;
+  keys.experts = model.experts.count;
+  keys.experts_per_token = model.experts.per_token;
+  keys.expert_ffn_size = model.experts.inner_size;
+  keys.balance_loss = model.experts.balance_loss;
+  return keys;
+}
+
+// A run file that describes a model may go on from one of its kind; what would change the model has no effect.
+void check_agreement(const ModelConfig& config, const models::DecoderConfig& model, const fs::path& file) {
+  Config given, there;
+  given.model = config;
+  there.model = keys_of(model, config);
+  for (const Option& option : option_table()) {
+    const bool is_of_path =
+        option.name == "model.path" || option.name == "model.preset" || option.name == "model.weights";
+    if (option.section() != "model" || is_of_path || option.value(given) == option.value(Config())) continue;
+    if (option.value(given) == option.value(there)) continue;
+    throw Error(ErrorCode::kUsage, "[model] " + option.name + ": got " + option.value(given) +
+                                       " with model.path, expected " + option.value(there) + ", as " +
+                                       io::in_quotes(file.string()) + " has it. Leave out " + option.name +
+                                       ", or change that file.");
+  }
+}
+
+fs::path config_file(const fs::path& path) { return fs::is_directory(path) ? path / "config.json" : path; }
+
 // What bitsandbytes adds to a config.json says nothing of the model.
-void read_config(const fs::path& path, ModelChoice& choice) {
-  const fs::path file = fs::is_directory(path) ? path / "config.json" : path;
+void read_config(const fs::path& file, ModelChoice& choice) {
   io::JsonLimits limits;
   limits.kind = io::ErrorKind::kModel;
   nlohmann::json json = io::read_json_file(file, limits);
@@ -108,8 +162,10 @@ ModelChoice choose_model(const ModelConfig& config, int64_t data_vocab_size, int
   } else if (config.path.empty()) {
     choice.config = inline_model(config, data_vocab_size, data_eos_id);
   } else {
-    read_config(config.path, choice);
-    const fs::path folder = fs::is_directory(config.path) ? fs::path(config.path) : fs::path(config.path).parent_path();
+    const fs::path file = config_file(config.path);
+    read_config(file, choice);
+    check_agreement(config, choice.config, file);
+    const fs::path folder = file.parent_path();
     if (config.weights == "load" || (config.weights == "auto" && has_weights(folder))) {
       choice.weights = io::ModelFolder::open(folder);
     }

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <tuple>
 
@@ -309,11 +310,11 @@ void save_model(const ShardedModel& model, const World& world, const fs::path& f
                 const fs::path& tokenizer_files) {
   const at::NoGradGuard no_grad;
   const NamedLeaves leaves = named_parameters(*model.decoder);
-  fs::path staging;  // of rank 0
+  std::optional<io::StagedFolder> staging;  // of rank 0
   std::unique_ptr<ModelWriter> writer;
   on_rank0(world, [&] {
-    staging = io::make_staging_folder(folder);
-    writer = std::make_unique<ModelWriter>(model, staging);
+    staging.emplace(folder);
+    writer = std::make_unique<ModelWriter>(model, staging->path());
   });
   if (model.place.num_stages == 1 && model.place.num_tensor == 1 && model.place.num_expert == 1 &&
       gathers_main_weights(model, leaves)) {
@@ -325,18 +326,19 @@ void save_model(const ShardedModel& model, const World& world, const fs::path& f
   }
   on_rank0(world, [&] {
     writer->commit();
+    const fs::path& place = staging->path();
     const nlohmann::json config = stored_config(model.decoder->config());
-    io::write_file_atomically(staging / "config.json", config.dump(2) + "\n");
-    io::write_file_atomically(staging / "generation_config.json", io::generation_config(config).dump(2) + "\n");
+    io::write_file_atomically(place / "config.json", config.dump(2) + "\n");
+    io::write_file_atomically(place / "generation_config.json", io::generation_config(config).dump(2) + "\n");
     if (!tokenizer_files.empty()) {
       // Only what a tokenizer may have: another file there must not take the place of one of the model's.
       for (const fs::path& file : io::tokenizer_files(tokenizer_files)) {
-        io::copy_file_atomically(file, staging / file.filename(), io::ErrorKind::kData);
+        io::copy_file_atomically(file, place / file.filename(), io::ErrorKind::kData);
       }
     } else if (tokenizer == byte_tokenizer::kName) {
-      io::write_file_atomically(staging / byte_tokenizer::kMarkerFile, byte_tokenizer::marker_json());
+      io::write_file_atomically(place / byte_tokenizer::kMarkerFile, byte_tokenizer::marker_json());
     }
-    io::publish_folder(staging, folder);
+    staging->publish();
   });
 }
 

@@ -10,6 +10,7 @@
 
 #include "fsdp/base/error.h"
 #include "io/base/atomic_file.h"
+#include "io/base/error.h"
 #include "io/base/file_ops.h"
 #include "io/base/hash.h"
 #include "io/base/json.h"
@@ -109,6 +110,28 @@ void make_own_folder(const fs::path& folder, const fs::path& target) {
   check_own_folder(folder);
 }
 
+// What prepare() writes, the references of preferences that a run leaves there, and what is left of those that were cut
+// short.
+bool is_of_dataset(const fs::directory_entry& entry) {
+  const std::string name = entry.path().filename().string();
+  const std::string ending = entry.path().extension().string();
+  std::error_code ignored;
+  if (entry.is_directory(ignored)) return name == io::kTokenizerFolder;
+  const bool is_known = name == "dataset.json" || ending == ".bin" || ending == ".idx" || ending == ".msk" ||
+                        name.starts_with(".references-");
+  return is_known && entry.is_regular_file(ignored);
+}
+
+void check_only_dataset(const fs::path& target) {
+  for (const auto& entry : fs::directory_iterator(target)) {
+    if (is_of_dataset(entry)) continue;
+    throw Error(ErrorCode::kUsage, "[prepare] " + target.string() + ": got " +
+                                       io::in_quotes(entry.path().filename().string()) +
+                                       " beside the data set, expected nothing that --overwrite would remove with it. "
+                                       "Move it away, or choose another --output.");
+  }
+}
+
 // A wrong path must not cost anything.
 void check_target(const fs::path& target, bool overwrite) {
   std::error_code ignored;
@@ -121,6 +144,7 @@ void check_target(const fs::path& target, bool overwrite) {
     throw Error(ErrorCode::kUsage,
                 name + "got something else than a data set, expected one to replace. Choose another --output.");
   }
+  check_only_dataset(target);
 }
 
 }  // namespace

@@ -27,9 +27,9 @@ struct PreparedPiece {
 // are finished stay there when a run is interrupted. One process at a time.
 class PrepareFolder {
  public:
-  // Throws Error(kUsage) if the target exists and is not to be replaced, or is no data set, or if another process
-  // makes it, or if a folder of that name is there already that is not this user's own, or a link;
-  // Error(kFileSystem) if the folder cannot be made.
+  // Throws Error(kUsage) if the target exists and is not to be replaced, or is no data set, or holds something beside
+  // one, or if another process makes it, or if a folder of that name is there already that is not this user's own, or a
+  // link; Error(kFileSystem) if the folder cannot be made.
   PrepareFolder(const std::filesystem::path& target, bool overwrite);
   // Removes the folder, unless it was published or holds finished pieces.
   ~PrepareFolder();

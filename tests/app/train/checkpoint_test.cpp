@@ -131,6 +131,12 @@ TEST_F(Checkpoint, DamagedOnesArePassedOver) {
   EXPECT_TRUE(contains(resumed.out, "at step 10 (written by 2 rank(s))")) << resumed.out;
   EXPECT_TRUE(contains(resumed.out, "set aside what was saved later: step-14.aside")) << resumed.out;
   expect_reference("damaged");
+  // It is this run's all the same, and goes with it.
+  const CommandResult anew =
+      launch_fsdp(2, run("damaged", "--resume=never --output.overwrite=replace --checkpoint.keep_last=0"));
+  EXPECT_EQ(anew.exit_code, 0) << anew.err;
+  EXPECT_FALSE(std::filesystem::exists(path("damaged") + "/checkpoints/step-14.aside"));
+  expect_reference("damaged");
 }
 
 TEST_F(Checkpoint, NothingWholeIsAnErrorAndNoNewStart) {
@@ -143,6 +149,14 @@ TEST_F(Checkpoint, NothingWholeIsAnErrorAndNoNewStart) {
   EXPECT_EQ(result.exit_code, 4) << result.out;
   EXPECT_TRUE(contains(result.err, "got no checkpoint that is whole")) << result.err;
   EXPECT_EQ(ledger("torn"), before);
+}
+
+TEST_F(Checkpoint, TokensAreNotCountedByTwoBatches) {
+  ASSERT_EQ(run_fsdp(run("counted")).exit_code, 0);
+  const std::string by_tokens = "--train.steps=0 --train.max_tokens=1000000 ";
+  const CommandResult other = run_fsdp(run("counted", by_tokens + "--train.batch_sequences=6"));
+  EXPECT_NE(other.exit_code, 0);
+  EXPECT_TRUE(contains(other.err, "train.batch_sequences: got 6, expected 12 as in the checkpoint")) << other.err;
 }
 
 TEST_F(Checkpoint, FullDiskDoesNotEndTheRun) {

@@ -224,7 +224,7 @@ TEST_F(Qlora, RefusesWhatDoesNotGoWithCodes) {
   };
   for (const Refusal& refusal :
        {Refusal{"--tune.method=full", "tune.method = \"full\"", "expected lora"},
-        Refusal{"--shard.precision=fp16", "shard.precision = \"fp16\"", "expected bf16, bf16_reduce or fp32"},
+        Refusal{"--shard.precision=fp16", "shard.precision = \"fp16\"", "expected bf16 or fp32"},
         Refusal{"--shard.precision=fp8", "shard.precision = \"fp8\"", "expected bf16"},
         Refusal{"--train.projections=fused", "train.projections", "expected separate"},
         Refusal{"--mesh.pp=2", "mesh.pp = 2", "expected 1"},

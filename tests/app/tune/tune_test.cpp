@@ -104,6 +104,19 @@ TEST_F(Tune, AnAdapterIsExportedAloneFromACheckpoint) {
       ours.read(*same, 0, entry.numel(), is.data());
       EXPECT_EQ(is, was) << entry.name;
     }
+    const std::string first = read_file(out + "/adapter_model.safetensors");
+    const std::string again = "export " + path(run) + "/checkpoints/step-8 --adapter -o " + out;
+    EXPECT_EQ(run_fsdp(again).exit_code, 2);
+    const CommandResult replaced = run_fsdp(again + " --overwrite");
+    EXPECT_EQ(replaced.exit_code, 0) << replaced.err;
+    EXPECT_TRUE(read_file(out + "/adapter_model.safetensors") == first);
+    // Neither the adapter nor what is made of it and its base takes the adapter's own place.
+    for (const std::string& what : {std::string(" --adapter"), " --merge " + base()}) {
+      const CommandResult same = run_fsdp("export " + out + what + " --overwrite -o " + out);
+      EXPECT_EQ(same.exit_code, 2) << same.out;
+      EXPECT_TRUE(contains(same.err, "the same folder as source and output")) << same.err;
+    }
+    EXPECT_TRUE(std::filesystem::exists(out + "/adapter_config.json"));
   }
   const CommandResult whole = run_fsdp("export " + base() + " --adapter -o " + path("none"));
   EXPECT_EQ(whole.exit_code, 2);

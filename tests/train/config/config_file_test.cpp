@@ -119,6 +119,7 @@ TEST_F(ConfigFile, SyntaxErrorNamesPlace) {
 TEST_F(ConfigFile, ImpossibleCombinations) {
   EXPECT_NE(failure("", {"--model.heads=3"}).find("expected hidden_size / heads to be an even integer"),
             std::string::npos);
+  EXPECT_EQ(failure("", {"--model.heads=6", "--model.head_dim=32"}), "no error");  // 256 / 6 has no part in it
   EXPECT_NE(failure("", {"--model.kv_heads=3"}).find("expected a divisor of model.heads 4"), std::string::npos);
   EXPECT_NE(failure("", {"--train.steps=10"}).find("expected at most train.steps 10"), std::string::npos);
   EXPECT_NE(failure("", {"--train.steps=0"}).find("got 0 without train.max_tokens"), std::string::npos);

@@ -30,7 +30,7 @@ class OutputFolderTest : public ::testing::Test {
     }
   }
   void expect_kept(const std::string& name) {
-    for (const auto& [resume, overwrite] : {std::pair("auto", "refuse"), std::pair("", "replace")}) {
+    for (const auto& [resume, overwrite] : {std::pair("auto", "refuse"), std::pair("never", "replace")}) {
       const std::string answer = check(resume, overwrite);
       EXPECT_NE(answer.find("is no run's: it has '" + name + "'"), std::string::npos) << resume << ": " << answer;
     }
@@ -46,9 +46,18 @@ TEST_F(OutputFolderTest, WhatARunLeftIsReplaced) {
   EXPECT_EQ(check("auto", "refuse"), "replace");
   put("model/config.json");
   put("model/model.safetensors");
-  EXPECT_EQ(check("", "replace"), "replace");
+  EXPECT_EQ(check("never", "replace"), "replace");
   fs::create_directories(folder_.path() / "checkpoints/step-7");
   EXPECT_EQ(check("auto", "refuse"), "continue");
+}
+
+TEST_F(OutputFolderTest, NothingIsReplacedForACheckpointThatIsNone) {
+  put("model/config.json");
+  put("other/manifest.json");
+  EXPECT_NE(check("true", "replace").find("got 'true', where there is nothing, expected auto, never or"),
+            std::string::npos);
+  const std::string damaged = check(folder_.path() / "other", "replace");
+  EXPECT_NE(damaged.find("which is no checkpoint"), std::string::npos) << damaged;
 }
 
 TEST_F(OutputFolderTest, CheckpointsOfOthersStay) {
@@ -58,11 +67,11 @@ TEST_F(OutputFolderTest, CheckpointsOfOthersStay) {
 
 TEST_F(OutputFolderTest, AFolderModelOfOthersStays) {
   put("model/net/weights.bin");
-  const std::string answer = check("", "replace");
+  const std::string answer = check("never", "replace");
   EXPECT_NE(answer.find("it has 'net'"), std::string::npos) << answer;
   fs::remove_all(folder_.path() / "model");
   put("model/net.cpp");
-  EXPECT_NE(check("", "replace").find("no config.json"), std::string::npos);
+  EXPECT_NE(check("never", "replace").find("no config.json"), std::string::npos);
 }
 
 }  // namespace

@@ -327,6 +327,31 @@ TEST_F(Prepare, ErrorsNameTheFixAndLeaveNothing) {
   EXPECT_EQ(folder_.num_files(), 3u);
 }
 
+// A run that was told to write into its data set is not removed with that.
+TEST_F(Prepare, OverwriteRemovesADataSetAndNothingElse) {
+  write("text/a.txt", "first");
+  PrepareOptions wanted = options();
+  wanted.holdout = 0;
+  wanted.overwrite = true;
+  run(wanted);
+  for (const char* name : {"run/config.toml", "notes.txt", "tokenizer.bin/x"}) {
+    write(std::string("data/") + name, "mine");
+    const std::string message = failure(wanted, ErrorCode::kUsage);
+    const std::string first = fs::path(name).begin()->string();
+    EXPECT_NE(message.find("got '" + first + "' beside the data set"), std::string::npos) << message;
+    EXPECT_TRUE(fs::exists(folder_ / "data" / name));
+    EXPECT_TRUE(fs::exists(folder_ / "data/dataset.json"));
+    EXPECT_EQ(folder_.num_files(), 2u) << "something is left beside the data set";
+    fs::remove_all(folder_ / "data" / first);
+  }
+  write("data/references-train-0123456789abcdef.bin", "of preferences");
+  write("data/.references-train-0123456789abcdef.bin.tmp-1-0", "of a run that was killed");
+  write("text/a.txt", "other");
+  run(wanted);
+  EXPECT_EQ(documents_of(wanted.output, "train"), (std::set<std::string>{"other"}));
+  EXPECT_FALSE(fs::exists(folder_ / "data/references-train-0123456789abcdef.bin"));
+}
+
 // Whoever may write beside the output could have made it.
 TEST_F(Prepare, AFolderThatSomebodyElsePutInItsPlaceIsRefused) {
   write("text/a", "a");

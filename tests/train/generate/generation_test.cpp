@@ -7,6 +7,7 @@
 
 #include "fsdp/base/error.h"
 #include "io/base/error.h"
+#include "models/lora.h"
 #include "tests/io/temporary_folder.h"
 #include "tests/train/model/model_files.h"
 #include "train/generate/generated_text.h"
@@ -184,6 +185,57 @@ TEST(Generation, ReusedPrefixesGiveTheSameTokens) {
     talk.insert(talk.end(), {7, 8, 9});
   }
   EXPECT_LT(generator.num_prompt_tokens(), 30 + 3 * 5) << "what was read before was read again";
+}
+
+// Two adapters on every map of the blocks, far from each other.
+std::shared_ptr<models::TokenAdapters> serve_two(models::Decoder& model) {
+  constexpr int64_t kRank = 4;
+  const auto waves = [](int64_t rows, int64_t columns, double step) {
+    return at::sin(at::arange(rows * columns, at::kFloat) * step).view({rows, columns}) * 0.3;
+  };
+  auto tokens = std::make_shared<models::TokenAdapters>();
+  for (const models::NamedLinear& linear : models::linears_in_blocks(model)) {
+    auto served = std::make_shared<models::ServedMap>(tokens);
+    for (const int64_t number : {0, 1}) {
+      const double step = 1.3 + 0.4 * static_cast<double>(number);
+      served->add(number, {waves(kRank, linear.module->in_features(), step),
+                           waves(linear.module->out_features(), kRank, 2 * step),
+                           /*scale=*/1,
+                           {}});
+    }
+    linear.module->serve(std::move(served));
+  }
+  return tokens;
+}
+
+// What one adapter made of a text is no beginning of what another makes of it.
+TEST(Generation, PrefixesOfAnotherAdapterAreReadAgain) {
+  models::Decoder model = tiny_model();
+  const auto adapters = serve_two(model);
+  const std::vector<int64_t> prompt = prompt_of(30, 5);
+  Generator generator(model, {.num_rows = 1, .prefixes = Prefixes::kReuse, .adapters = adapters});
+  std::vector<std::vector<int64_t>> said;
+  for (const int64_t adapter : {int64_t{0}, int64_t{1}, models::TokenAdapters::kNone, int64_t{1}}) {
+    GenerationRequest request = request_of(prompt, {.temperature = 0}, 8);
+    request.adapter = adapter;
+    const auto fresh = run(model, {request}, {.num_rows = 1, .adapters = adapters})[0].ids;
+    std::vector<int64_t>& ids = said.emplace_back();
+    request.on_token = [&ids](int64_t id) {
+      ids.push_back(id);
+      return Verdict::kContinue;
+    };
+    generator.add(std::move(request));
+    while (generator.has_work()) generator.step();
+    EXPECT_EQ(ids, fresh) << adapter;
+  }
+  EXPECT_NE(said[0], said[1]);
+  EXPECT_NE(said[1], said[2]);
+  EXPECT_EQ(generator.num_prompt_tokens(), 4 * 30);
+  GenerationRequest again = request_of(prompt, {.temperature = 0}, 8);
+  again.adapter = 1;
+  generator.add(std::move(again));
+  while (generator.has_work()) generator.step();
+  EXPECT_EQ(generator.num_prompt_tokens(), 4 * 30 + 1) << "what this adapter read before was read again";
 }
 
 TEST(Generation, RefusesWhatCannotWork) {

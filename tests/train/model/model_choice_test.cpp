@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "fsdp/base/error.h"
+#include "tests/io/temporary_folder.h"
 
 namespace fsdp::train {
 namespace {
@@ -53,6 +56,46 @@ TEST(ModelChoice, APresetStandsAlone) {
   config.path = "";
   config.weights = "load";
   expect_says(error_of(config), "got load with model.preset, expected random or auto");
+}
+
+// A key that the model of the folder would not follow is refused, and one that says what it has anyway is not.
+TEST(ModelChoice, AFolderSaysWhatItsModelIs) {
+  const io::TemporaryFolder folder;
+  ModelConfig made;
+  made.layers = 3;
+  made.nope_interval = 2;
+  made.rope_theta = 12345;
+  made.tie_embeddings = false;
+  const models::DecoderConfig model = choose_model(made, 259, 257).config;
+  io::write_text(folder / "config.json", models::to_hugging_face(model).dump());
+
+  ModelConfig config;
+  config.path = folder.path();
+  EXPECT_EQ(choose_model(config, 259, 257).config.rope.theta, 12345);
+  config = made;
+  for (const std::filesystem::path& path : {folder.path(), folder / "config.json"}) {
+    config.path = path;
+    config.weights = "random";
+    EXPECT_EQ(choose_model(config, 259, 257).config.num_hidden_layers, 3);
+  }
+
+  const auto expect_refusal = [&](void (*change)(ModelConfig&), const std::string& part) {
+    ModelConfig other;
+    other.path = folder.path();
+    change(other);
+    const std::string message = error_of(other);
+    expect_says(message, part);
+    expect_says(message, "change that file");
+    expect_says(message, "config.json");
+  };
+  expect_refusal([](ModelConfig& other) { other.rope_theta = 54321; },
+                 "model.rope_theta: got 54321.0 with model.path, expected 12345.0");
+  expect_refusal([](ModelConfig& other) { other.layers = 4; }, "model.layers: got 4 with model.path, expected 3");
+  expect_refusal([](ModelConfig& other) { other.nope_interval = 3; },
+                 "model.nope_interval: got 3 with model.path, expected 2");
+  expect_refusal([](ModelConfig& other) { other.family = "qwen3"; }, "model.family: got \"qwen3\" with model.path");
+  expect_refusal([](ModelConfig& other) { other.vocab_size = 300; }, "model.vocab_size: got 300 with model.path");
+  expect_refusal([](ModelConfig& other) { other.balance_loss = 0.1; }, "model.balance_loss: got 0.1 with model.path");
 }
 
 TEST(ModelChoice, MakesEveryFamily) {

@@ -2,9 +2,14 @@
 #include "train/model/weights.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <csignal>
+
+#include "fsdp/base/error.h"
 #include "tests/io/temporary_folder.h"
 #include "tests/train/model/tuning_run.h"
+#include "train/model/lora_files.h"
 
 namespace fsdp {
 namespace {
@@ -41,6 +46,49 @@ TEST(SavedModel, HasEveryElementWhateverTheLayout) {
         EXPECT_TRUE(torch::equal(read, item.value())) << item.key();
       }
     }
+  }
+}
+
+// Files of this process may not grow beyond `bytes`: a disk that is full.
+class SmallFiles {
+ public:
+  explicit SmallFiles(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit = {bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~SmallFiles() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+  SmallFiles(const SmallFiles&) = delete;
+  SmallFiles& operator=(const SmallFiles&) = delete;
+
+ private:
+  void (*handler_)(int);
+  rlimit before_ = {};
+};
+
+TEST(SavedModel, LeavesNothingWhereItCannotBeWritten) {
+  for (const char* method : {"full", "lora"}) {
+    const io::TemporaryFolder folder;
+    run_ranks(1, [&](const World& world) {
+      TuningPlan plan;
+      plan.tune.method = method;
+      plan.tune.lora_rank = 3;
+      TuningRun run(world, plan);
+      const auto save = [&] {
+        if (run.tuning().lora) return train::save_adapter(run.model(), world, folder / "model", *run.tuning().lora, "");
+        train::save_model(run.model(), world, folder / "model", "none");
+      };
+      {
+        const SmallFiles limit(64);
+        EXPECT_THROW(save(), Error) << method;
+      }
+      EXPECT_EQ(folder.num_files(), 0u) << method << ": the hidden folder is left";
+      save();
+      EXPECT_EQ(folder.num_files(), 1u) << method;
+    });
   }
 }
 

@@ -11,9 +11,7 @@ struct BaseMisfit {
   std::string setting, instead;
 };
 
-bool multiplies_decoded(const std::string& precision) {
-  return precision == "fp32" || precision == "bf16" || precision == "bf16_reduce";
-}
+bool multiplies_decoded(const std::string& precision) { return precision == "fp32" || precision == "bf16"; }
 
 }  // namespace
 
@@ -45,7 +43,7 @@ void check_base_format(const Config& config, const ModelChoice& choice) {
   const BaseMisfit misfits[] = {
       {config.tune.method != "lora",
        "tune.method = \"" + config.tune.method + "\", which updates what codes cannot hold", "lora"},
-      {!multiplies_decoded(config.shard.precision), precision, "bf16, bf16_reduce or fp32"},
+      {!multiplies_decoded(config.shard.precision), precision, "bf16 or fp32"},
       {model.experts.count > 0, "model_type " + model.model_type + ", whose experts would stay as they are",
        "a model without experts"},
       {config.mesh.tp > 1, "mesh.tp = " + std::to_string(config.mesh.tp) + ", which cuts weights that are numbers",
