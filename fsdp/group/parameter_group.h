@@ -105,6 +105,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // From the observer, before the write; undefined: of none that autograd has to hear of. Version counters alone do not
   // tell: torch::optim::SGD writes through Tensor::data(), which has its own.
   void note_main_weight_write(const at::Tensor& written) noexcept;
+  // The same where the main weight is the unsharded one, and its revision shows the write.
+  void note_leaf_write(size_t parameter) { was_written_[parameter] = 1; }
   // A forward reads the group, whether a graph is recorded or not.
   void note_touch_in_forward();
   WeightPhase weight_phase() const { return weight_phase_.value(); }

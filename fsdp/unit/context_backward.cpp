@@ -283,7 +283,8 @@ void Context::give_up_backward(const std::shared_ptr<std::atomic<bool>>& aborted
   try {
     abandon_backward();
   } catch (...) {
-    error_.set(std::current_exception());
+    // Of sums that nobody wants any more. The program hears of the first failure; a peer that is gone is so at the next
+    // call, too.
   }
 }
 

@@ -82,7 +82,11 @@ void report_writes(const at::RecordFunction& function) {
     written.add(inputs[i]);
     for (const auto& [group, tensor] : written.main_weights()) group->note_main_weight_write(tensor);
     for (const Touch& touch : written.touches()) {
-      if (touch.group->residence() == Residence::kAliased && touch.group->is_alone()) continue;
+      if (touch.group->residence() == Residence::kAliased && touch.group->is_alone()) {
+        const bool is_leaf = inputs[i].isTensor() && inputs[i].toTensor().is_same(touch.group->leaf(touch.index));
+        if (is_leaf) touch.group->note_leaf_write(touch.index);
+        continue;
+      }
       touch.unit->context->note_write(touch, function.name());
     }
   }
