@@ -245,20 +245,20 @@ TEST(PlanAgainstRuntime, MuonAndAdafactor) {
 
 TEST(PlanAgainstRuntime, ManyMicrobatches) {
   const models::DecoderConfig config = small_decoder(3, true, false);
-  for (const int64_t microbatches : {2, 3, 6}) {
-    for (const char* precision : {"fp32", "bf16_reduce", "fp16_reduce"}) {
-      for (const Strategy strategy : kOfOneAxis) {
-        plan::Setup setup = setup_of(strategy, 1, 2, precision);
-        setup.work.microbatches = microbatches;
-        compare(config, setup);
-      }
-      for (const Strategy strategy : kHybrids) {
-        plan::Setup setup = setup_of(strategy, 2, 2, precision);
-        setup.work.microbatches = microbatches;
-        compare(config, setup);
-        setup.replica_reduce = ReduceTiming::kEveryMicrobatch;
-        compare(config, setup);
-      }
+  const std::pair<int64_t, const char*> cases[] = {
+      {2, "fp32"}, {3, "fp32"}, {2, "bf16_reduce"}, {3, "fp16_reduce"}, {6, "bf16_reduce"}};
+  for (const auto& [microbatches, precision] : cases) {
+    for (const Strategy strategy : kOfOneAxis) {
+      plan::Setup setup = setup_of(strategy, 1, 2, precision);
+      setup.work.microbatches = microbatches;
+      compare(config, setup);
+    }
+    for (const Strategy strategy : kHybrids) {
+      plan::Setup setup = setup_of(strategy, 2, 2, precision);
+      setup.work.microbatches = microbatches;
+      compare(config, setup);
+      setup.replica_reduce = ReduceTiming::kEveryMicrobatch;
+      compare(config, setup);
     }
   }
 }
