@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <utility>
 
@@ -21,9 +22,9 @@ void keep_round(AutogradContext* context, const std::shared_ptr<BalanceRound>& r
   context->saved_data["round"] = c10::IValue::make_capsule(c10::make_intrusive<RoundHolder>(round));
 }
 
-BalanceRound& round_of(AutogradContext* context) {
-  const auto capsule = context->saved_data["round"].toCapsule();
-  return *static_cast<const RoundHolder*>(capsule.get())->round;
+const std::shared_ptr<BalanceRound>& round_of(AutogradContext* context) {
+  const auto capsule = context->saved_data["round"].toCapsule();  // which the context keeps
+  return static_cast<const RoundHolder*>(capsule.get())->round;
 }
 
 // y, whose backward sends the balancing loss's gradient to the scores.
@@ -35,7 +36,7 @@ struct AtLayer : torch::autograd::Function<AtLayer> {
     return y.view_as(y);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const BalanceRound& round = round_of(context);
+    const BalanceRound& round = *round_of(context);
     if (!round.upstream.defined() || !round.slope_E.defined()) return {gradients[0], at::Tensor(), at::Tensor()};
     const at::Tensor slope_E = round.slope_E * round.upstream;
     return {gradients[0], slope_E.expand({context->saved_data["tokens"].toInt(), slope_E.size(0)}), at::Tensor()};
@@ -50,7 +51,11 @@ struct AtEnd : torch::autograd::Function<AtEnd> {
     return {x.view_as(x), at::zeros({}, x.options().dtype(at::kFloat))};
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    round_of(context).upstream = gradients[1];
+    const std::shared_ptr<BalanceRound>& round = round_of(context);
+    round->upstream = gradients[1];
+    // Of this backward alone: one that comes to the layers without coming by here, such as that of a penalty on
+    // gradients, has no such loss. One that fails leaves it to whoever comes by here next.
+    torch::autograd::Engine::get_default_engine().queue_callback([round] { round->upstream = at::Tensor(); });
     return {gradients[0], at::Tensor()};
   }
 };

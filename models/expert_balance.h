@@ -15,7 +15,7 @@ namespace fsdp::models {
 // What one forward's layers and its backward share.
 struct BalanceRound {
   at::Tensor slope_E;   // of the loss by each token's scores
-  at::Tensor upstream;  // gradient of whatever the loss is part of
+  at::Tensor upstream;  // gradient of whatever the loss is part of, in the backward that runs
 };
 
 // What a forward's layers of experts chose, on this rank.

@@ -95,7 +95,7 @@ ALLOWED = {
     "fsdp/pipeline": {"fsdp/base", "fsdp/comm", "fsdp/group", "fsdp/mesh", "fsdp/optim", "fsdp/strategy", "fsdp/unit"},
     "fsdp/plan": PURE | {"fsdp/base", "fsdp/group", "fsdp/mesh", "fsdp/unit", "io/base", "plan"},
     "fsdp/recompute": {"fsdp/base"},
-    "fsdp/graph": {"fsdp/base"},
+    "fsdp/graph": {"fsdp/base", "kernels/base"},
     "fsdp/profile": {"fsdp/base"},
     "plan": PURE | {"fsdp/base", "fsdp/parallel", "fsdp/pipeline", "fsdp/schedule", "kernels/raw/rows", "models/config", "plan/picture", "plan/products"} | IO,
     "plan/picture": set(),

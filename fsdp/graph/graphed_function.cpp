@@ -8,6 +8,7 @@
 
 #include "fsdp/base/check.h"
 #include "fsdp/graph/recording.h"
+#include "kernels/base/once_differentiable.h"
 
 namespace fsdp {
 namespace {
@@ -32,7 +33,7 @@ struct ReplayedCall : torch::autograd::Function<ReplayedCall> {
     variable_list result = recording->replay_backward(context->saved_data["number"].toInt(), grads);
     context->saved_data.erase("call");  // the graph itself may live on
     result.emplace_back();              // of the recording
-    return result;
+    return kernels::once_differentiable("graph", "the function without a GraphedFunction", grads, std::move(result));
   }
 };
 

@@ -27,6 +27,7 @@ struct GraphCounters {
 //
 // Sharded parameters are gathered before both replays, and their gradients arrive as they always do, but not written in
 // place. Each recording holds its activations, outputs and gradients for good.
+// A backward that was replayed has no second derivatives: who differentiates its gradients again is refused.
 //
 // Not thread-safe. One for each part of the model that is called once in a forward.
 class GraphedFunction {

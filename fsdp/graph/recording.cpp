@@ -168,6 +168,7 @@ void Recording::take_output_grads(const std::vector<at::Tensor>& grads) {
 std::vector<at::Tensor> Recording::replay_backward(int64_t call, const std::vector<at::Tensor>& grads) {
   FSDP_CHECK(call == calls_, "[graph] a second backward through a call of a GraphedFunction came after its next call, ",
              "which wrote over its activations. Run it before, or call the function without a GraphedFunction.");
+  const at::NoGradGuard no_grad;  // what is kept here must not become part of a graph of gradients
   announce_read(parameters_);
   take_output_grads(grads);
   if (addresses_of(parameters_) != addresses_) {

@@ -39,8 +39,10 @@ struct Exchange : torch::autograd::Function<Exchange> {
                                                  torch::autograd::variable_list gradients) {
     const auto capsule = context->saved_data["passage"].toCapsule();
     const auto* passage = static_cast<const Passage*>(capsule.get());
-    return {passage->ranks->exchange(gradients[0], reversed(passage->counts), passage->layer + " (backward)"),
-            at::Tensor()};
+    // Itself an exchange, so that a gradient of the gradient travels, too.
+    const auto back =
+        c10::make_intrusive<Passage>(passage->ranks, reversed(passage->counts), passage->layer + " (backward)");
+    return {Exchange::apply(gradients[0], back), at::Tensor()};
   }
 };
 

@@ -11,6 +11,7 @@
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/group/cut.h"
 #include "fsdp/group/registry.h"
+#include "fsdp/parallel/regions.h"
 
 namespace fsdp::parallel {
 namespace {
@@ -77,8 +78,9 @@ std::map<const c10::TensorImpl*, int> uses_of_parameters(const torch::nn::Module
 void add_up_gradients(const Chosen& chosen, const std::shared_ptr<Ranks>& ranks) {
   for (const auto& item : chosen.module->named_parameters()) {
     if (!item.value().requires_grad()) continue;
-    item.value().register_hook(
-        [ranks, name = chosen.name + "." + item.key()](const at::Tensor& grad) { return ranks->sum(grad, name); });
+    item.value().register_hook([ranks, name = chosen.name + "." + item.key()](const at::Tensor& grad) {
+      return leave_parts(grad, ranks, name);  // a sum that can be differentiated again
+    });
   }
 }
 

@@ -19,21 +19,24 @@ struct Crossing : torch::CustomClassHolder {
   Crossing(Move forward, Move backward, int64_t dim, std::shared_ptr<Ranks> ranks, std::string layer)
       : forward(forward), backward(backward), dim(dim), ranks(std::move(ranks)), layer(std::move(layer)) {}
 
-  at::Tensor move(Move how, const at::Tensor& x, const char* pass) const {
-    const std::string name = layer + pass;
-    switch (how) {
+  at::Tensor move(const at::Tensor& x) const {
+    switch (forward) {
       case Move::kSum:
-        return ranks->sum(x, name);
+        return ranks->sum(x, layer);
       case Move::kGather:
-        return ranks->gather(x, dim, name);
+        return ranks->gather(x, dim, layer);
       case Move::kScatterSum:
-        return ranks->scatter_sum(x, dim, name);
+        return ranks->scatter_sum(x, dim, layer);
       case Move::kOwnPart:
-        return ranks->own_part(x, dim, name).contiguous();
+        return ranks->own_part(x, dim, layer).contiguous();
       case Move::kNone:
         break;
     }
     return x.view_as(x);
+  }
+
+  c10::intrusive_ptr<Crossing> reversed() const {
+    return c10::make_intrusive<Crossing>(backward, forward, dim, ranks, layer + " (backward)");
   }
 
   Move forward, backward;
@@ -46,14 +49,15 @@ struct Cross : torch::autograd::Function<Cross> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             const c10::intrusive_ptr<Crossing>& crossing) {
     context->saved_data["crossing"] = c10::IValue::make_capsule(crossing);
-    return crossing->move(crossing->forward, x, "");
+    return crossing->move(x);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list grads) {
     const auto capsule = context->saved_data["crossing"].toCapsule();
     const auto* crossing = static_cast<const Crossing*>(capsule.get());
-    return {crossing->move(crossing->backward, grads[0], " (backward)"), at::Tensor()};
+    // Itself a crossing, so that a gradient of the gradient crosses, too.
+    return {Cross::apply(grads[0], crossing->reversed()), at::Tensor()};
   }
 };
 

@@ -12,9 +12,9 @@
 namespace fsdp::parallel {
 
 // How activations go from code that all ranks of an axis run alike to code that each runs on its part, and back:
-// functions with gradients. COLLECTIVE over the axis in the direction that moves something, and so is their backward;
-// errors and bytes as `Ranks` has them. In a world of one each returns `x`. After: Megatron-LM's f, g and their
-// conjugates for sequence parallelism.
+// functions with gradients, also of gradients. COLLECTIVE over the axis in the direction that moves something, and so
+// is their backward; errors and bytes as `Ranks` has them. In a world of one each returns `x`. After: Megatron-LM's f,
+// g and their conjugates for sequence parallelism.
 
 // To a part of a layer, of what all ranks have alike: x; gradients are added up.
 at::Tensor enter_parts(const at::Tensor& x, const std::shared_ptr<Ranks>& ranks, const std::string& layer);

@@ -13,6 +13,7 @@
 #include "fsdp/base/check.h"
 #include "fsdp/parallel/attention_block.h"
 #include "fsdp/parallel/zigzag.h"
+#include "kernels/base/once_differentiable.h"
 
 namespace fsdp::parallel {
 namespace {
@@ -143,13 +144,21 @@ struct RingAttention : torch::autograd::Function<RingAttention> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
-    const auto capsule = context->saved_data["ring"].toCapsule();
+    return kernels::once_differentiable("ring_attention",
+                                        "parallel::context_attention with at::globalContext().setSDPUseFlash(false) "
+                                        "and, on a GPU, setSDPUseMemEfficient(false) and setSDPUseCuDNN(false)",
+                                        gradients, input_gradients(*context, gradients[0]));
+  }
+
+  static torch::autograd::variable_list input_gradients(torch::autograd::AutogradContext& context,
+                                                        const at::Tensor& gradient) {
+    const auto capsule = context.saved_data["ring"].toCapsule();
     const auto* ring = static_cast<const Ring*>(capsule.get());
-    const auto saved = context->get_saved_variables();
+    const auto saved = context.get_saved_variables();
     const at::Tensor &q_BTHD = saved[0], &k_BTKD = saved[1], &v_BTKD = saved[2];
     const at::NoGradGuard no_grad;
     const auto arranged = [&](const at::Tensor& x) { return by_key_head(x, k_BTKD.size(2)); };
-    const at::Tensor queries = arranged(q_BTHD), output_gradient = arranged(gradients[0]);
+    const at::Tensor queries = arranged(q_BTHD), output_gradient = arranged(gradient);
     const QueryGradients whole = {queries, saved[4], output_gradient,
                                   (arranged(saved[3]) * output_gradient).sum(-1, /*keepdim=*/true),
                                   at::zeros_like(queries)};

@@ -22,7 +22,8 @@ ContextExchange choose_exchange(ContextExchange wanted, const at::Tensor& k_BTKD
 // computed. A rank never holds more than two blocks of others' keys and values, and scores of 256 queries with half a
 // block; in the backward, for which only its own are kept, three blocks of their gradients too. COLLECTIVE over the
 // axis, and so is the backward. Of k and v together with S bytes on a rank the forward receives (N-1) S, the backward
-// (N-1) S and as many gradients, which are added up in fp32 at least. Sums in fp32, or fp64 of fp64. Errors likewise.
+// (N-1) S and as many gradients, which are added up in fp32 at least. Sums in fp32, or fp64 of fp64. No second
+// derivatives: who differentiates a gradient again is refused. Errors likewise.
 at::Tensor ring_attention(const at::Tensor& q_BTHD, const at::Tensor& k_BTKD, const at::Tensor& v_BTKD,
                           const ContextView& view, const std::shared_ptr<Ranks>& ranks, const std::string& layer);
 

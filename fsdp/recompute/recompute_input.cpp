@@ -71,6 +71,7 @@ struct RecomputeInputFunction : torch::autograd::Function<RecomputeInputFunction
   }
 
   static void fill(AutogradContext& context, const WeakStorage& emptied) {
+    check_records_no_graph("recompute_input", "use(make(inputs))");
     region_of(context)->fill(context.get_saved_variables(), emptied);
   }
 

@@ -130,6 +130,11 @@ std::vector<at::Tensor> with_anchor(const std::vector<at::Tensor>& inputs) {
   return all;
 }
 
+void check_records_no_graph(const char* what, const char* instead) {
+  FSDP_CHECK(!at::GradMode::is_enabled(), "[", what, "] got a backward that records a graph (create_graph), expected ",
+             "first derivatives only: what is computed again has no second ones. Call ", instead, " there.");
+}
+
 std::vector<at::Tensor> run_backward(const Region::SecondRun& run, const std::vector<at::Tensor>& gradients) {
   FSDP_CHECK(run.outputs.size() == gradients.size(), "[recompute] the second run returned ", run.outputs.size(),
              " tensors, the first ", gradients.size(), ". A region must compute the same both times.");

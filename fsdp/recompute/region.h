@@ -74,6 +74,11 @@ class Region : public torch::CustomClassHolder {
 // captured parameters does, then the inputs that are defined.
 std::vector<at::Tensor> with_anchor(const std::vector<at::Tensor>& inputs);
 
+// To be called before a second run. Throws Error(kUsage) in a backward that records a graph (create_graph): all
+// gradients of a second run, also those that what its function captured gets, would be constants in that graph. `what`:
+// ours that runs something twice; `instead`: a plain call of it.
+void check_records_no_graph(const char* what, const char* instead);
+
 // Backward through a second run, into the gradients of what its function captured. Returns those of what the graph
 // function took: with_anchor(inputs), then the region.
 std::vector<at::Tensor> run_backward(const Region::SecondRun& run, const std::vector<at::Tensor>& gradients);

@@ -144,6 +144,13 @@ std::string advise_on_connections(const char* setting, bool uses_cuda) {
          "more.";
 }
 
+void Advisor::after_recorded_gradient(const std::string& parameter) {
+  say("gradients of gradients",
+      c10::str("a backward with create_graph brought '", parameter, "' a gradient that has a graph. Sharded gradients ",
+               "have none: a loss that is computed from them trains nothing through them. Use ",
+               "torch::autograd::grad(..., create_graph), whose gradients are this rank's and keep their graph."));
+}
+
 void Advisor::say(const std::string& subject, const std::string& text) {
   if (!text.empty() && said_.insert(subject).second) give_advice({subject, text});
 }

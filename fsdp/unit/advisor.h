@@ -47,6 +47,8 @@ class Advisor {
  public:
   // The end of a backward that reduced gradients.
   void after_step(const Context& context);
+  // A gradient of `parameter` arrived that has a graph of its own, which it loses.
+  void after_recorded_gradient(const std::string& parameter);
 
  private:
   void say(const std::string& subject, const std::string& text);

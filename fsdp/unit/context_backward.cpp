@@ -75,6 +75,7 @@ void Context::gradient_ready(UnitState& unit, ParameterGroup& group, size_t inde
   const Backstage backstage;
   FSDP_CHECK(group.holds(parameter), ParameterGroup::moved_message(group.parameter_name(index)));
   if (!gradient.defined()) return;
+  if (gradient.requires_grad()) advisor_.after_recorded_gradient(group.parameter_name(index));
   unit.root().had_gradients = true;
   // Ranks that looked up other rows have other indices: sums over them are dense, and so is what each brings.
   if (gradient.layout() != at::kStrided) gradient = gradient.to_dense();

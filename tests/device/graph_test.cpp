@@ -255,6 +255,27 @@ TEST_F(GraphedCalls, RefuseABackwardWhoseActivationsAreGone) {
   }
 }
 
+TEST_F(GraphedCalls, HaveFirstDerivativesOnly) {
+  warm_up();
+  const at::Tensor x = rows(13).requires_grad_();
+  const at::Tensor loss = call(x)[0].square().sum();
+  EXPECT_EQ(graph_.counters().replayed, 1);
+  const auto gradients = [&](bool create_graph) {
+    return torch::autograd::grad({loss}, {x, weight_}, {}, /*retain_graph=*/true, create_graph);
+  };
+  const auto recorded = gradients(true), plain = gradients(false);
+  for (size_t i = 0; i < plain.size(); ++i) {
+    EXPECT_TRUE(at::equal(recorded[i].detach().cpu(), plain[i].cpu())) << "gradient " << i;
+    EXPECT_FALSE(plain[i].requires_grad()) << "gradient " << i;
+    try {
+      (loss + recorded[i].square().sum()).backward({}, /*retain_graph=*/true);
+      ADD_FAILURE() << "gradient " << i;
+    } catch (const std::exception& error) {
+      EXPECT_THAT(error.what(), HasSubstr("[graph] got a gradient of a gradient"));
+    }
+  }
+}
+
 TEST_F(GraphedCalls, RefuseWhatWaitsForTheDevice) {
   const auto waits = [this](const std::vector<at::Tensor>& in) {
     const at::Tensor y = in[0] * weight_;

@@ -133,6 +133,33 @@ TEST(Mixture, ExpertsThatNobodyChooses) {
   EXPECT_EQ(used.sum().item<int64_t>(), 2);
 }
 
+// Of a penalty on the gradient of a loss with the balancing loss in it: with our two functions, or by the definition.
+// If `is_linear`, the penalty's backward comes to the layer's function and not to the last one.
+at::Tensor gradient_of_penalty(bool is_ours, bool is_linear) {
+  const at::Generator numbers = at::detail::createCPUGenerator(19);
+  const at::Tensor x = at::randn({5, 6}, numbers).requires_grad_(), gate = at::randn({6, 4}, numbers);
+  const at::Tensor scores = at::mm(x, gate).softmax(-1);
+  const kernels::Routing routing{std::get<1>(scores.topk(2)), {}, scores};
+  ExpertBalance balance;
+  balance.begin();
+  const at::Tensor y = x.sin();
+  const at::Tensor last = (is_ours ? balance.watch(y, routing) : y).pow(3);
+  const at::Tensor end = is_ours ? balance.finish(last) : last;
+  const at::Tensor slope_E = balance_slope(kernels::count_choices(routing).to(at::kDouble), 5).to(at::kFloat);
+  const at::Tensor balanced = is_ours ? balance.loss(nullptr) : (slope_E * scores.sum(0)).sum();
+  const at::Tensor total = is_linear ? end.sum() + 3 * balanced : end.square().sum() + balanced.square();
+  const at::Tensor slope = torch::autograd::grad({total}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+  return torch::autograd::grad({slope.square().sum()}, {x})[0];
+}
+
+TEST(Mixture, TheBalancingLossHasSecondDerivatives) {
+  for (const bool is_linear : {false, true}) {
+    const at::Tensor expected = gradient_of_penalty(/*is_ours=*/false, is_linear);
+    EXPECT_LE(largest_difference(gradient_of_penalty(/*is_ours=*/true, is_linear), expected), 1e-4)
+        << (is_linear ? "linear" : "squared") << " among " << expected.abs().max().item<float>();
+  }
+}
+
 TEST(StoredParts, AreTensorsOfSingleExperts) {
   const DecoderConfig mixtral = small_moe("mixtral"), qwen = small_moe("qwen3_moe");
   const NamedShape gate_up = {"model.layers.1.mlp.experts.gate_up_proj", {4, 12, 8}},

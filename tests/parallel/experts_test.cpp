@@ -221,6 +221,35 @@ TEST(ExpertExchange, EqualsALoopOverTokens) {
   }
 }
 
+// A loss of the gradients of tokens, whose experts multiply each number by one of their own.
+TEST(ExpertExchange, GradientsOfGradientsAreThoseOfOneRank) {
+  constexpr int64_t kTokens = 5, kChosen = 2;  // of each of two ranks; experts of a token
+  const at::Generator numbers = generator(23);
+  const auto draw = [&](at::IntArrayRef sizes) { return torch::randn(sizes, numbers, torch::dtype(torch::kDouble)); };
+  const torch::Tensor x = draw({2 * kTokens, kHidden}), factors = draw({kExperts, kHidden});
+  const Routing routing = choose(Choice::kRandom, draw({2 * kTokens, kChosen}), numbers);
+  const auto gradients_of = [](const torch::Tensor& y, const std::vector<torch::Tensor>& leaves) {
+    const torch::Tensor slope = torch::autograd::grad({y.sin().sum()}, {leaves[0]}, {}, /*retain_graph=*/true,
+                                                      /*create_graph=*/true)[0];
+    return torch::autograd::grad({slope.square().sum()}, leaves);
+  };
+  const std::vector<torch::Tensor> whole = {x.clone().requires_grad_(), factors.clone().requires_grad_()};
+  const torch::Tensor factors_NKH = whole[1].index_select(0, routing.experts_NK.flatten()).unflatten(0, {-1, kChosen});
+  const torch::Tensor results_NKH = torch::tanh(whole[0].unsqueeze(1) * factors_NKH);
+  const auto expected = gradients_of((results_NKH * routing.weights_NK.unsqueeze(-1)).sum(1), whole);
+  run_ranks(2, [&](const World& world) {
+    const auto ranks = Ranks::along(Mesh(world, {{"ep", 2}}), "ep");
+    const auto own = [&](const torch::Tensor& t) { return ranks->own_part(t, 0, "test").clone(); };
+    const std::vector<torch::Tensor> leaves = {own(x).requires_grad_(), own(factors).requires_grad_()};
+    const ExpertExchange exchange(own(routing.experts_NK), kExperts, ranks, "mixture");
+    const torch::Tensor of_rows = leaves[1].repeat_interleave(at::tensor(exchange.rows_of_experts(), at::kLong), 0);
+    const torch::Tensor results = torch::tanh(exchange.dispatch(leaves[0]) * of_rows);
+    const auto actual = gradients_of(exchange.combine(results, own(routing.weights_NK)), leaves);
+    expect_close(actual[0], own(expected[0]), "gradient of tokens");
+    expect_close(actual[1], own(expected[1]), "gradient of factors");
+  });
+}
+
 TEST(ExpertExchange, BytesAreThoseOfTheRowsOfOthers) {
   run_ranks(2, [](const World& world) {
     const Mesh mesh(world, {{"ep", 2}});

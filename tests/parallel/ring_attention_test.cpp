@@ -150,6 +150,28 @@ TEST(RingAttention, AddsUpInFp32) {
   });
 }
 
+TEST(RingAttention, HasFirstDerivativesOnly) {
+  const Sequences all(8, 1, 8, false, 0);
+  run_ranks(2, [&](const World& world) {
+    const auto cp = Ranks::along(Mesh(world, {{"cp", 2}}), "cp");
+    const auto own = [&](const torch::Tensor& x) {
+      return parallel::zigzag_part(x, 1, cp->rank(), 2).contiguous().requires_grad_();
+    };
+    const torch::Tensor q = own(all.q), k = own(all.k), v = own(all.v);
+    const torch::Tensor loss = ring_attention(q, k, v, {}, cp, "layer").square().sum();
+    const auto gradients = [&](bool create_graph) {
+      return torch::autograd::grad({loss}, {q, k, v}, {}, /*retain_graph=*/true, create_graph);
+    };
+    const auto recorded = gradients(true), plain = gradients(false);
+    for (size_t i = 0; i < plain.size(); ++i) {
+      EXPECT_TRUE(torch::equal(recorded[i].detach(), plain[i])) << "gradient " << i;
+      const torch::Tensor penalty = recorded[i].square().sum();
+      EXPECT_THAT([&] { torch::autograd::grad({penalty}, {q}, {}, /*retain_graph=*/true); },
+                  ThrowsMessage<std::exception>(HasSubstr("[ring_attention] got a gradient of a gradient")));
+    }
+  });
+}
+
 TEST(RingAttention, IsChosenWhereWhatIsGatheredIsLarge) {
   run_ranks(2, [](const World& world) {
     const auto cp = Ranks::along(Mesh(world, {{"cp", 2}}), "cp");

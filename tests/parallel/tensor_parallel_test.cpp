@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 
 #include "fsdp/comm/connection.h"
 #include "tests/parallel/cut_model.h"
@@ -193,6 +194,46 @@ TEST(TensorParallel, TheCutLossHasFirstDerivativesOnly) {
     EXPECT_THAT([&] { (loss + recorded.square().sum()).backward(); },
                 ThrowsMessage<std::exception>(HasSubstr("[vocab_cross_entropy] got a gradient of a gradient")));
   });
+}
+
+// A loss of gradients: what crosses between ranks crosses again.
+TEST(TensorParallel, GradientsOfGradientsAreThoseOfOneRank) {
+  using Block = std::function<torch::Tensor(const torch::Tensor&)>;
+  for (const Tokens tokens : {Tokens::kAll, Tokens::kOwn}) {
+    run_ranks(2, [tokens](const World& world) {
+      const Mesh mesh(world, {{"tp", 2}});
+      const auto cut = make_cut_model(mesh, tokens, at::kDouble);
+      const auto whole = make_whole_model(at::kDouble);
+      auto& cut_block = cut->layers->at<CutBlock>(0);
+      auto& whole_block = whole->layers->at<WholeBlock>(0);
+      const torch::Tensor x = torch::randn({2, 4, kWidth}, generator(5), torch::dtype(torch::kDouble));
+      // Of the squared gradients of the input and of a weight that ranks have alike.
+      const auto gradients_of = [&](const Block& forward, const torch::Tensor& weight,
+                                    std::vector<torch::Tensor> leaves) {
+        const torch::Tensor input = x.clone().requires_grad_();
+        const auto slopes = torch::autograd::grad({forward(input).sin().sum()}, {input, weight}, {},
+                                                  /*retain_graph=*/true, /*create_graph=*/true);
+        leaves.push_back(input);
+        return torch::autograd::grad({slopes[0].square().sum() + slopes[1].square().sum()}, leaves);
+      };
+      const auto forward = [&](const torch::Tensor& input) {
+        if (tokens == Tokens::kAll) return cut_block.forward(input);
+        const torch::Tensor y = cut_block.forward(parallel::own_tokens(input, 1, cut->ranks, "inlet"));
+        return parallel::all_tokens(y, 1, cut->ranks, "outlet");
+      };
+      const auto actual = gradients_of(forward, cut_block.norm->weight, cut_block.parameters());
+      const auto expected = gradients_of([&](const torch::Tensor& input) { return whole_block.forward(input); },
+                                         whole_block.norm->weight, whole_block.parameters());
+      ASSERT_EQ(actual.size(), expected.size());
+      for (size_t i = 0; i < actual.size(); ++i) {
+        torch::Tensor part = expected[i];
+        for (int64_t dim = 0; dim < part.dim(); ++dim) {
+          if (part.size(dim) != actual[i].size(dim)) part = cut->ranks->own_part(part, dim, "expected");
+        }
+        expect_close(actual[i], part, 1e-10, c10::str("gradient ", i, tokens == Tokens::kOwn ? ", own tokens" : ""));
+      }
+    });
+  }
 }
 
 TEST(TensorParallel, APartKnowsItsPlaceInTheWhole) {

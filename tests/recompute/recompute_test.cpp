@@ -248,6 +248,27 @@ TEST(Recompute, TheSecondRunSeesTheAutocastOfTheFirst) {
   EXPECT_EQ(dtypes, std::vector<at::ScalarType>(3, at::kBFloat16));
 }
 
+// Gradients of a second run would be constants in a graph of gradients.
+TEST(Recompute, HasFirstDerivativesOnly) {
+  int runs = 0;
+  const Tensor x = input(), weight = torch::ones({kWidth, kWidth}).requires_grad_();
+  const TensorFunction function = [&](const Tensor& y) {
+    ++runs;
+    return torch::tanh(y.mm(weight));
+  };
+  const Tensor loss = recompute(function, x).square().sum();
+  const auto text = HasSubstr("[recompute] got a backward that records a graph (create_graph), expected first deriv");
+  EXPECT_THAT(error_of([&] { loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true); }), text);
+  EXPECT_THAT(error_of([&] { torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true); }),
+              text);
+  EXPECT_EQ(runs, 1);
+  EXPECT_FALSE(weight.grad().defined());
+  loss.backward();
+  const Tensor again = input();
+  function(again).square().sum().backward();
+  EXPECT_TRUE(torch::equal(x.grad(), again.grad()));
+}
+
 // ---- sharded
 
 struct Dense : nn::Module {

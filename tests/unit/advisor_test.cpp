@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <mutex>
+#include <string>
 #include <vector>
 
 #include "fsdp/fsdp.h"
@@ -12,8 +15,10 @@ namespace fsdp {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 
@@ -72,15 +77,22 @@ TEST(Advisor, MemoryOfThisMachineIsMeasured) {
   EXPECT_LE(memory.used, memory.limit);
 }
 
-// A model of 72 MiB in one unit: said once, to whoever listens.
-TEST(Advisor, SpeaksOnceForEachSubject) {
+// What was said about `subject` while two ranks ran `function`.
+std::vector<std::string> said_about(const std::string& subject, const std::function<void(const World&)>& function) {
   std::mutex mutex;
-  std::vector<Advice> heard;
+  std::vector<std::string> texts;
   set_advice_handler([&](const Advice& advice) {
     const std::lock_guard lock(mutex);
-    heard.push_back(advice);
+    if (advice.subject == subject) texts.push_back(advice.text);
   });
-  testing::run_ranks(2, [](const World& world) {
+  testing::run_ranks(2, function);
+  set_advice_handler({});
+  return texts;
+}
+
+// A model of 72 MiB in one unit: said once on each rank, to whoever listens.
+TEST(Advisor, SpeaksOnceForEachSubject) {
+  const auto texts = said_about("one large unit", [](const World& world) {
     auto model = testing::make_seeded(
         3, [] { return torch::nn::Sequential(torch::nn::Linear(3000, 3000), torch::nn::Linear(3000, 3000)); });
     fully_shard(*model, Mesh::shard(world));
@@ -90,9 +102,22 @@ TEST(Advisor, SpeaksOnceForEachSubject) {
       zero_grad(*model);
     }
   });
-  set_advice_handler({});
-  const auto is_size = [](const Advice& advice) { return advice.subject == "one large unit"; };
-  EXPECT_EQ(std::count_if(heard.begin(), heard.end(), is_size), 2);  // once on each rank
+  EXPECT_THAT(texts, SizeIs(2));
+}
+
+// A plain model's gradients would keep the graph that create_graph asks for.
+TEST(Advisor, TellsOfGradientsThatLoseTheirGraph) {
+  for (const bool create_graph : {false, true}) {
+    const auto texts = said_about("gradients of gradients", [create_graph](const World& world) {
+      auto model = testing::make_seeded(3, [] { return torch::nn::Sequential(torch::nn::Linear(4, 4)); });
+      fully_shard(*model, Mesh::shard(world));
+      parameters(*model);
+      for (int step = 0; step < 2; ++step)
+        model->forward(torch::ones({1, 4})).square().sum().backward({}, /*retain_graph=*/false, create_graph);
+    });
+    ASSERT_THAT(texts, SizeIs(create_graph ? 2 : 0));  // once on each rank
+    EXPECT_THAT(texts, Each(HasSubstr("torch::autograd::grad")));
+  }
 }
 
 }  // namespace

@@ -81,8 +81,9 @@ void Axes::sum_gradients(const at::Tensor& parameter, const std::string& name) c
   if (is_of_experts(name)) return;  // units of their own, over these ranks too
   const bool is_cut = cut_dimension(name).has_value();
   if (is_cut && (!is_of_keys_or_values(name) || copies_->size() == 1)) return;
-  parameter.register_hook(
-      [ranks = is_cut ? copies_ : tensor_, name](const at::Tensor& grad) { return ranks->sum(grad, name); });
+  parameter.register_hook([ranks = is_cut ? copies_ : tensor_, name](const at::Tensor& grad) {
+    return parallel::leave_parts(grad, ranks, name);  // a sum that can be differentiated again
+  });
 }
 
 at::Tensor Axes::whole_sequences(const at::Tensor& parts, int64_t dim) const {
