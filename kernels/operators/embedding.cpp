@@ -1,6 +1,7 @@
 #include "kernels/operators/embedding.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_unique.h>
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/zeros.h>
@@ -50,15 +51,23 @@ void fill(const GradientSlot& slot, const at::Tensor& grad_NE, const at::Tensor&
   });
 }
 
+// A row of narrow sums would lose what many tokens add to it: the rows that have a gradient are summed in fp32.
+at::Tensor sum_narrow_rows(const at::Tensor& grad_NE, const at::Tensor& ids_N, int64_t num_rows) {
+  const auto [row_of_sum, sum_of_token] = at::_unique(ids_N, /*sorted=*/true, /*return_inverse=*/true);
+  const at::Tensor sums = at::embedding_dense_backward(widened(grad_NE), sum_of_token, row_of_sum.numel(),
+                                                       /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
+  at::Tensor all = at::zeros({num_rows, grad_NE.size(1)}, grad_NE.options());
+  return all.index_copy_(0, row_of_sum, sums.to(grad_NE.scalar_type()));
+}
+
 at::Tensor dense_gradient(const at::Tensor& grad_NE, const at::Tensor& ids_N, int64_t num_rows) {
   static const auto on_device =
       find_operator<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t)>("fsdp::embedding_backward");
   // Ours on a device cannot be differentiated once more.
   if (!grad_NE.is_cpu() && !at::GradMode::is_enabled()) return on_device.call(grad_NE, ids_N, num_rows);
-  // A row of narrow sums would lose what many tokens add to it.
   const auto type = grad_NE.scalar_type();
-  if (grad_NE.is_cpu() && (type == at::kBFloat16 || type == at::kHalf))
-    return dense_gradient(widened(grad_NE), ids_N, num_rows).to(type);
+  const bool is_narrow = type == at::kBFloat16 || type == at::kHalf;
+  if (grad_NE.is_cpu() && is_narrow && ids_N.numel() > 0) return sum_narrow_rows(grad_NE, ids_N, num_rows);
   return at::embedding_dense_backward(grad_NE, ids_N, num_rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
 }
 
