@@ -134,18 +134,21 @@ OutputUse check_output(const OutputFolder& folder, const Config& config) {
   return OutputUse::kReplace;
 }
 
-io::FolderLock take_output(const OutputFolder& folder, const Config& config) {
+TakenOutput take_output(const OutputFolder& folder, const Config& config) {
   std::error_code error;
   fs::create_directories(folder.root, error);
   if (error) refuse_folder(folder, "cannot be made: " + error.message());
   io::FolderLock lock(folder.root);
-  check_output(folder, config);
-  return lock;
+  return {std::move(lock), check_output(folder, config)};
+}
+
+void store_config(const OutputFolder& folder, const Config& config) {
+  io::write_file_atomically(folder.config(), config_to_toml(config));
 }
 
 void start_output(const OutputFolder& folder, const Config& config, OutputUse use) {
   try {
-    io::write_file_atomically(folder.config(), config_to_toml(config));
+    store_config(folder, config);
     io::remove_leftovers(io::system_files(), folder.checkpoints());
   } catch (const io::Error& failure) {
     refuse_folder(folder, std::string("cannot be written: ") + failure.what());

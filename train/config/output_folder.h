@@ -36,10 +36,19 @@ enum class OutputUse {
 // or something that this run starts from, or if checkpoint.resume names no checkpoint. Writes nothing.
 OutputUse check_output(const OutputFolder& folder, const Config& config);
 
-// Makes the folder and locks it; throws as check_output(), and Error(kFileSystem).
-io::FolderLock take_output(const OutputFolder& folder, const Config& config);
+// What nobody else writes to while the lock is held, and what is to be done with it: found out under the lock.
+struct TakenOutput {
+  io::FolderLock lock;
+  OutputUse use;
+};
 
-// Writes config.toml and removes what `use` does not keep, and what interrupted saves left; other files stay. Only for
+// Makes the folder and locks it; throws as check_output(), and Error(kFileSystem).
+TakenOutput take_output(const OutputFolder& folder, const Config& config);
+
+// Writes config.toml. Throws io::Error.
+void store_config(const OutputFolder& folder, const Config& config);
+
+// Does that, and removes what `use` does not keep, and what interrupted saves left; other files stay. Only for
 // the holder of the folder's lock. Throws Error(kFileSystem) if it cannot be written.
 void start_output(const OutputFolder& folder, const Config& config, OutputUse use);
 

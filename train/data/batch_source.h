@@ -81,8 +81,9 @@ class PackedBatches : public StepSource {
 
   // Of the global batch.
   int64_t num_sequences(int64_t step) const { return ramp_.sequences(step); }
-  // That the model reads in all steps before this one, over all ranks.
-  int64_t tokens_before(int64_t step) const { return ramp_.consumed(step) * data_.sequence_length(); }
+  // Of the sequences consumed before `step`, over all ranks: a run that was resumed may have had other batches before,
+  // which only the data cursor knows.
+  int64_t tokens_before(int64_t step) const { return consumed(step) * data_.sequence_length(); }
   // All steps have the same.
   bool is_flat() const { return ramp_.is_flat(); }
   const DataOrder& order() const { return order_; }

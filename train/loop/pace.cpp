@@ -45,6 +45,13 @@ double Pace::seconds_for(int64_t done, int64_t steps, const std::function<int64_
   return mean_step_seconds() * static_cast<double>(work_before(steps) - work_before(done)) / mean_work;
 }
 
+int64_t Pace::steps_until(double seconds) const {
+  constexpr double kMost = 1e15;  // what fits into an integer, also where no time is left to divide by
+  const double left = std::max(0.0, seconds - elapsed());
+  const double median = median_step_seconds();
+  return static_cast<int64_t>(median > 0 ? std::min(left / median, kMost) : kMost);
+}
+
 double Pace::median_step_seconds() const {
   std::vector<double> seconds(step_seconds_.begin() + (step_seconds_.size() > 3 ? 3 : 0), step_seconds_.end());
   if (seconds.empty()) return 0;

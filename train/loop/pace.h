@@ -29,6 +29,8 @@ class Pace {
   // That the steps after `done` up to `steps` will take, as the last 20 did: in proportion to their work, of which
   // `work_before` says how much there was in all steps before one.
   double seconds_for(int64_t done, int64_t steps, const std::function<int64_t(int64_t step)>& work_before) const;
+  // Steps that would end until so many seconds after start(), each as long as the median.
+  int64_t steps_until(double seconds) const;
   double median_step_seconds() const;  // of all but the first three, which find their memory
 
   // Since the line before, which was of an earlier step.

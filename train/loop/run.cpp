@@ -8,8 +8,6 @@
 
 #include "fsdp/base/fault_point.h"
 #include "fsdp/base/units.h"
-#include "io/base/atomic_file.h"
-#include "io/checkpoint/checkpoint_folder.h"
 #include "kernels/base/cpu_isa.h"
 #include "train/axes/decoder_pipeline.h"
 #include "train/base/agreement.h"
@@ -21,7 +19,6 @@
 #include "train/base/metrics.h"
 #include "train/base/process_memory.h"
 #include "train/base/threads.h"
-#include "train/config/config_file.h"
 #include "train/config/output_folder.h"
 #include "train/data/data_splits.h"
 #include "train/data/data_tokenizer.h"
@@ -90,7 +87,7 @@ class Run {
     fault_point("model.built");
     on_rank0(world_, [&] {
       forecast_ = forecast_run(config_, prepared.choice, plan_);
-      lock_ = take_output(folder_, config_);
+      output_ = take_output(folder_, config_);
       checkpoints_.check_room();
     });
     if (config.tune.loss == "dpo") {  // before weights come from a checkpoint
@@ -100,7 +97,7 @@ class Run {
     checkpoints_.read_of_other_run();
     // Nothing of an earlier run goes before what this one begins with is there.
     on_rank0(world_, [&] {
-      start_output(folder_, config_, check_output(folder_, config_));
+      start_output(folder_, config_, output_->use);
       events_.open(folder_.events());
     });
   }
@@ -121,6 +118,7 @@ class Run {
   int train_steps() {
     print_banner();
     const int64_t first_step = checkpoints_.resume();
+    if (state_.has_fitted_steps()) keep_steps();
     on_rank0(world_, [&] { records_ = std::make_unique<Records>(folder_, config_, first_step); });
     model_.root.reset_counters();
     events_.keep_start({first_step, trainer_.schedule().steps, world_.size, num_parameters(model_), subject()});
@@ -305,19 +303,21 @@ class Run {
   void fit_steps() {
     const LrSchedule& schedule = trainer_.schedule();
     if (config_.train.fit_minutes == 0 || trainer_.steps_done() != schedule.warmup_steps) return;
-    const double left = 60 * config_.train.fit_minutes - pace_.elapsed();
-    const double fitting = std::max(0.0, left) / pace_.median_step_seconds();
-    const auto wanted = schedule.warmup_steps + static_cast<int64_t>(std::min(fitting, 1e15));
+    const int64_t wanted = schedule.warmup_steps + pace_.steps_until(60 * config_.train.fit_minutes);
     const int64_t steps = std::stoll(broadcast_string(world_, std::to_string(std::min(wanted, schedule.steps))));
     if (steps >= schedule.steps) return;
     trainer_.set_num_steps(steps);
-    config_.train.steps = steps;
-    config_.train.fit_minutes = 0;  // the stored configuration repeats this run
-    on_rank0(world_, [&] { io::write_file_atomically(folder_.config(), config_to_toml(config_)); });
+    keep_steps();
     console_.line(
         format_text("train: %lld steps fit into the time asked for; "
                     "--train.steps=%lld --train.fit_minutes=0 repeats this run",
                     static_cast<long long>(steps), static_cast<long long>(steps)));
+  }
+
+  // The stored configuration repeats this run: it has the steps that were chosen, and no clock. COLLECTIVE.
+  void keep_steps() {
+    config_.train = with_fitted_steps(config_.train, trainer_.schedule().steps);
+    on_rank0(world_, [&] { store_config(folder_, config_); });
   }
 
   // What is trained, by how many, and how.
@@ -470,8 +470,8 @@ class Run {
   StragglerWatch stragglers_;
   StepProfile profile_;
   Pace pace_;
-  std::optional<io::FolderLock> lock_;  // rank 0
-  std::unique_ptr<Records> records_;    // rank 0
+  std::optional<TakenOutput> output_;  // rank 0
+  std::unique_ptr<Records> records_;   // rank 0
   int64_t last_bad_step_ = 0;
   int64_t num_overflows_ = 0;  // steps skipped because gradients did not fit into fp16, since this process began
   int num_rollbacks_ = 0;      // in a row, without a good step after last_bad_step_

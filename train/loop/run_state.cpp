@@ -133,12 +133,20 @@ void RunState::load(checkpoint::StateSource& source) {
                                       "other data start a new run with model.path.");
   }
   check_base(source);
-  const std::optional<Config> before = stored_config(source);
+  std::optional<Config> before = stored_config(source);
   if (before) check_weights_kept_alike(*before, config_);
   if (before) check_batch_kept(*before, config_);
-  changed_keys_ = before ? differences(*before, config_)
-                         : std::vector<std::string>{"the configuration was of another version of fsdp"};
-  if (const auto jump = before ? rate_jump(*before, config_, step_) : std::nullopt) changed_keys_.push_back(*jump);
+  Config now = config_;
+  if (before && has_fitted_steps()) {  // both as they run
+    before->train = with_fitted_steps(before->train, schedule_steps_);
+    now.train = with_fitted_steps(now.train, schedule_steps_);
+  }
+  changed_keys_ =
+      before ? differences(*before, now) : std::vector<std::string>{"the configuration was of another version of fsdp"};
+  if (has_fitted_steps())
+    changed_keys_.push_back("train.steps stays " + std::to_string(schedule_steps_) +
+                            ": train.fit_minutes chooses it at the end of the warm-up, which is over");
+  if (const auto jump = before ? rate_jump(*before, now, step_) : std::nullopt) changed_keys_.push_back(*jump);
   const std::string threads = std::to_string(at::get_num_threads());
   const std::string threads_before = source.value("threads").value_or(threads);
   if (config_.train.deterministic && threads_before != threads) {
@@ -174,9 +182,18 @@ void RunState::loaded() {
   trainer_.fp8_scales().load(fp8_scales_);
   batches_.continue_at(step_, consumed_);
   trainer_.spikes() = spikes_;
-  // What fit_minutes has decided stays.
-  if (config_.train.fit_minutes > 0 && step_ >= trainer_.schedule().warmup_steps)
-    trainer_.restore_num_steps(schedule_steps_);
+  if (has_fitted_steps()) trainer_.restore_num_steps(schedule_steps_);
+}
+
+// It is chosen at the end of the warm-up, and stays.
+bool RunState::has_fitted_steps() const {
+  return config_.train.fit_minutes > 0 && step_ >= trainer_.schedule().warmup_steps;
+}
+
+TrainConfig with_fitted_steps(TrainConfig config, int64_t steps) {
+  config.steps = steps;
+  config.fit_minutes = 0;
+  return config;
 }
 
 std::string describe_content(const Config& config, const PackedSplit& split) {

@@ -31,9 +31,13 @@ class RunState : public checkpoint::Stateful {
   void load(checkpoint::StateSource& source) override;
   void loaded() override;
 
-  // Keys that had another value in the run that was resumed: "train.lr was 0.001, is 0.0005"; and that the learning
-  // rate jumps, if it does. Empty for none.
+  // Keys that had another value in the run that was resumed: "train.lr was 0.001, is 0.0005"; that the number of steps
+  // stays, if train.fit_minutes is asked for, which chose it; and that the learning rate jumps, if it does. Empty for
+  // none.
   const std::vector<std::string>& changed_keys() const { return changed_keys_; }
+
+  // Did the run that was resumed choose its number of steps by train.fit_minutes, which is still asked for?
+  bool has_fitted_steps() const;
 
  private:
   void check_base(checkpoint::StateSource& source) const;
@@ -50,6 +54,9 @@ class RunState : public checkpoint::Stateful {
   std::string tokenizer_hashes_;  // io::identify_files(), once a checkpoint needed them
   std::vector<std::string> changed_keys_;
 };
+
+// `config` of a run that has so many steps, whatever the clock says.
+TrainConfig with_fitted_steps(TrainConfig config, int64_t steps);
 
 // The data itself, by its size and hash.
 std::string describe_content(const Config& config, const PackedSplit& split);

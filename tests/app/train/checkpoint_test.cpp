@@ -159,6 +159,22 @@ TEST_F(Checkpoint, TokensAreNotCountedByTwoBatches) {
   EXPECT_TRUE(contains(other.err, "train.batch_sequences: got 6, expected 12 as in the checkpoint")) << other.err;
 }
 
+TEST_F(Checkpoint, TokensAreThoseThatWereRead) {
+  ASSERT_EQ(run_fsdp(run("halved")).exit_code, 0);
+  const CommandResult resumed = run_fsdp(run("halved", "--train.steps=16 --train.batch_sequences=6"));
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  const auto lines = read_lines(path("halved") + "/metrics.jsonl");
+  const auto tokens_at = [&](int step) {
+    for (const auto& line : lines) {
+      if (line.at("step") == step && line.contains("tokens")) return line["tokens"].get<int64_t>();
+    }
+    return int64_t{-1};
+  };
+  EXPECT_EQ(tokens_at(14), 14 * 12 * 32);
+  EXPECT_EQ(tokens_at(15), (14 * 12 + 6) * 32);
+  EXPECT_EQ(tokens_at(16), (14 * 12 + 2 * 6) * 32);
+}
+
 TEST_F(Checkpoint, FullDiskDoesNotEndTheRun) {
   make_reference(2, "");
   const CommandResult result = launch_fsdp(2, run("full"), {"FSDP_FAULT=error=ENOSPC@file.write:rank=1:hit=1"});

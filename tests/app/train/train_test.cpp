@@ -100,6 +100,24 @@ TEST_F(Train, FitsStepsIntoTheTime) {
   EXPECT_EQ(losses(path("again")), expected);
 }
 
+TEST_F(Train, StepsThatFittedStayInAResumedRun) {
+  const std::string clock = "--train.steps=1000000 --train.warmup_steps=20 --train.fit_minutes=1 --resume=auto";
+  const CommandResult stopped = run_fsdp(train(clock), {"FSDP_FAULT=term@step.end:hit=21"});
+  ASSERT_EQ(stopped.exit_code, 75) << stopped.err;
+  const train::Config fitted = train::load_config(path("out") + "/config.toml", {});
+  ASSERT_LT(fitted.train.steps, 1000000);
+  const CommandResult resumed = run_fsdp(train(clock), {"FSDP_FAULT=term@step.end:hit=2"});
+  ASSERT_EQ(resumed.exit_code, 75) << resumed.err;
+  const train::Config config = train::load_config(path("out") + "/config.toml", {});
+  EXPECT_EQ(config.train.steps, fitted.train.steps) << "what is written is not what runs";
+  EXPECT_EQ(config.train.fit_minutes, 0);
+  EXPECT_EQ(read_metrics(path("out")).back().at("steps"), fitted.train.steps);
+  EXPECT_FALSE(contains(resumed.out, " was ")) << resumed.out;
+  const std::string stays = "train.steps stays " + std::to_string(fitted.train.steps) +
+                            ": train.fit_minutes chooses it at the end of the warm-up, which is over";
+  EXPECT_TRUE(contains(resumed.out, stays)) << resumed.out;
+}
+
 TEST_F(Train, GeneratesValidUtf8Reproducibly) {
   ASSERT_EQ(run_fsdp(train()).exit_code, 0);
   const std::string command = "generate " + path("out") + "/model --prompt line --max-tokens 80 --temperature 2";

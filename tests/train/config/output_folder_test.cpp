@@ -51,6 +51,16 @@ TEST_F(OutputFolderTest, WhatARunLeftIsReplaced) {
   EXPECT_EQ(check("auto", "refuse"), "continue");
 }
 
+TEST_F(OutputFolderTest, WhoeverTakesItLearnsWhatToDoWithIt) {
+  Config config;
+  config.checkpoint.resume = "auto";
+  EXPECT_EQ(take_output({folder_.path()}, config).use, OutputUse::kReplace);
+  fs::create_directories(folder_.path() / "checkpoints/step-7");
+  const TakenOutput taken = take_output({folder_.path()}, config);
+  EXPECT_EQ(taken.use, OutputUse::kContinue);
+  EXPECT_THROW(take_output({folder_.path()}, config), std::exception) << "while it is taken";
+}
+
 TEST_F(OutputFolderTest, NothingIsReplacedForACheckpointThatIsNone) {
   put("model/config.json");
   put("other/manifest.json");

@@ -79,6 +79,15 @@ TEST(WarmupBatches, AreTheSameForAnyNumberOfRanks) {
   }
 }
 
+TEST(WarmupBatches, TokensOfARunThatHadOtherBatchesAreCounted) {
+  const io::TemporaryFolder folder;
+  const PackedSplit split = split_of_documents(folder);
+  PackedBatches batches(growing_batch(), place_in(0, 1), split);
+  batches.continue_at(8, 100);
+  EXPECT_EQ(batches.tokens_before(8), 100 * kWarmupLength);
+  EXPECT_EQ(batches.tokens_before(10), 132 * kWarmupLength);
+}
+
 TEST(WarmupBatches, SequencesAreCutAndNoTokenIsLost) {
   const io::TemporaryFolder folder;
   const PackedSplit split = split_of_documents(folder);

@@ -17,6 +17,15 @@ TEST(Pace, MeanIsOfTheLastTwentyMedianOfAllButTheFirstThree) {
   EXPECT_DOUBLE_EQ(pace.mean_step_seconds(), 2);
 }
 
+TEST(Pace, StepsThatFitAreOfTheMedian) {
+  Pace pace;
+  pace.start(0);
+  EXPECT_GT(pace.steps_until(1), int64_t{1} << 40) << "no step has told how long one takes";
+  for (int step = 0; step < 10; ++step) pace.add_step(step < 3 ? 1e6 : 1e5, 0);
+  EXPECT_EQ(pace.steps_until(3.5e5), 3);
+  EXPECT_EQ(pace.steps_until(-1), 0);
+}
+
 TEST(Pace, WindowCountsStepsAndWaits) {
   Pace pace;
   pace.start(10);
