@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From a fresh machine to a trained model: installs and builds, turns the C++ standard library headers of the compiler into
-# a data set, trains a small SmolLM3-style model on 2 ranks for at most 6.5 minutes, and lets it write some code.
+# a data set, trains a small SmolLM3-style model on 2 ranks for at most 5.2 minutes, and lets it write some code.
 #
 #   scripts/quickstart.sh [--train.key=value ...]     further arguments go to `fsdp train`
 #
