@@ -12,7 +12,8 @@ cd "$(dirname "$0")/.."
 
 say() { printf '== %s\n' "$*"; }
 
-# The wheel, and the two CUDA libraries that libtorch_cpu.so is linked to, in the versions which it names.
+# Versions that nobody chose before: unlike those of scripts/setup.sh, their wheels have no hashes here that they are
+# compared with. The wheel, and the two CUDA libraries that libtorch_cpu.so is linked to, in the versions which it names.
 install_libtorch() {
   local version=$1 folder=.deps/matrix/$1 incoming=.deps/incoming-matrix toolkit
   local pip=(python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-compile

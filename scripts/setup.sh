@@ -14,6 +14,7 @@ cd "$(dirname "$0")/.."
 
 source scripts/packages.sh
 source scripts/versions.sh
+source scripts/wheels.sh
 PACKAGES="cmake ninja-build g++ ccache mold python3 python3-pip nlohmann-json3-dev libcli11-dev libtomlplusplus-dev
   libfmt-dev libhwy-dev libxxhash-dev zlib1g-dev libzstd-dev libsimdjson-dev libpcre2-dev libutf8proc-dev libgtest-dev libgmock-dev
   nettle-dev librapidcheck-dev libbenchmark-dev patchelf"
@@ -46,32 +47,23 @@ install_packages() {
   install_packages "${needed[@]}"
 }
 
-# Into a new folder. Only C++ libraries, headers and programs are used, which are the same for all Python versions.
-install_wheels() {
-  local folder=$1
-  shift
-  rm -rf "$folder"
-  python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-compile \
-    --only-binary=:all: --target "$folder" "$@"
-}
-
 install_libtorch() {
   local site=.deps/site-packages
   [ -f "$site/torch/lib/libtorch_cpu.so" ] && [ -f "$site/.complete-$TORCH_VERSION" ] && return
   say "installing LibTorch $TORCH_VERSION into .deps (about 530 MB to download, 1.2 GB on disk)"
-  install_wheels .deps/incoming --no-deps "torch==$TORCH_VERSION" "nvidia-cuda-runtime==$CUDA_COMPONENT_VERSION" \
-    "nvidia-cuda-cupti==$CUDA_COMPONENT_VERSION"
+  # shellcheck disable=SC2086
+  install_wheels .deps/incoming $LIBTORCH_WHEELS
   rm -rf "$site"
   mv .deps/incoming "$site"
   touch "$site/.complete-$TORCH_VERSION"
 }
 
-# Nothing that pyarrow needs in Python.
 install_pyarrow() {
   local folder=.deps/pyarrow
   [ -f "$folder/.complete-$PYARROW_VERSION" ] && return
   say "installing pyarrow $PYARROW_VERSION into .deps (about 50 MB to download)"
-  install_wheels .deps/incoming-pyarrow --no-deps "pyarrow==$PYARROW_VERSION"
+  # shellcheck disable=SC2086
+  install_wheels .deps/incoming-pyarrow $PYARROW_WHEELS
   rm -rf "$folder"
   mv .deps/incoming-pyarrow "$folder"
   touch "$folder/.complete-$PYARROW_VERSION"
@@ -82,9 +74,7 @@ install_nvcc() {
   [ -f "$folder/.complete-$CUDA_COMPONENT_VERSION" ] && return
   say "installing nvcc $CUDA_COMPONENT_VERSION and CUDA headers into .deps (about 1.1 GB to download, 280 MB on disk)"
   # shellcheck disable=SC2086
-  local components=(nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl)
-  # shellcheck disable=SC2086
-  install_wheels .deps/incoming-cuda --no-deps "${components[@]/%/==$CUDA_COMPONENT_VERSION}" $CUDA_HEADERS
+  install_wheels .deps/incoming-cuda $NVCC_WHEELS
   mv .deps/incoming-cuda/nvidia/nccl/include/* "$toolkit/include/"
   rm -rf .deps/incoming-cuda/nvidia/nccl "$toolkit"/lib/lib{cublas,cusolver,cusparse,nvblas}*
   # Names by which nvcc and CMake look for libraries, and which wheels leave out.
@@ -101,7 +91,7 @@ install_cuda_libraries() {
   [ -f "$site/.complete-cuda-$TORCH_VERSION" ] && return
   say "installing the CUDA libraries of LibTorch into .deps (about 2 GB to download)"
   # shellcheck disable=SC2086
-  install_wheels .deps/incoming-cuda $CUDA_LIBRARIES
+  install_wheels .deps/incoming-cuda $CUDA_LIBRARY_WHEELS
   cp -rf .deps/incoming-cuda/nvidia/. "$site/nvidia/"
   rm -rf .deps/incoming-cuda
   touch "$site/.complete-cuda-$TORCH_VERSION"

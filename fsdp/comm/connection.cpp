@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <thread>
 
+#include "fsdp/base/advice.h"
 #include "fsdp/base/check.h"
 #include "fsdp/base/fault_point.h"
 #include "fsdp/base/lack_of_memory.h"
@@ -214,9 +215,13 @@ void Connection::share_memory() {
     return Hosts::find(store, rank, size, label, links);
   };
   hosts_ = run_unless_given_up(*waits_, c10::str("[init] rank ", rank_, " cannot find who shares its host: "), find);
+  const std::string& obstacle = hosts_.obstacle();
   FSDP_CHECK(hosts_.all_on_this_host() || options_.transport == TransportKind::kAuto, "[init] rank ", rank_,
-             ": transport shm, but the ranks do not all run on one host that lets them share memory. Use ",
-             "TransportKind::kAuto or kGloo.");
+             ": transport shm, but the ranks do not all run on one host that lets them share memory",
+             obstacle.empty() ? "" : ": ", obstacle, ". Use TransportKind::kAuto or kGloo.");
+  if (obstacle.empty() || rank_ != 0) return;
+  give_advice({"shared memory", c10::str("ranks of one host talk TCP instead of sharing memory, which costs time: ",
+                                         obstacle, ". If that is meant, set FSDP_TRANSPORT=gloo.")});
 }
 
 std::string Connection::transport_name() const {

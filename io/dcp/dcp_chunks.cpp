@@ -113,6 +113,29 @@ std::vector<TensorRun> cut_into_runs(const std::vector<int64_t>& shape, int64_t 
   return runs;
 }
 
+ChunkWindow::ChunkWindow(const DcpTensor& tensor) {
+  for (const DcpChunk& chunk : tensor.chunks) {
+    int64_t first = 0;
+    int64_t last = 0;
+    for (size_t k = 0; k < tensor.shape.size(); ++k) {
+      first = first * tensor.shape[k] + chunk.offsets[k];
+      last = last * tensor.shape[k] + chunk.offsets[k] + chunk.sizes[k] - 1;
+    }
+    by_first_.emplace_back(first, last_.size());
+    last_.push_back(last);
+  }
+  std::sort(by_first_.begin(), by_first_.end());
+}
+
+const std::vector<size_t>& ChunkWindow::move_to(const TensorRun& run) {
+  std::erase_if(open_, [&](size_t chunk) { return last_[chunk] < run.first; });
+  for (; num_begun_ < by_first_.size() && by_first_[num_begun_].first < run.first + run.count; ++num_begun_) {
+    const size_t chunk = by_first_[num_begun_].second;
+    if (last_[chunk] >= run.first) open_.push_back(chunk);
+  }
+  return open_;
+}
+
 ChunkPart::ChunkPart(const std::vector<int64_t>& shape, const TensorRun& run, const DcpChunk& chunk) {
   if (shape.empty()) {
     count_ = 1;

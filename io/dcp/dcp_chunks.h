@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "io/dcp/dcp_metadata.h"
@@ -33,6 +35,24 @@ struct TensorRun {
 
 // Cuts a tensor into runs of at most `max_elements`, in order.
 std::vector<TensorRun> cut_into_runs(const std::vector<int64_t>& shape, int64_t max_elements);
+
+// The chunks that runs may touch, while these come in order: who looked at every chunk for every run would look as
+// often as there are pairs of them.
+class ChunkWindow {
+ public:
+  // REQUIRES: chunks that passed the checker.
+  explicit ChunkWindow(const DcpTensor& tensor);
+
+  // Indices of the chunks whose elements, from first to last, may reach into `run`. REQUIRES: no run before the
+  // last.
+  const std::vector<size_t>& move_to(const TensorRun& run);
+
+ private:
+  std::vector<std::pair<int64_t, size_t>> by_first_;  // first element, and whose it is
+  std::vector<int64_t> last_;                         // element of each chunk
+  size_t num_begun_ = 0;
+  std::vector<size_t> open_;
+};
 
 // The part of a chunk that lies in a run: contiguous in the chunk, maybe scattered in the run.
 class ChunkPart {

@@ -4,6 +4,7 @@
 #include <array>
 #include <iterator>
 #include <map>
+#include <unordered_map>
 #include <utility>
 
 #include "io/base/error.h"
@@ -62,6 +63,22 @@ struct Place {
   uint64_t length = 0;
 };
 
+// A number for each text of a pickle, equal for equal ones. A pickle may name one long text a million times: its bytes
+// are looked at once, for as often as they stand in the file.
+class TextNumbers {
+ public:
+  // `text` must outlive this.
+  uint32_t operator()(std::string_view text) {
+    const auto [known, is_new] = number_of_place_.emplace(text.data(), 0);
+    if (is_new) known->second = number_of_.emplace(text, static_cast<uint32_t>(number_of_.size())).first->second;
+    return known->second;
+  }
+
+ private:
+  std::unordered_map<const char*, uint32_t> number_of_place_;
+  std::map<std::string_view, uint32_t> number_of_;
+};
+
 class MetadataParser {
  public:
   MetadataParser(std::string bytes, std::string_view origin)
@@ -86,7 +103,7 @@ class MetadataParser {
   Place parse_place(PickleValue info, std::string_view entry);
   void parse_entries(PickleValue entries);
   DcpTensor parse_tensor(PickleValue entry, std::string_view name);
-  std::optional<DcpChunk> parse_chunk(PickleValue chunk, const DcpTensor& tensor);
+  std::optional<DcpChunk> parse_chunk(PickleValue chunk, const DcpTensor& tensor, uint32_t name_number);
   size_t type_of(PickleValue properties, std::string_view name) const;
   void check_archives() const;
 
@@ -94,7 +111,8 @@ class MetadataParser {
   const PickleTree tree_;
   DcpMetadata metadata_;
   std::map<std::string_view, uint32_t> file_index_;
-  std::map<std::pair<std::string_view, Offsets>, Place> places_;
+  TextNumbers number_of_name_;
+  std::map<std::pair<uint32_t, Offsets>, Place> places_;
   size_t num_chunks_ = 0;
   size_t num_name_bytes_ = 0;
 };
@@ -163,7 +181,7 @@ void MetadataParser::parse_places(PickleValue storage_data) {
     index.reset();
     if (!offset || offset->is(PickleKind::kNone)) continue;  // of an entry that is no tensor
     const Place place = parse_place(value, name.text());
-    if (!places_.emplace(std::pair(name.text(), size(*offset, name.text())), place).second) {
+    if (!places_.emplace(std::pair(number_of_name_(name.text()), size(*offset, name.text())), place).second) {
       fail(name.text(), "got two chunks at the same offsets, expected one. The file is damaged.");
     }
   }
@@ -226,8 +244,9 @@ DcpTensor MetadataParser::parse_tensor(PickleValue entry, std::string_view name)
   if (!chunks.is(PickleKind::kList)) fail(name, "got no list of chunks, expected one. The file is damaged.");
   num_chunks_ += chunks.size();
   if (num_chunks_ > kMaxChunks) fail(name, "got more than 2^22 chunks so far, expected fewer (limit).");
+  const uint32_t name_number = number_of_name_(name);
   for (const PickleValue chunk : chunks) {
-    std::optional<DcpChunk> parsed = parse_chunk(chunk, tensor);
+    std::optional<DcpChunk> parsed = parse_chunk(chunk, tensor, name_number);
     if (parsed) tensor.chunks.push_back(std::move(*parsed));
   }
   return tensor;
@@ -243,12 +262,12 @@ size_t MetadataParser::type_of(PickleValue properties, std::string_view name) co
 }
 
 // Nothing for a chunk without elements.
-std::optional<DcpChunk> MetadataParser::parse_chunk(PickleValue value, const DcpTensor& tensor) {
+std::optional<DcpChunk> MetadataParser::parse_chunk(PickleValue value, const DcpTensor& tensor, uint32_t name_number) {
   if (!is_object(value, kChunk)) fail(tensor.name, "got no ChunkStorageMetadata, expected one. The file is damaged.");
   DcpChunk chunk{.offsets = size(field(value, "offsets", tensor.name), tensor.name),
                  .sizes = size(field(value, "sizes", tensor.name), tensor.name)};
   if (std::find(chunk.sizes.begin(), chunk.sizes.end(), 0) != chunk.sizes.end()) return std::nullopt;
-  const auto place = places_.find({tensor.name, chunk.offsets});
+  const auto place = places_.find({name_number, chunk.offsets});
   if (place == places_.end()) {
     fail(tensor.name,
          "got a chunk that storage_data does not know, expected its file. The checkpoint is not complete.");

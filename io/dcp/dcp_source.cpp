@@ -51,9 +51,10 @@ class ChunkedReader {
 
   void read(const std::function<void(int64_t first, int64_t count, const void* elements)>& sink) {
     const size_t item = item_size(*tensor_.dtype);
+    ChunkWindow window(tensor_);
     for (const TensorRun& run : cut_into_runs(tensor_.shape, kRunBytes / static_cast<int64_t>(item))) {
       run_.resize(static_cast<size_t>(run.count) * item);
-      for (size_t i = 0; i < chunks_.size(); ++i) read_part(i, ChunkPart(tensor_.shape, run, tensor_.chunks[i]));
+      for (const size_t i : window.move_to(run)) read_part(i, ChunkPart(tensor_.shape, run, tensor_.chunks[i]));
       sink(run.first, run.count, run_.data());
     }
     for (size_t i = 0; i < chunks_.size(); ++i) {

@@ -1,6 +1,7 @@
 #include "io/weights/merged_source.h"
 
 #include <map>
+#include <set>
 #include <utility>
 
 #include "io/base/element_cast.h"
@@ -108,10 +109,10 @@ class MergedSource final : public WeightSource {
   }
 
   [[noreturn]] void throw_missing() const {
+    const std::set<const LowRank*> used(factors_.begin(), factors_.end());
     for (const auto& [module, factors] : adapter_.modules) {
-      bool found = false;
-      for (const WeightTensor& tensor : tensors_) found = found || tensor.name == module + std::string(kWeight);
-      if (!found) throw model_error("got no tensor " + in_quotes(module + std::string(kWeight)) + " for the adapter.");
+      if (!used.contains(&factors))
+        throw model_error("got no tensor " + in_quotes(module + std::string(kWeight)) + " for the adapter.");
     }
     throw model_error("got fewer tensors than the adapter is for.");
   }

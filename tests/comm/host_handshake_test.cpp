@@ -9,9 +9,12 @@
 
 #include <atomic>
 #include <fstream>
+#include <mutex>
 #include <set>
 #include <thread>
+#include <vector>
 
+#include "fsdp/base/advice.h"
 #include "fsdp/comm/host/host_links.h"
 #include "fsdp/comm/host/unix_socket.h"
 #include "tests/support/ranks.h"
@@ -28,14 +31,79 @@ TEST(HostHandshake, AreNullEverywhereIfOneRankCannotBeReached) {
   const std::string nowhere = "fsdp-nobody-listens-here 1";
   store->set("name/1", std::vector<uint8_t>(nowhere.begin(), nowhere.end()));
   std::atomic<int> nulls{0};
+  std::vector<std::string> obstacles(3);
   testing::run_ranks(3, [&](const World& world) {
     HostLinksOptions options;
     options.arena_bytes = kArenaBytes;
     // The rank that nobody reaches comes last; by then the others have decided.
     if (world.rank == 1) store->wait({"decision"});
-    if (!HostLinks::try_connect(store, world.rank, 3, options)) ++nulls;
+    std::string& obstacle = obstacles[static_cast<size_t>(world.rank)];
+    if (!HostLinks::try_connect(store, world.rank, 3, options, &obstacle)) ++nulls;
   });
   EXPECT_EQ(nulls, 3);
+  for (const std::string& obstacle : obstacles)
+    EXPECT_EQ(obstacle, "rank 2 of the host cannot reach rank 1 of the host on a Unix socket");
+}
+
+TEST(HostHandshake, RanksWithoutMemoryToShareSayWhy) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::string> obstacles(2);
+  testing::run_ranks(2, [&](const World& world) {
+    HandshakeOptions options{kDeadline, kDeadline, {}, "there is none"};
+    const SharedArena arena(kArenaBytes, 4096);
+    const HandshakeOutcome outcome = shake_hands(*store, world.rank, 2, world.rank == 1 ? nullptr : &arena, options);
+    EXPECT_FALSE(outcome.peers);
+    obstacles[static_cast<size_t>(world.rank)] = outcome.obstacle;
+  });
+  for (const std::string& obstacle : obstacles)
+    EXPECT_EQ(obstacle, "rank 1 of the host has no memory to share: there is none");
+}
+
+std::shared_ptr<Connection> connect_one_of_two(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                               TransportKind transport) {
+  ConnectOptions options;
+  options.transport = transport;
+  return connect(store, rank, 2, options).connection;
+}
+
+// Of two ranks of this host, of which one has said no.
+c10::intrusive_ptr<c10d::Store> store_with_a_no() {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  const std::string no = "no this test forbids it";
+  store->set("host/links0/decision", std::vector<uint8_t>(no.begin(), no.end()));
+  return store;
+}
+
+TEST(HostHandshake, WhoeverStartedTheJobHearsOnceWhyMemoryIsNotShared) {
+  std::mutex mutex;
+  std::vector<std::string> heard;
+  set_advice_handler([&](const Advice& advice) {
+    const std::lock_guard lock(mutex);
+    heard.push_back(advice.subject + ": " + advice.text);
+  });
+  const auto store = store_with_a_no();
+  std::vector<std::shared_ptr<Connection>> connections(2);  // nobody leaves before all have connected
+  testing::run_ranks(2, [&](const World& world) {
+    connections[static_cast<size_t>(world.rank)] = connect_one_of_two(store, world.rank, TransportKind::kAuto);
+  });
+  set_advice_handler({});
+  for (const auto& connection : connections) EXPECT_EQ(connection->transport_name(), "gloo");
+  ASSERT_EQ(heard.size(), 1u);
+  EXPECT_EQ(heard[0].find("shared memory: ranks of one host talk TCP"), 0u) << heard[0];
+  EXPECT_NE(heard[0].find(": this test forbids it. If that is meant"), std::string::npos) << heard[0];
+}
+
+TEST(HostHandshake, ATransportThatCannotBeHadIsRefusedWithTheReason) {
+  const auto store = store_with_a_no();
+  testing::run_ranks(2, [&](const World& world) {
+    try {
+      connect_one_of_two(store, world.rank, TransportKind::kShm);
+      ADD_FAILURE() << "they share memory";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("lets them share memory: this test forbids it. Use"), std::string::npos)
+          << error.what();
+    }
+  });
 }
 
 // Names of abstract sockets that listen, as every user of the host can list them.
@@ -117,14 +185,18 @@ TEST(HostHandshake, AreNullEverywhereIfOneRankHasAnotherSecret) {
   for (const int odd : {0, 1, 2}) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     std::atomic<int> nulls{0};
+    std::vector<std::string> obstacles(3);
     testing::run_ranks(3, [&](const World& world) {
       HostLinksOptions options;
       options.arena_bytes = kArenaBytes;
       options.deadline = std::chrono::seconds(1);
       options.secret = JobSecret(world.rank == odd ? "another secret, as long" : "the secret of this job");
-      if (!HostLinks::try_connect(store, world.rank, 3, options)) ++nulls;
+      std::string& obstacle = obstacles[static_cast<size_t>(world.rank)];
+      if (!HostLinks::try_connect(store, world.rank, 3, options, &obstacle)) ++nulls;
     });
     EXPECT_EQ(nulls, 3);
+    EXPECT_EQ(obstacles, std::vector<std::string>(3, obstacles[0]));
+    EXPECT_NE(obstacles[0].find("proves the secret of the job"), std::string::npos) << obstacles[0];
   }
 }
 

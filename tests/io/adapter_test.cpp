@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -259,6 +260,34 @@ TEST_F(AdapterFiles, RoundsToWhatTheBaseStoresOrIsAskedFor) {
   std::vector<float> unrounded(kOut * kIn);
   read(*wide, unrounded.data());
   EXPECT_EQ(unrounded, exact);
+}
+
+// A base with one weight for each of many modules.
+class ManyWeights : public WeightSource {
+ public:
+  explicit ManyWeights(int count) : WeightSource("base") {
+    for (int i = 0; i < count; ++i) tensors_.push_back({module(i) + ".weight", {1, 1}, DType::F32, "F32"});
+  }
+  static std::string module(int number) { return "model.layers.x." + std::to_string(1000000 + number); }
+  void read(const std::vector<size_t>&, const PieceSink&) const override {}
+};
+
+// Without a comparison of each module with each weight.
+TEST(Adapter, AModuleWithoutAWeightIsFoundAmongMany) {
+  constexpr int kModules = 30000;
+  Adapter adapter;
+  adapter.config.rank = 1;
+  for (int i = 0; i < kModules; ++i) {
+    LowRank factors;
+    factors.rank = factors.in = factors.out = 1;
+    adapter.modules.emplace(ManyWeights::module(i), std::move(factors));
+  }
+  adapter.modules.emplace("z", LowRank{});
+  const auto begin = std::chrono::steady_clock::now();
+  const Caught caught = catch_error(
+      [&] { open_merged_source(std::make_unique<ManyWeights>(kModules), std::move(adapter), std::nullopt); });
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+  EXPECT_TRUE(caught.says("got no tensor 'z.weight' for the adapter")) << caught.text;
 }
 
 TEST_F(AdapterFiles, RefusesWhatDoesNotFit) {

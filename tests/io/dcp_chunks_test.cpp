@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 #include <random>
 
@@ -111,6 +112,33 @@ std::vector<DcpChunk> random_grid(const std::vector<int64_t>& shape, std::mt1993
     chunks = std::move(next);
   }
   return chunks;
+}
+
+TEST(DcpChunks, WindowHasAllThatARunTouches) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<int64_t> shape;
+    for (size_t k = 0; k < random() % 4; ++k) shape.push_back(1 + static_cast<int64_t>(random() % 7));
+    const DcpTensor cut = tensor(shape, random_grid(shape, random));
+    ChunkWindow window(cut);
+    for (const TensorRun& run : cut_into_runs(shape, 1 + static_cast<int64_t>(random() % 20))) {
+      const std::vector<size_t> open = window.move_to(run);
+      for (size_t i = 0; i < cut.chunks.size(); ++i) {
+        if (ChunkPart(shape, run, cut.chunks[i]).count() == 0) continue;
+        EXPECT_EQ(std::count(open.begin(), open.end(), i), 1) << "chunk " << i;
+      }
+    }
+  }
+}
+
+// Not at each chunk for each run.
+TEST(DcpChunks, WindowLooksAtFewChunks) {
+  DcpTensor sharded = tensor({1000, 10}, {});
+  for (int64_t i = 0; i < 1000; ++i) sharded.chunks.push_back(chunk({999 - i, 0}, {1, 10}));
+  ChunkWindow window(sharded);
+  size_t num_looks = 0;
+  for (const TensorRun& run : cut_into_runs(sharded.shape, 20)) num_looks += window.move_to(run).size();
+  EXPECT_EQ(num_looks, 1000u);
 }
 
 // The elements of a chunk of a tensor whose element i is i, by the definition of row-major.

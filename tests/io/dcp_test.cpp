@@ -2,12 +2,14 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <chrono>
 #include <map>
 #include <numeric>
 #include <utility>
 
 #include "io/dcp/dcp_metadata.h"
 #include "io/dcp/dcp_writer.h"
+#include "io/torch_archive/pickle_writer.h"
 #include "io/torch_archive/saved_tensor.h"
 #include "io/weights/open_weights.h"
 #include "tests/io/temporary_folder.h"
@@ -259,6 +261,116 @@ TEST(Dcp, BytesOfTwoChunksAreRefused) {
   const Caught caught = catch_error([&] { parse_dcp_metadata(bytes, "file"); });
   EXPECT_EQ(caught.kind, ErrorKind::kModel);
   EXPECT_TRUE(caught.says("'c': got a chunk in bytes of '__0_0.distcp' that are also a chunk of 'b'")) << caught.text;
+}
+
+void begin_object(PickleWriter& pickle, const char* name, std::string_view module = kDcpMetadataModule) {
+  using namespace pickle_opcode;
+  pickle.global(module, name);
+  pickle.opcode(kEmptyTuple);
+  pickle.opcode(kNewObj);
+  pickle.opcode(kEmptyDict);
+  pickle.opcode(kMark);
+}
+
+void end_object(PickleWriter& pickle) {
+  using namespace pickle_opcode;
+  pickle.opcode(kSetItems);
+  pickle.opcode(kBuild);
+}
+
+void put_field(PickleWriter& pickle, const char* name, std::initializer_list<int64_t> size) {
+  pickle.text(name);
+  pickle.integers(std::vector<int64_t>(size));
+}
+
+// Of the tensors "@A" and "@B" in so many chunks each.
+std::string many_chunks(int64_t count) {
+  using namespace pickle_opcode;
+  PickleWriter pickle;
+  begin_object(pickle, "Metadata");
+  pickle.text("storage_data");
+  pickle.opcode(kEmptyDict);
+  for (int64_t i = 0; i < 2 * count; ++i) {
+    begin_object(pickle, "MetadataIndex");
+    pickle.text("fqn");
+    pickle.text(i % 2 == 0 ? "@A" : "@B");
+    put_field(pickle, "offset", {i / 2});
+    end_object(pickle);
+    begin_object(pickle, "_StorageInfo", "torch.distributed.checkpoint.filesystem");
+    pickle.text("relative_path");
+    pickle.text("file");
+    pickle.text("offset");
+    pickle.integer(i * 1000);
+    pickle.text("length");
+    pickle.integer(1000);
+    end_object(pickle);
+    pickle.opcode(kSetItem);
+  }
+  pickle.text("state_dict_metadata");
+  pickle.opcode(kEmptyDict);
+  for (const char* name : {"@A", "@B"}) {
+    pickle.text(name);
+    begin_object(pickle, "TensorStorageMetadata");
+    pickle.text("properties");
+    pickle.opcode(kMark);
+    pickle.global("torch", "float32");
+    pickle.opcode(kTuple);
+    put_field(pickle, "size", {count});
+    pickle.text("chunks");
+    pickle.opcode(kEmptyList);
+    for (int64_t i = 0; i < count; ++i) {
+      begin_object(pickle, "ChunkStorageMetadata");
+      put_field(pickle, "offsets", {i});
+      put_field(pickle, "sizes", {1});
+      end_object(pickle);
+      pickle.opcode(kAppend);
+    }
+    end_object(pickle);
+    pickle.opcode(kSetItem);
+  }
+  end_object(pickle);
+  return pickle.finish();
+}
+
+// The same with long names, which stand there once and are pointed to from everywhere else.
+std::string with_long_names(const std::string& pickle, uint32_t name_bytes) {
+  using namespace pickle_opcode;
+  const std::string start("X\2\0\0\0@", 6);
+  std::string result;
+  std::string seen;
+  for (size_t at = 0; at < pickle.size();) {
+    if (pickle.compare(at, start.size(), start) != 0) {
+      result += pickle[at++];
+      continue;
+    }
+    const char name = pickle[at + start.size()];
+    const char place = static_cast<char>(name - 'A');
+    if (seen.find(name) != std::string::npos) {
+      result += {static_cast<char>(kBinGet), place};
+    } else {
+      result += static_cast<char>(kBinUnicode);
+      result.append(reinterpret_cast<const char*>(&name_bytes), sizeof(name_bytes));
+      result += std::string(name_bytes - 1, 'n') + name;
+      result += {static_cast<char>(kBinPut), place};
+      seen += name;
+    }
+    at += start.size() + 1;
+  }
+  return result;
+}
+
+// They would otherwise be compared, byte by byte, once for each chunk and more.
+TEST(Dcp, NamesThatChunksShareAreReadOnce) {
+  constexpr int64_t kChunks = 1 << 13;
+  const auto begin = std::chrono::steady_clock::now();
+  const DcpMetadata metadata = parse_dcp_metadata(with_long_names(many_chunks(kChunks), 8 << 20), "file");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+  ASSERT_EQ(metadata.tensors.size(), 2u);
+  for (const DcpTensor& tensor : metadata.tensors) {
+    EXPECT_EQ(tensor.name.size(), size_t{8} << 20);
+    ASSERT_EQ(tensor.chunks.size(), static_cast<size_t>(kChunks));
+    EXPECT_EQ(tensor.chunks[5].offset, 1000u * (10 + (tensor.name.back() == 'A' ? 0 : 1)));
+  }
 }
 
 TEST(Dcp, WriterRefusesMisuse) {

@@ -44,8 +44,10 @@ class JsonField::FastParser {
   // False for whatever is not plainly right.
   bool find(std::string_view object, const std::vector<std::string>& names, std::string_view& text) {
     // Grown in steps, not line by line: simdjson would make its buffers anew for every line that is longer than all
-    // before.
-    const size_t capacity = std::bit_ceil(std::max(object.size(), kLeastCapacity));
+    // before. Its index has 4 bytes for each of the capacity, so the steps are quarters of a power of two.
+    const size_t wanted = std::max(object.size(), kLeastCapacity);
+    const size_t step = std::bit_floor(wanted) / 4;
+    const size_t capacity = (wanted + step - 1) / step * step;
     if (parser_.capacity() < capacity && parser_.allocate(capacity) != simdjson::SUCCESS) return false;
     simdjson::dom::element element;
     if (parser_.parse(object.data(), object.size(), /*realloc_if_needed=*/false).get(element) != simdjson::SUCCESS) {

@@ -1,6 +1,8 @@
 #include "fsdp/comm/host/host_handshake.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <iterator>
 #include <string>
 #include <thread>
@@ -18,7 +20,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kPause{2};
 constexpr milliseconds kSlice{20};  // between looks at whether somebody has said no
-constexpr const char* kNo = "no";
+constexpr const char* kNo = "no ";  // and why
 constexpr const char* kYes = "yes";
 
 class Handshake {
@@ -33,30 +35,46 @@ class Handshake {
         tokens_(static_cast<size_t>(size)),
         peers_(static_cast<size_t>(size)) {}
 
-  std::optional<std::vector<HostPeer>> run() {
+  HandshakeOutcome run() {
     const bool reached_all = publish() && find_all() && call_lower() && answer_higher() && hear_lower();
     if (!reached_all) {
-      decide(kNo);
+      decide(kNo + obstacle_);
     } else if (store_.add("ready", 1) == size_) {
       decide(kYes);
     }
     while (!is_decided() && Clock::now() < until_) std::this_thread::sleep_for(kPause);
     // Whoever says something first has said it for all.
-    if (decide(kNo) != kYes) return std::nullopt;
-    return std::move(peers_);
+    const std::string decision = decide(kNo + this_rank() + " waited too long for the others to be ready");
+    if (decision == kYes) return {std::move(peers_), ""};
+    const bool has_reason = decision.starts_with(kNo) && decision.size() > std::strlen(kNo);
+    return {std::nullopt, has_reason ? decision.substr(std::strlen(kNo)) : "no rank wrote what the store says of it"};
   }
 
  private:
   bool is_decided() { return store_.check({"decision"}); }
-  std::string decide(const char* word) { return to_text(store_.compareSet("decision", {}, to_bytes(word))); }
+  std::string decide(const std::string& word) { return to_text(store_.compareSet("decision", {}, to_bytes(word))); }
+
+  // Ranks are counted on the host.
+  static std::string name_of(int rank) { return "rank " + std::to_string(rank) + " of the host"; }
+  std::string this_rank() const { return name_of(rank_); }
+  // What all are told, unless somebody has said something before.
+  bool stop(std::string obstacle) {
+    obstacle_ = std::move(obstacle);
+    return false;
+  }
+  bool stop_unheard(int other) {
+    return stop(this_rank() + " heard nothing in time from " + name_of(other) +
+                " that proves the secret of the job and brings memory that keeps its size");
+  }
 
   bool publish() {
     until_ = Clock::now() + options_.start_deadline;
-    if (own_ == nullptr) return false;
+    if (own_ == nullptr) return stop(this_rank() + " has no memory to share: " + options_.no_arena);
     names_[index(rank_)] = random_name();
     tokens_[index(rank_)] = reinterpret_cast<const ControlBlock*>(own_->base())->token;
     listener_ = listen_at(names_[index(rank_)], size_);
-    if (names_[index(rank_)].empty() || !listener_) return false;
+    if (names_[index(rank_)].empty()) return stop(this_rank() + " gets no random numbers from the system");
+    if (!listener_) return stop(this_rank() + " cannot listen on a Unix socket: " + std::strerror(errno));
     store_.set("name/" + std::to_string(rank_),
                to_bytes(names_[index(rank_)] + " " + std::to_string(tokens_[index(rank_)])));
     return true;
@@ -67,14 +85,14 @@ class Handshake {
       if (rank == rank_) continue;
       const std::string key = "name/" + std::to_string(rank);
       while (!store_.check({key})) {
-        if (is_decided() || Clock::now() >= until_) return false;
+        if (is_decided() || Clock::now() >= until_) return stop(name_of(rank) + " did not begin in time");
         std::this_thread::sleep_for(kPause);
       }
       const std::string text = to_text(store_.get(key));
       const size_t space = text.find(' ');
-      if (space == std::string::npos) return false;  // no rank wrote this
-      const auto token = parse_integer<uint64_t>(std::string_view(text).substr(space + 1));
-      if (!token) return false;
+      const auto token =
+          space == std::string::npos ? std::nullopt : parse_integer<uint64_t>(std::string_view(text).substr(space + 1));
+      if (!token) return stop("no rank wrote what the store says of " + name_of(rank));
       names_[index(rank)] = text.substr(0, space);
       tokens_[index(rank)] = *token;
     }
@@ -90,9 +108,12 @@ class Handshake {
         std::this_thread::sleep_for(kPause);
         call = connect_to(names_[index(rank)]);
       }
-      if (!call.connection) return false;
+      if (!call.connection) {
+        return stop(this_rank() + " cannot reach " + name_of(rank) + " on a Unix socket" +
+                    (call.is_queue_full ? ": others have filled its queue" : ""));
+      }
       peers_[index(rank)].socket = std::move(call.connection);
-      if (!greet(rank)) return false;
+      if (!greet(rank)) return stop(this_rank() + " cannot send its memory to " + name_of(rank));
     }
     return true;
   }
@@ -109,12 +130,18 @@ class Handshake {
       for (FileDescriptor& connection : heard) {
         const std::optional<int> rank = who_speaks(connection);
         if (!rank) continue;
-        if (!greet(*rank)) return false;
+        if (!greet(*rank)) return stop(this_rank() + " cannot send its memory to " + name_of(*rank));
         --missing;
       }
-      if (missing > 0 && (is_decided() || Clock::now() >= until_)) return false;
+      if (missing > 0 && (is_decided() || Clock::now() >= until_)) return stop_unheard(first_missing());
     }
     return true;
+  }
+
+  int first_missing() const {
+    int rank = rank_ + 1;
+    while (rank + 1 < size_ && peers_[index(rank)].socket) ++rank;
+    return rank;
   }
 
   // The higher rank that proves itself, whose socket and arena are kept; nothing for a stranger.
@@ -132,11 +159,11 @@ class Handshake {
     for (int rank = 0; rank < rank_; ++rank) {
       const FileDescriptor& socket = peers_[index(rank)].socket;
       while (!is_readable(socket, kSlice)) {
-        if (is_decided() || Clock::now() >= until_) return false;
+        if (is_decided() || Clock::now() >= until_) return stop_unheard(rank);
       }
       const std::optional<Introduction> other = receive_greeting(socket, time_left());
-      if (!other || other->greeting.rank != rank || !is_proven(rank, other->greeting)) return false;
-      if (!map_arena(rank, *other)) return false;
+      if (!other || other->greeting.rank != rank || !is_proven(rank, other->greeting)) return stop_unheard(rank);
+      if (!map_arena(rank, *other)) return stop(this_rank() + " cannot map the memory of " + name_of(rank));
     }
     return true;
   }
@@ -180,13 +207,14 @@ class Handshake {
   std::vector<std::string> names_;
   std::vector<uint64_t> tokens_;  // each stands in the arena of its rank
   std::vector<HostPeer> peers_;
+  std::string obstacle_;
   Clock::time_point until_;
 };
 
 }  // namespace
 
-std::optional<std::vector<HostPeer>> shake_hands(c10d::Store& store, int rank, int size, const SharedArena* own,
-                                                 const HandshakeOptions& options) {
+HandshakeOutcome shake_hands(c10d::Store& store, int rank, int size, const SharedArena* own,
+                             const HandshakeOptions& options) {
   return Handshake(store, rank, size, own, options).run();
 }
 

@@ -69,30 +69,41 @@ void wake_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-std::shared_ptr<SharedArena> try_make_arena(int64_t bytes) {
+// Null where there is none, and `reason` says why.
+std::shared_ptr<SharedArena> try_make_arena(int64_t bytes, std::string& reason) {
   try {
     auto arena = std::make_shared<SharedArena>(bytes, static_cast<int64_t>(sizeof(ControlBlock)));
     auto* control = new (arena->base()) ControlBlock;
-    if (getrandom(&control->token, sizeof(control->token), 0) != sizeof(control->token)) return nullptr;
-    find_cores(*control);
-    return arena;
-  } catch (const Error&) {
-    return nullptr;
+    if (getrandom(&control->token, sizeof(control->token), 0) == sizeof(control->token)) {
+      find_cores(*control);
+      return arena;
+    }
+    reason = "the system gives no random numbers";
+  } catch (const Error& error) {
+    reason = error.what();
+    while (reason.ends_with('.')) reason.pop_back();  // it becomes a part of a sentence
   }
+  return nullptr;
 }
 
 }  // namespace
 
 std::shared_ptr<HostLinks> HostLinks::try_connect(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                                  const HostLinksOptions& options) {
+                                                  const HostLinksOptions& options, std::string* obstacle) {
   FSDP_ASSERT(rank >= 0 && rank < size, rank, " of ", size);
-  if (size > kMaxHostRanks) return nullptr;
-  auto arena = try_make_arena(options.arena_bytes);
+  std::string unheard;
+  std::string& why = obstacle != nullptr ? *obstacle : unheard;
+  if (size > kMaxHostRanks) {
+    why = c10::str(size, " ranks are on one host, and at most ", kMaxHostRanks, " share memory");
+    return nullptr;
+  }
+  HandshakeOptions handshake{options.start_deadline, options.deadline, options.secret, ""};
+  auto arena = try_make_arena(options.arena_bytes, handshake.no_arena);
   try {
-    auto peers =
-        shake_hands(*store, rank, size, arena.get(), {options.start_deadline, options.deadline, options.secret});
-    if (!peers) return nullptr;
-    return std::shared_ptr<HostLinks>(new HostLinks(rank, std::move(arena), std::move(*peers)));
+    HandshakeOutcome outcome = shake_hands(*store, rank, size, arena.get(), handshake);
+    why = std::move(outcome.obstacle);
+    if (!outcome.peers) return nullptr;
+    return std::shared_ptr<HostLinks>(new HostLinks(rank, std::move(arena), std::move(*outcome.peers)));
   } catch (const std::exception& error) {
     if (is_lack_of_memory(error)) throw;
     FSDP_THROW(kCommunication, "[init] rank ", rank, " cannot ask the store who shares its host: ", error.what());

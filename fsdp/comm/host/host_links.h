@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "fsdp/comm/host/host_handshake.h"
@@ -33,10 +34,11 @@ class HostLinks {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Null, on every rank, if they do not all run on one host that lets them share memory. Uses keys of `store` that are
-  // not to be used twice. Throws Error(kCommunication) if the store fails. COLLECTIVE.
+  // Null, on every rank, if they do not all run on one host that lets them share memory; `obstacle` is then why, for
+  // people. Uses keys of `store` that are not to be used twice. Throws Error(kCommunication) if the store fails.
+  // COLLECTIVE.
   static std::shared_ptr<HostLinks> try_connect(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                                const HostLinksOptions& options = {});
+                                                const HostLinksOptions& options = {}, std::string* obstacle = nullptr);
   ~HostLinks();
   HostLinks(const HostLinks&) = delete;
   HostLinks& operator=(const HostLinks&) = delete;

@@ -27,9 +27,10 @@ std::string identity(const std::string& label) {
   return boot + "/" + std::filesystem::read_symlink("/proc/self/ns/net", none).native() + "/" + label;
 }
 
-// Whether all ranks of the world say yes.
-bool all_agree(c10d::Store& store, int rank, int size, bool yes, std::chrono::milliseconds deadline) {
-  if (!yes) store.set("no", to_bytes("no"));
+// What one of the ranks of the world has to say that have an obstacle; empty if none has.
+std::string find_obstacle(c10d::Store& store, int rank, int size, const std::string& own,
+                          std::chrono::milliseconds deadline) {
+  if (!own.empty()) store.compareSet("obstacle", {}, to_bytes(own));
   store.add("said", 1);
   const auto until = HostLinks::Clock::now() + deadline;
   while (store.add("said", 0) < size) {
@@ -38,7 +39,7 @@ bool all_agree(c10d::Store& store, int rank, int size, bool yes, std::chrono::mi
     }
     std::this_thread::sleep_for(kLookAgainAfter);
   }
-  return !store.check({"no"});
+  return store.check({"obstacle"}) ? to_text(store.get("obstacle")) : "";
 }
 
 }  // namespace
@@ -60,12 +61,18 @@ Hosts Hosts::find(const c10::intrusive_ptr<c10d::Store>& store, int rank, int si
   }
   hosts.here_ = hosts.host(rank);
   const auto neighbours = static_cast<int>(std::count(hosts.host_of_.begin(), hosts.host_of_.end(), hosts.here_));
+  std::string obstacle;
   if (neighbours > 1) {
     const auto own = c10::make_intrusive<c10d::PrefixStore>("links" + std::to_string(hosts.here_), store);
-    hosts.links_ = HostLinks::try_connect(own, hosts.place(rank), neighbours, options);
+    hosts.links_ = HostLinks::try_connect(own, hosts.place(rank), neighbours, options, &obstacle);
+    if (!obstacle.empty() && neighbours < size)
+      obstacle += c10::str(" (the one that begins with rank ", hosts.here_, ")");
   }
-  const bool fits = neighbours == 1 || hosts.links_ != nullptr;
-  return all_agree(*store, rank, size, fits, options.start_deadline + options.deadline) ? hosts : Hosts(size);
+  obstacle = find_obstacle(*store, rank, size, obstacle, options.start_deadline + options.deadline);
+  if (obstacle.empty()) return hosts;
+  Hosts apart(size);
+  apart.obstacle_ = std::move(obstacle);
+  return apart;
 }
 
 int Hosts::count() const { return static_cast<int>(std::set<int>(host_of_.begin(), host_of_.end()).size()); }

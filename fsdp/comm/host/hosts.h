@@ -27,13 +27,16 @@ class Hosts {
   // Nobody shares anything.
   explicit Hosts(int size = 1);
   // Ranks that may be on one host (the running system's identity and network namespace say so, and `label`, which tests
-  // use to split one) must prove it by sharing memory. If some cannot, nobody does. Uses keys of `store` that are not
-  // to be used twice. Throws Error(kCommunication). COLLECTIVE.
+  // use to split one) must prove it by sharing memory. If some cannot, nobody does, and obstacle() says why. Uses keys
+  // of `store` that are not to be used twice. Throws Error(kCommunication). COLLECTIVE.
   static Hosts find(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const std::string& label,
                     const HostLinksOptions& options);
 
   // Null where this rank shares memory with nobody.
   const std::shared_ptr<HostLinks>& links() const { return links_; }
+  // Why ranks of one host share no memory, for people: the same on every rank. Empty where no two are on one host, and
+  // where they share.
+  const std::string& obstacle() const { return obstacle_; }
   int count() const;
   bool all_on_this_host() const { return links_ != nullptr && count() == 1; }
   // Of these global ranks; empty unless all of them share memory with this one.
@@ -50,6 +53,7 @@ class Hosts {
   std::vector<int> place_of_;  // on its host
   int here_ = 0;
   std::shared_ptr<HostLinks> links_;
+  std::string obstacle_;
 };
 
 }  // namespace fsdp::comm

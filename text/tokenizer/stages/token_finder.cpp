@@ -1,62 +1,67 @@
 #include "text/tokenizer/stages/token_finder.h"
 
 #include <algorithm>
-#include <cstring>
-#include <map>
+#include <utility>
 
 namespace fsdp::tokenizer {
+namespace {
 
-TokenFinder::TokenFinder(const std::vector<Needle>& needles) {
-  std::vector<std::map<unsigned char, uint32_t>> children(1);
-  std::vector<int32_t> values(1, -1);
-  for (const Needle& needle : needles) {
-    uint32_t node = 0;
-    for (const char c : needle.text) {
-      const auto [edge, is_new] = children[node].try_emplace(static_cast<unsigned char>(c), children.size());
-      node = edge->second;
-      if (is_new) {
-        children.emplace_back();
-        values.push_back(-1);
-      }
+unsigned char byte_at(std::string_view text, size_t at) { return static_cast<unsigned char>(text[at]); }
+
+}  // namespace
+
+TokenFinder::TokenFinder(std::vector<Needle> needles) {
+  std::stable_sort(needles.begin(), needles.end(), [](const Needle& a, const Needle& b) { return a.text < b.text; });
+  for (Needle& needle : needles) {
+    if (!needles_.empty() && needles_.back().text == needle.text) {
+      needles_.back().value = needle.value;
+    } else {
+      needles_.push_back(std::move(needle));
     }
-    values[node] = needle.value;
   }
-  for (size_t i = 0; i < children.size(); ++i) {
-    nodes_.push_back({static_cast<uint32_t>(edges_.size()), static_cast<uint32_t>(children[i].size()), values[i]});
-    for (const auto& [byte, node] : children[i]) edges_.push_back({byte, node});
-  }
-  for (const auto& [byte, node] : children[0]) {
-    starts_[byte] = true;
-    only_start_ = children[0].size() == 1 ? byte : -1;
-  }
+  for (const Needle& needle : needles_) ++begin_of_[byte_at(needle.text, 0) + size_t{1}];
+  for (size_t byte = 0; byte < 256; ++byte) begin_of_[byte + 1] += begin_of_[byte];
+  if (!needles_.empty() && needles_.front().text[0] == needles_.back().text[0])
+    only_start_ = byte_at(needles_.front().text, 0);
 }
 
 // Where a text of the set may start, at or after `from`.
 size_t TokenFinder::next_candidate(std::string_view text, size_t from) const {
   if (only_start_ >= 0) return std::min(text.find(static_cast<char>(only_start_), from), text.size());
-  while (from < text.size() && !starts_[static_cast<unsigned char>(text[from])]) ++from;
+  const auto starts = [this](unsigned char byte) { return begin_of_[byte] != begin_of_[byte + size_t{1}]; };
+  while (from < text.size() && !starts(byte_at(text, from))) ++from;
   return from;
 }
 
-// The child of `node`; 0 if there is none.
-uint32_t TokenFinder::follow(uint32_t node, char byte) const {
-  const Edge* const first = edges_.data() + nodes_[node].first_edge;
-  const Edge* const last = first + nodes_[node].num_edges;
-  const auto wanted = static_cast<unsigned char>(byte);
-  const Edge* const found =
-      std::lower_bound(first, last, wanted, [](const Edge& edge, auto b) { return edge.byte < b; });
-  return found != last && found->byte == wanted ? found->node : 0;
+// Those that begin with what was read so far stand side by side, the shortest first.
+std::optional<TokenFinder::Match> TokenFinder::longest_at(std::string_view text, size_t first) const {
+  const unsigned char head = byte_at(text, first);
+  const Needle* begin = needles_.data() + begin_of_[head];
+  const Needle* end = needles_.data() + begin_of_[head + size_t{1}];
+  std::optional<Match> longest;
+  for (size_t length = 1; begin != end; ++length) {
+    if (begin->text.size() == length) {
+      longest = Match{first, first + length, begin->value};
+      ++begin;
+    }
+    if (first + length >= text.size()) break;
+    const unsigned char next = byte_at(text, first + length);
+    const auto goes_on = [&](const Needle& needle) { return byte_at(needle.text, length) == next; };
+    if (begin != end && goes_on(*begin) && goes_on(end[-1])) continue;  // such as runs of spaces of many lengths
+    begin = std::lower_bound(begin, end, next, [&](const Needle& needle, unsigned char byte) {
+      return byte_at(needle.text, length) < byte;
+    });
+    end = std::upper_bound(begin, end, next, [&](unsigned char byte, const Needle& needle) {
+      return byte < byte_at(needle.text, length);
+    });
+  }
+  return longest;
 }
 
 std::optional<TokenFinder::Match> TokenFinder::find(std::string_view text, size_t from) const {
   if (is_empty()) return std::nullopt;
   for (size_t first = next_candidate(text, from); first < text.size(); first = next_candidate(text, first + 1)) {
-    std::optional<Match> longest;
-    uint32_t node = 0;
-    for (size_t at = first; at < text.size() && (node = follow(node, text[at])) != 0; ++at) {
-      if (nodes_[node].value >= 0) longest = Match{first, at + 1, nodes_[node].value};
-    }
-    if (longest) return longest;
+    if (const std::optional<Match> match = longest_at(text, first)) return match;
   }
   return std::nullopt;
 }
