@@ -40,6 +40,22 @@ TEST(Embedding, AddsManyNarrowGradientsInFp32) {
   }
 }
 
+// Integers, whose sums bf16 and fp16 have exactly, in any order.
+TEST(Embedding, GradientsOfEveryRowAreThoseOfItsTokens) {
+  torch::manual_seed(5);
+  const at::Tensor ids = at::randint(0, 9, {4, 10}, at::kLong), grad = at::randint(-3, 4, {4, 10, 33}, at::kFloat);
+  const at::Tensor expected = at::zeros({9, 33}).index_add(0, ids.flatten(), grad.view({40, 33}));
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const bool create_graph : {false, true}) {
+      const at::Tensor weight = at::zeros({9, 33}, dtype).requires_grad_();
+      const at::Tensor actual = torch::autograd::grad({kernels::embedding(weight, ids)}, {weight}, {grad.to(dtype)},
+                                                      /*retain_graph=*/false, create_graph)[0];
+      EXPECT_EQ(actual.scalar_type(), dtype);
+      EXPECT_TRUE(at::equal(actual.to(at::kFloat), expected)) << dtype << (create_graph ? ", with a graph" : "");
+    }
+  }
+}
+
 // Its gradient is a sum of gradients, whose own gradient LibTorch knows.
 TEST(Embedding, HasSecondDerivatives) {
   torch::manual_seed(3);
