@@ -18,9 +18,7 @@ NVCC_WHEELS="nvidia-cuda-nvcc==$CUDA_COMPONENT_VERSION nvidia-cuda-crt==$CUDA_CO
   nvidia-nvvm==$CUDA_COMPONENT_VERSION nvidia-cuda-runtime==$CUDA_COMPONENT_VERSION nvidia-cuda-cccl==$CUDA_COMPONENT_VERSION
   $CUDA_HEADERS"
 # The libraries that CUDA_LIBRARIES come to.
-CUDA_LIBRARY_WHEELS="nvidia-cublas==13.4.1.3 nvidia-cuda-cupti==$CUDA_COMPONENT_VERSION
-  nvidia-cuda-nvrtc==$CUDA_COMPONENT_VERSION nvidia-cuda-runtime==$CUDA_COMPONENT_VERSION nvidia-cudnn-cu13==9.26.0.51
-  nvidia-cufft==12.2.0.57 nvidia-cufile==1.17.1.22 nvidia-curand==10.4.2.66 nvidia-cusolver==12.2.0.11
-  nvidia-cusparse==12.7.10.12 nvidia-cusparselt-cu13==0.8.1 nvidia-nccl-cu13==2.30.7 nvidia-nvjitlink==13.5.37
-  nvidia-nvshmem-cu13==3.7.2 nvidia-nvtx==$CUDA_COMPONENT_VERSION"
+CUDA_LIBRARY_WHEELS="$CUDA_HEADERS nvidia-cuda-cupti==$CUDA_COMPONENT_VERSION nvidia-cuda-nvrtc==$CUDA_COMPONENT_VERSION
+  nvidia-cuda-runtime==$CUDA_COMPONENT_VERSION nvidia-cudnn-cu13==9.26.0.51 nvidia-cufft==12.2.0.57 nvidia-cufile==1.17.1.22
+  nvidia-curand==10.4.2.66 nvidia-cusparselt-cu13==0.8.1 nvidia-nvjitlink==13.5.37 nvidia-nvshmem-cu13==3.7.2"
 TRANSFORMERS_VERSION=5.23.0 # the peer of benchmarks
