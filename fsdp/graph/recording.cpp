@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
@@ -180,9 +181,11 @@ std::vector<at::Tensor> Recording::replay_backward(int64_t call, const std::vect
                                  /*create_graph=*/false, /*allow_unused=*/true);
   }
   backward_->replay();
+  // Of autograd::grad: nobody adds them to a leaf, and whoever asked may keep them beyond the next replay.
+  const bool goes_to_caller = !torch::autograd::Engine::get_default_engine().is_checkpoint_valid();
   std::vector<at::Tensor> result;
   for (size_t i = 0; i < grads_.size(); ++i) {
-    const bool must_last = keeps_gradient_[i] && grads_[i].defined();
+    const bool must_last = (goes_to_caller || keeps_gradient_[i]) && grads_[i].defined();
     result.push_back(must_last ? grads_[i].clone() : same_memory(grads_[i]));
   }
   return result;

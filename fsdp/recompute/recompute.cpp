@@ -24,7 +24,9 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    check_records_no_graph("recompute", "the function itself");
+    constexpr RunTwice kWhat{"recompute", "the function itself"};
+    check_records_no_graph(kWhat);
+    check_asks_for_all(kWhat);
     const auto region = c10::static_intrusive_pointer_cast<Region>(context->saved_data["region"].toCapsule());
     return run_backward(region->run_again(region->take(context->get_saved_variables())), gradients);
   }

@@ -17,7 +17,8 @@ namespace fsdp {
 // that it reads are gathered once for second run and backward together. What `function` captures may be leaves
 // (parameters), but no tensors that were computed with gradients: pass those as inputs. Undefined tensors pass through.
 // `rest`: where inputs are between forward and backward; null: where they were.
-// First derivatives only: a backward with create_graph throws Error(kUsage).
+// A backward with create_graph, or one for the gradients of certain tensors only (torch::autograd::grad, backward with
+// inputs), throws Error(kUsage).
 // Local. Without gradient mode it is a plain call. After: Chen et al. 2016; torch.utils.checkpoint(use_reentrant=True).
 std::vector<at::Tensor> recompute(const TensorListFunction& function, const std::vector<at::Tensor>& inputs,
                                   const std::shared_ptr<HostInputs>& rest = nullptr);

@@ -60,6 +60,8 @@ class RefilledRegion : public Region {
 
 // inputs: with_anchor().
 struct RecomputeInputFunction : torch::autograd::Function<RecomputeInputFunction> {
+  static constexpr RunTwice kWhat{"recompute_input", "use(make(inputs))"};
+
   static at::Tensor forward(AutogradContext* context, at::TensorList inputs,
                             const c10::intrusive_ptr<RefilledRegion>& region) {
     context->save_for_backward(inputs.vec());
@@ -71,11 +73,12 @@ struct RecomputeInputFunction : torch::autograd::Function<RecomputeInputFunction
   }
 
   static void fill(AutogradContext& context, const WeakStorage& emptied) {
-    check_records_no_graph("recompute_input", "use(make(inputs))");
+    check_records_no_graph(kWhat);
     region_of(context)->fill(context.get_saved_variables(), emptied);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    check_asks_for_all(kWhat);
     fill(*context, WeakStorage(c10::intrusive_ptr<c10::StorageImpl>()));
     return run_backward(region_of(*context)->take_second_run(), gradients);
   }

@@ -19,8 +19,9 @@ using UseTensor = std::function<std::vector<at::Tensor>(const at::Tensor& made)>
 //   weight.
 //   `use` may keep the made tensor for its backward in any way; the tensors that it returns share no memory with it. It
 //   runs with gradients as usual, and may capture what it likes.
-// First derivatives only: a backward with create_graph throws Error(kUsage). One device. Local. Without gradient mode
-// it is a plain call. After: Megatron-Core's recomputation without output.
+// A backward with create_graph, or one for the gradients of certain tensors that `inputs` depend on (autograd::grad,
+// backward with inputs), throws Error(kUsage). One device. Local. Without gradient mode it is a plain call. After:
+// Megatron-Core's recomputation without output.
 std::vector<at::Tensor> recompute_input(const MakeTensor& make, const std::vector<at::Tensor>& inputs,
                                         const UseTensor& use);
 

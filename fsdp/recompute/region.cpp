@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <iterator>
@@ -130,9 +131,17 @@ std::vector<at::Tensor> with_anchor(const std::vector<at::Tensor>& inputs) {
   return all;
 }
 
-void check_records_no_graph(const char* what, const char* instead) {
-  FSDP_CHECK(!at::GradMode::is_enabled(), "[", what, "] got a backward that records a graph (create_graph), expected ",
-             "first derivatives only: what is computed again has no second ones. Call ", instead, " there.");
+void check_records_no_graph(const RunTwice& what) {
+  FSDP_CHECK(!at::GradMode::is_enabled(), "[", what.name, "] got a backward that records a graph (create_graph), ",
+             "expected first derivatives only: what is computed again has no second ones. Call ", what.instead,
+             " there.");
+}
+
+void check_asks_for_all(const RunTwice& what) {
+  FSDP_CHECK(torch::autograd::Engine::get_default_engine().is_checkpoint_valid(), "[", what.name,
+             "] got a backward for the gradients of certain tensors (torch::autograd::grad, backward with inputs, ",
+             "pipeline::Order::kZeroBubble), expected one for those of all leaves, as what is computed again adds to ",
+             "the gradients of what its function captured. Call ", what.instead, " there.");
 }
 
 std::vector<at::Tensor> run_backward(const Region::SecondRun& run, const std::vector<at::Tensor>& gradients) {

@@ -74,10 +74,19 @@ class Region : public torch::CustomClassHolder {
 // captured parameters does, then the inputs that are defined.
 std::vector<at::Tensor> with_anchor(const std::vector<at::Tensor>& inputs);
 
+// What runs a second time. `name`: the user's call; `instead`: a plain call of the same.
+struct RunTwice {
+  const char* name;
+  const char* instead;
+};
+
 // To be called before a second run. Throws Error(kUsage) in a backward that records a graph (create_graph): all
-// gradients of a second run, also those that what its function captured gets, would be constants in that graph. `what`:
-// ours that runs something twice; `instead`: a plain call of it.
-void check_records_no_graph(const char* what, const char* instead);
+// gradients of a second run, also those that what its function captured gets, would be constants in that graph.
+void check_records_no_graph(const RunTwice& what);
+
+// To be called before run_backward(). Throws Error(kUsage) in a backward that was asked for the gradients of certain
+// tensors: what the function captured, of which the graph knows nothing, would get its own all the same.
+void check_asks_for_all(const RunTwice& what);
 
 // Backward through a second run, into the gradients of what its function captured. Returns those of what the graph
 // function took: with_anchor(inputs), then the region.

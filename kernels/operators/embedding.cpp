@@ -1,7 +1,6 @@
 #include "kernels/operators/embedding.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/_unique.h>
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/zeros.h>
@@ -56,16 +55,7 @@ void fill(const GradientSlot& slot, const at::Tensor& grad_NE, const at::Tensor&
   });
 }
 
-// A row of narrow sums would lose what many tokens add to it: the rows that have a gradient are summed in fp32.
-at::Tensor sum_narrow_rows(const at::Tensor& grad_NE, const at::Tensor& ids_N, int64_t num_rows) {
-  const auto [row_of_sum, sum_of_token] = at::_unique(ids_N, /*sorted=*/true, /*return_inverse=*/true);
-  const at::Tensor sums = at::embedding_dense_backward(widened(grad_NE), sum_of_token, row_of_sum.numel(),
-                                                       /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
-  at::Tensor all = at::zeros({num_rows, grad_NE.size(1)}, grad_NE.options());
-  return all.index_copy_(0, row_of_sum, sums.to(grad_NE.scalar_type()));
-}
-
-// The same without a graph, at the speed of LibTorch's sums in bf16.
+// In fp32, at the speed of LibTorch's sums in bf16.
 at::Tensor sum_bf16_rows(const at::Tensor& grad_NE, const at::Tensor& ids_N, int64_t num_rows) {
   const int64_t width = grad_NE.size(1);
   at::Tensor all = at::zeros({num_rows, width}, grad_NE.options());
@@ -96,12 +86,13 @@ at::Tensor dense_gradient(const at::Tensor& grad_NE, const at::Tensor& ids_N, in
   // Ours on a device cannot be differentiated once more.
   if (!grad_NE.is_cpu() && !at::GradMode::is_enabled()) return on_device.call(grad_NE, ids_N, num_rows);
   const auto type = grad_NE.scalar_type();
-  const bool is_narrow = type == at::kBFloat16 || type == at::kHalf;
-  if (grad_NE.is_cpu() && is_narrow && ids_N.numel() > 0) {
-    const bool keeps_graph = at::GradMode::is_enabled();
-    return (type == at::kHalf || keeps_graph ? sum_narrow_rows : sum_bf16_rows)(grad_NE, ids_N, num_rows);
-  }
-  return at::embedding_dense_backward(grad_NE, ids_N, num_rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
+  if (grad_NE.is_cpu() && type == at::kBFloat16 && !at::GradMode::is_enabled())
+    return sum_bf16_rows(grad_NE, ids_N, num_rows);
+  // Sums in a narrow type would lose what many tokens add to a row.
+  const bool is_narrow = grad_NE.is_cpu() && (type == at::kBFloat16 || type == at::kHalf);
+  return at::embedding_dense_backward(is_narrow ? widened(grad_NE) : grad_NE, ids_N, num_rows, /*padding_idx=*/-1,
+                                      /*scale_grad_by_freq=*/false)
+      .to(type);
 }
 
 at::Tensor call_embedding(const at::Tensor& weight, const at::Tensor& ids) {

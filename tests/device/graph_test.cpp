@@ -241,6 +241,16 @@ TEST_F(GraphedCalls, GradientsOfLeavesLast) {
   EXPECT_EQ(graph_.counters().replayed, 3);
 }
 
+TEST_F(GraphedCalls, GradientsThatWereAskedForLast) {
+  warm_up();
+  const at::Tensor x = rows(14).requires_grad_() * 2;
+  const auto gradient = [&](const at::Tensor& of) { return torch::autograd::grad({call(of)[0].sum()}, {of})[0]; };
+  const at::Tensor of_x = gradient(x), alone = of_x.cpu().clone();
+  gradient(rows(15).requires_grad_() * 2);
+  EXPECT_TRUE(at::equal(of_x.cpu(), alone));
+  EXPECT_EQ(graph_.counters().replayed, 2);
+}
+
 TEST_F(GraphedCalls, RefuseABackwardWhoseActivationsAreGone) {
   warm_up();
   const at::Tensor loss = call(rows(8))[0].sum();

@@ -427,29 +427,42 @@ TEST(PipelineMistakes, WhatCannotBeHandedOnIsRefused) {
   });
 }
 
-TEST(PipelineMistakes, ABackwardThatDoesNotSplitIsRefused) {
+// What a backward runs by the way gives weights their gradients at once.
+class BackwardThatDoesNotSplit : public ::testing::TestWithParam<bool> {};
+
+TEST_P(BackwardThatDoesNotSplit, IsRefused) {
+  const bool recomputes = GetParam();
   run_ranks(
       2,
-      [](const World& world) {
+      [&](const World& world) {
         const Layout layout{{{"pp", 2}}, Order::kZeroBubble, 1, 2, Strategy::kOptim};
         const Mesh mesh = Mesh::parallel(world, layout.axes);
         Models models(mesh, layout);
         const auto forward = models.stages[0].forward;
         models.stages[0].forward = [=](const at::Tensor& x, int microbatch) {
-          return recompute([=](const at::Tensor& again) { return forward(again.clone(), microbatch); }, x);
+          if (recomputes)
+            return recompute([=](const at::Tensor& again) { return forward(again.clone(), microbatch); }, x);
+          const at::Tensor y = forward(x, microbatch);
+          y.register_hook([=](const at::Tensor&) {
+            const at::AutoGradMode with_gradients(true);
+            forward(x.detach(), microbatch).sum().backward();
+          });
+          return y;
         };
         Pipeline pipeline(mesh, models.stages, layout.order);
         const auto step = [&] {
           pipeline.step(std::vector<at::Tensor>(2, torch::ones({kRows, kWidth}, torch::kDouble)), sum_of);
         };
         if (world.rank == 1) {
-          EXPECT_THAT(step, ThrowsMessage<Error>(HasSubstr("stage 1: got gradients of weights")));
+          EXPECT_THAT(step, ThrowsMessage<Error>(HasSubstr(recomputes ? "[recompute] got a backward for the gradients"
+                                                                      : "stage 1: got gradients of weights")));
         } else {
           EXPECT_THROW(step(), Error);
         }
       },
       std::chrono::seconds(2));
 }
+INSTANTIATE_TEST_SUITE_P(PipelineMistakes, BackwardThatDoesNotSplit, ::testing::Bool());
 
 TEST(PipelineMistakes, MicrobatchesHaveOneSize) {
   run_ranks(

@@ -138,13 +138,16 @@ TEST(RecomputeInput, ABackwardMayBeRepeated) {
   EXPECT_TRUE(torch::allclose(once, again.grad()));
 }
 
-TEST(RecomputeInput, HasFirstDerivativesOnly) {
+TEST(RecomputeInput, IsForPlainBackwards) {
   Watched watched;
   const Tensor x = input(), again = input();
   const Tensor loss = recompute_input(watched.make(), {x}, watched.use())[0].square().sum();
   EXPECT_THAT(error_of([&] { loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true); }),
               HasSubstr("[recompute_input] got a backward that records a graph (create_graph), expected first deriv"));
   EXPECT_EQ(watched.made, 1);
+  EXPECT_THAT(
+      error_of([&] { torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true); }),
+      HasSubstr("[recompute_input] got a backward for the gradients of certain tensors (torch::autograd::grad"));
   EXPECT_FALSE(watched.weight.grad().defined());
   loss.backward();
   again.sin().mm(watched.weight.detach()).square().sum().backward();

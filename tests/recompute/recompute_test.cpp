@@ -249,7 +249,7 @@ TEST(Recompute, TheSecondRunSeesTheAutocastOfTheFirst) {
 }
 
 // Gradients of a second run would be constants in a graph of gradients.
-TEST(Recompute, HasFirstDerivativesOnly) {
+TEST(Recompute, IsForPlainBackwards) {
   int runs = 0;
   const Tensor x = input(), weight = torch::ones({kWidth, kWidth}).requires_grad_();
   const TensorFunction function = [&](const Tensor& y) {
@@ -261,6 +261,10 @@ TEST(Recompute, HasFirstDerivativesOnly) {
   EXPECT_THAT(error_of([&] { loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true); }), text);
   EXPECT_THAT(error_of([&] { torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true); }),
               text);
+  // A backward for the gradient of x would leave one in the captured weight.
+  const auto of_certain = HasSubstr("[recompute] got a backward for the gradients of certain tensors (torch::autograd");
+  EXPECT_THAT(error_of([&] { torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true); }), of_certain);
+  EXPECT_THAT(error_of([&] { torch::autograd::backward({loss}, {}, /*retain_graph=*/true, false, {x}); }), of_certain);
   EXPECT_EQ(runs, 1);
   EXPECT_FALSE(weight.grad().defined());
   loss.backward();

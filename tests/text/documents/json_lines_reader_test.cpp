@@ -1,5 +1,4 @@
 #include <gtest/gtest.h>
-#include <malloc.h>
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
@@ -7,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/usage.h"
 #include "tests/text/documents/compressed.h"
 #include "tests/text/documents/reading.h"
 #include "text/documents/json_field.h"
@@ -28,24 +28,19 @@ Caught error_of(std::string_view line, const std::string& name = "text") {
   return read_content("a.jsonl", std::string(line) + "\n", field(name)).error;
 }
 
-size_t held_bytes() {
-  const struct mallinfo2 info = mallinfo2();
-  return info.uordblks + info.hblkhd;
-}
-
 // 15 bytes for each of the line; with the next power of two as its capacity, 18.
 TEST(JsonLines, ALineTakesMemoryInProportion) {
   constexpr size_t kLine = (size_t{4} << 20) + 1000;
   std::string line = R"({"text":")";
   line.append(kLine - line.size() - 2, 'x').append("\"}");
   line.append(LineReader::kPadding, '\0');
-  const size_t before = held_bytes();
+  const size_t before = usage::held_bytes();
   JsonField field("text");
   std::string_view text;
   JsonField::Problem problem;
   ASSERT_TRUE(field.find(std::string_view(line).substr(0, kLine), text, problem)) << problem.detail;
   EXPECT_EQ(text.size(), kLine - 11);
-  EXPECT_LT(held_bytes() - before, 16 * kLine);
+  EXPECT_LT(usage::held_bytes() - before, 16 * kLine);
 }
 
 TEST(JsonLines, OneObjectALine) {

@@ -2,9 +2,10 @@
 #include "text/tokenizer/stages/token_finder.h"
 
 #include <gtest/gtest.h>
-#include <malloc.h>
 
 #include <random>
+
+#include "tests/support/usage.h"
 
 namespace fsdp::tokenizer {
 namespace {
@@ -61,16 +62,11 @@ TEST(TokenFinder, IsWhatItsDefinitionSays) {
   }
 }
 
-size_t held_bytes() {
-  const struct mallinfo2 info = mallinfo2();
-  return info.uordblks + info.hblkhd;
-}
-
 TEST(TokenFinder, TakesHardlyMoreMemoryThanItsTexts) {
   constexpr size_t kBytes = size_t{4} << 20;
-  const size_t before = held_bytes();
+  const size_t before = usage::held_bytes();
   const TokenFinder finder({{std::string(kBytes, 'a') + "b", 0}, {std::string(kBytes, 'a') + "c", 1}});
-  EXPECT_LT(held_bytes() - before, 3 * kBytes);
+  EXPECT_LT(usage::held_bytes() - before, 3 * kBytes);
   EXPECT_EQ(found(finder, std::string(kBytes, 'a') + "c"), "0-" + std::to_string(kBytes + 1) + ":1");
 }
 
