@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <string>
 
 #include "fsdp/base/error.h"
@@ -11,9 +12,16 @@ namespace {
 
 constexpr const char* kLibrary = "libfsdp_verbs.so";
 
+// Threads of OpenMP that wait for work look for it 300,000 times, some milliseconds, before they sleep, and where other
+// programs want the cores they keep the very thread that they wait for from one.
+void shorten_waits() {
+  if (std::getenv("OMP_WAIT_POLICY") == nullptr) setenv("GOMP_SPINCOUNT", "10000", /*overwrite=*/0);
+}
+
 }  // namespace
 
 RunVerb load_verbs() {
+  shorten_waits();  // OpenMP reads it while it is loaded
   // Global: libraries that are loaded later look for LibTorch's symbols and for ours.
   void* library = dlopen(kLibrary, RTLD_LAZY | RTLD_GLOBAL);
   if (library == nullptr) {

@@ -6,7 +6,8 @@ namespace fsdp::app {
 using RunVerb = void (*)(int argc, char** argv);
 
 // Loads the library that holds all verbs but launch, and LibTorch with it: a sixth of a second of a processor. It stays
-// loaded, and starts no threads. Local to the process. Throws Error(kUsage) where it cannot be loaded.
+// loaded, and starts no threads. Sets GOMP_SPINCOUNT, in the environment of what this process starts, too, unless it or
+// OMP_WAIT_POLICY is set. Local to the process. Throws Error(kUsage) where it cannot be loaded.
 RunVerb load_verbs();
 
 }  // namespace fsdp::app

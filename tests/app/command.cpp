@@ -19,8 +19,8 @@ using Clock = std::chrono::steady_clock;
                          int err) {
   setpgid(0, 0);
   for (const char* name : {"FSDP_LAUNCH", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
-                           "MASTER_PORT", "OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE",
-                           "FSDP_JOB_SECRET", "FSDP_JOB_SECRET_FILE"}) {
+                           "MASTER_PORT", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "TORCHELASTIC_RUN_ID",
+                           "TORCHELASTIC_USE_AGENT_STORE", "FSDP_JOB_SECRET", "FSDP_JOB_SECRET_FILE"}) {
     unsetenv(name);
   }
   for (const std::string& entry : environment) {

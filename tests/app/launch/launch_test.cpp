@@ -75,6 +75,17 @@ TEST(Launch, SetsThreadsAndSaysSo) {
   EXPECT_FALSE(has(kept.err, "OMP_NUM_THREADS"));
 }
 
+// As GCC's OpenMP says when it is loaded.
+TEST(Launch, ThreadsThatWaitSoonSleepUnlessTheUserChose) {
+  const auto says = [](const std::string& chosen) {
+    return run_fsdp("--version", {"OMP_DISPLAY_ENV=verbose", chosen}).err;
+  };
+  if (!has(says("CHOSEN=none"), "GOMP_SPINCOUNT")) GTEST_SKIP() << "LibTorch has another OpenMP than GCC's";
+  EXPECT_TRUE(has(says("CHOSEN=none"), "GOMP_SPINCOUNT = '10000'")) << says("CHOSEN=none");
+  EXPECT_TRUE(has(says("GOMP_SPINCOUNT=77"), "GOMP_SPINCOUNT = '77'"));
+  EXPECT_TRUE(has(says("OMP_WAIT_POLICY=passive"), "GOMP_SPINCOUNT = '0'"));
+}
+
 TEST(Launch, NamesTheFirstFailureAndStopsTheOthers) {
   const CommandResult result = launch_script(3, "if [ $RANK = 1 ]; then echo why it failed >&2; exit 3; fi; sleep 100");
   EXPECT_EQ(result.exit_code, 3);
