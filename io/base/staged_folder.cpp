@@ -52,7 +52,7 @@ fs::path hidden_name(const fs::path& target, const char* what) {
 }  // namespace
 
 fs::path make_staging_folder(const fs::path& target) {
-  const fs::path staging = hidden_name(target, ".tmp-");
+  fs::path staging = hidden_name(target, ".tmp-");
   make_parents(target);
   std::error_code ignored;
   fs::remove_all(staging, ignored);
@@ -80,7 +80,7 @@ void publish_folder(const fs::path& staging, const fs::path& target) {
   if (replaces) fs::remove_all(retired, error);
 }
 
-StagedFolder::StagedFolder(fs::path target, bool overwrite, uint64_t num_bytes)
+StagedFolder::StagedFolder(const fs::path& target, bool overwrite, uint64_t num_bytes)
     : target_(fs::absolute(target).lexically_normal()) {
   if (!target_.has_filename()) target_ = target_.parent_path();  // a slash at the end
   if (!target_.has_filename()) throw output_error(target, "got no name of a folder, expected one.");

@@ -23,7 +23,7 @@ class StagedFolder {
   // it is something else than an empty folder or one of weights (model.safetensors, its index,
   // adapter_model.safetensors or `.metadata`, and no folders inside): a wrong path must not cost anything.
   // Error(kFileSystem) if fewer than `num_bytes` are free there.
-  StagedFolder(std::filesystem::path target, bool overwrite, uint64_t num_bytes);
+  StagedFolder(const std::filesystem::path& target, bool overwrite, uint64_t num_bytes);
   // For one whose name is the caller's own: publish() replaces whatever has it.
   explicit StagedFolder(std::filesystem::path target);
   ~StagedFolder();

@@ -74,6 +74,7 @@ std::string ChunkChecker::overlap(const DcpTensor& tensor) {
   if (tensor.chunks.size() < 2) return {};  // always so without dims
   const size_t dim = most_cut_dim(tensor);
   std::vector<const DcpChunk*> chunks;
+  chunks.reserve(tensor.chunks.size());
   for (const DcpChunk& chunk : tensor.chunks) chunks.push_back(&chunk);
   std::sort(chunks.begin(), chunks.end(),
             [&](const DcpChunk* a, const DcpChunk* b) { return a->offsets[dim] < b->offsets[dim]; });
