@@ -69,6 +69,10 @@ for file in sorted({os.path.normpath(os.path.join(e["directory"], e["file"])) fo
     sources = re.findall("#include \"(.*)\"", open(file).read()) if "/Unity/" in file else [file]
     if file.startswith(root) and any(re.search(sys.argv[1], s) and not s.startswith(root + "build/") for s in sources):
         print(file)' "$tidied")
+  if ((${#compiled[@]} == 0)); then
+    echo "lint: got --tidy '$tidied', expected a pattern that the path of a source matches" >&2
+    exit 2
+  fi
   run xargs -P "$(nproc)" -n 1 "$clang_tidy" --quiet -p build/tidy --checks=-bugprone-suspicious-include \
     < <(printf '%s\n' "${compiled[@]}")
 fi
