@@ -3,7 +3,7 @@
 #
 #   scripts/lint.sh [--fix]          --fix formats the files instead of complaining
 #   scripts/lint.sh --tidy           and every source by clang-tidy, which takes long
-#   scripts/lint.sh --tidy '/io/'    and those whose path matches
+#   scripts/lint.sh --tidy '/io/'    and those whose path matches, with what is compiled together with them
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
