@@ -21,7 +21,7 @@ PACKAGES="cmake ninja-build g++ ccache mold python3 python3-pip nlohmann-json3-d
 
 say() { printf '== %s\n' "$*"; }
 
-install_packages() {
+install_missing_packages() {
   local missing=()
   for package in $PACKAGES; do
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q '^install ok installed' || missing+=("$package")
@@ -131,7 +131,7 @@ main() {
         ;;
     esac
   done
-  install_packages
+  install_missing_packages
   local libtorch="${LIBTORCH_DIR:-}"
   if [ -z "$libtorch" ]; then
     install_libtorch
