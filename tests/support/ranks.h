@@ -86,7 +86,8 @@ inline void run_ranks(int size, const std::function<void(const World&)>& body,
 // One for all instances of make_seeded: a rank may be ahead by one call.
 inline std::mutex global_generator_mutex;
 
-// Builds something with torch's global generator, which threads share: same seed, same values, on every rank.
+// Builds something with torch's global generator, which threads share: same seed, same values, on every rank. Not while
+// another rank may be in a backward that recomputes, which sets that generator.
 template <class Make>
 auto make_seeded(uint64_t seed, Make make) {
   const std::lock_guard lock(global_generator_mutex);

@@ -345,9 +345,9 @@ TEST(MigrationMegatron, CommunicationAndMemory) {
 
 TEST(MigrationMegatron, CommunicationAndMemoryOfActivations) {
   for_worlds([](const World& world) {
+    Twin twin;  // before parameters(), where ranks meet: recompute sets the generator that seeds it
     ShardedBlocks sharded = shard_blocks(world, {.main_weights = MainWeights::kOnHost});
     parameters(*sharded.module);
-    Twin twin;
     std::vector<GraphedFunction> graphs;
     const auto loss = [&](BlockModel& model, const torch::Tensor& rows) {
       torch::Tensor x = recompute([&](const torch::Tensor& y) { return model.block(0).forward(y); }, model.inlet(rows));
