@@ -1,5 +1,7 @@
 #include "kernels/base/cpu_isa.h"
 
+#include <ATen/Context.h>
+
 #include <cstdlib>
 #include <string_view>
 
@@ -80,5 +82,7 @@ std::string describe_cpu_isa() {
 }
 
 bool multiplies_bf16() { return raw::has_bf16_pairs(); }
+
+bool prefers_mkl() { return raw::is_of_intel() && raw::cpu_isa() > CpuIsa::kSse4 && at::hasMKL(); }
 
 }  // namespace fsdp::kernels
