@@ -7,8 +7,7 @@
 #include <cmath>
 
 #include "fsdp/fsdp.h"
-#include "kernels/products/dense_product.h"
-#include "kernels/raw/products/dense_gemm.h"
+#include "kernels/products/linear_parts.h"
 #include "models/decoder.h"
 #include "plan/activations.h"
 #include "plan/report.h"
@@ -92,15 +91,29 @@ int64_t measured_peak(const World& world, const Case& c) {
   return peak;
 }
 
-// Bytes that a product may take meanwhile where products are ours: a part of the weight, packed, whose size has a
-// bound. Plans do not count it: it is megabytes whatever the model, and which processor will train is not known.
+// Bytes that `product` takes beside its result.
+template <class Product>
+int64_t scratch_of(const Product& product) {
+  const auto account = std::make_shared<PeakBytes>();
+  const c10::DebugInfoGuard counting(c10::DebugInfoKind::PROFILER_STATE, account);
+  const at::Tensor result = product();
+  return account->peak() - static_cast<int64_t>(result.nbytes());
+}
+
+// The most that a product of a case takes meanwhile, on this processor: parts of a matrix, packed by us or by oneDNN,
+// whose size has a bound. Plans do not count it: it is megabytes whatever the model, and which processor will train is
+// not known.
 double most_scratch(const Case& c) {
-  if (!kernels::prefers_dense_product(1 << 20, 1 << 20, at::kFloat)) return 0;
+  const at::TensorOptions type = std::string(c.precision) == "bf16" ? at::kBFloat16 : at::kFloat;
+  const at::Tensor x = at::zeros({c.rows * c.length, c.hidden}, type);
   int64_t most = 0;
-  for (const int64_t width : {c.hidden, c.inner, c.vocab})
-    for (const int64_t depth : {c.hidden, c.inner, c.vocab})
-      most = std::max(most, kernels::raw::dense_gemm_scratch(width, depth));
-  return static_cast<double>(most) * sizeof(float);
+  for (const int64_t width : {c.hidden, c.inner, c.vocab}) {
+    const at::Tensor weight = at::zeros({width, c.hidden}, type), grad = at::zeros({x.size(0), width}, type);
+    most = std::max({most, scratch_of([&] { return kernels::product(x, weight); }),
+                     scratch_of([&] { return kernels::product(grad, weight.t()); }),
+                     scratch_of([&] { return kernels::product(grad.t(), x.t()); })});
+  }
+  return static_cast<double>(most);
 }
 
 // Bytes that a plan counts and a step without recomputation has given back by then: what the gated product gave, which
