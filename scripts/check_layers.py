@@ -142,7 +142,7 @@ MAX_FILES = 30  # of a folder
 
 # What is written for one kind of processor stands here alone: the vector layer and the matrix tiles.
 PROCESSOR_FILES = {"kernels/raw/simd-inl.h", "kernels/raw/transpose-inl.h", "kernels/raw/cpu_isa.cpp",
-                   "kernels/raw/bf16_pairs.h", "kernels/raw/products/few_rows_amx.cpp"}
+                   "kernels/raw/bf16_pairs.h", "kernels/raw/products/amx.cpp"}
 PROCESSOR = re.compile(r"immintrin|arm_neon|arm_sve|target_clones|__builtin_cpu_|__attribute__\(\(target\b")
 
 FUNCTION = re.compile(r"^(?:inline |constexpr )*[A-Za-z_][\w:<>,&* ]*?[ &*]([a-z_]\w*)\(([^()]*)\)", re.MULTILINE)

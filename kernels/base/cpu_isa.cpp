@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "kernels/raw/cpu_isa.h"
-#include "kernels/raw/products/few_rows_amx.h"
+#include "kernels/raw/products/amx.h"
 
 namespace fsdp::kernels {
 namespace {

@@ -10,7 +10,7 @@
 #include "kernels/base/raw_pointer.h"
 #include "kernels/products/many_rows.h"
 #include "kernels/raw/products/few_rows.h"
-#include "kernels/raw/products/few_rows_amx.h"
+#include "kernels/raw/products/amx.h"
 #include "kernels/raw/products/pair_gemm.h"
 
 namespace fsdp::kernels {

@@ -11,7 +11,7 @@
 #include "kernels/products/dense_product.h"
 #include "kernels/products/few_rows.h"
 #include "kernels/raw/products/dense_gemm.h"
-#include "kernels/raw/products/few_rows_amx.h"
+#include "kernels/raw/products/amx.h"
 #include "kernels/raw/products/gemm.h"
 #include "kernels/raw/products/pair_gemm.h"
 #include "kernels/raw/products/panels.h"

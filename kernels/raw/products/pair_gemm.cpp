@@ -5,6 +5,7 @@
 
 #include "kernels/raw/bf16_pairs.h"
 #include "kernels/raw/cpu_isa.h"
+#include "kernels/raw/products/amx.h"
 
 namespace fsdp::kernels::raw {
 
@@ -69,6 +70,8 @@ FSDP_BF16_PAIRS_INLINE void columns(int64_t m, int64_t pairs, PairedOperand a, c
 
 FSDP_BF16_PAIRS void pair_gemm(int64_t m, int64_t n, int64_t pairs, PairedOperand a, const Bf16Pair* b,
                                int64_t b_stride, float* c, int64_t c_stride, bool add) {
+  if (pairs > 0 && a.pair_stride == 1 && amx::is_available())
+    return amx::pair_gemm(m, n, pairs, a, b, b_stride, c, c_stride, add);
   int64_t column = 0;
   for (; column + 4 * kLanes <= n; column += 4 * kLanes)
     columns<4>(m, pairs, a, b + column, b_stride, c + column, c_stride, add);

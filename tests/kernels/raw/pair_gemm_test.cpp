@@ -52,9 +52,9 @@ void check_pairs(const Case& x) {
 
 TEST(PairGemm, EqualsTheProductInDoublePrecision) {
   if (!has_pair_gemm()) GTEST_SKIP() << "this processor does not multiply pairs of bf16";
-  for (const int64_t m : {1, 2, 5, 6, 7, 64})
+  for (const int64_t m : {1, 2, 5, 6, 7, 16, 35, 64})
     for (const int64_t n : {16, 48, 64, 80, 128})
-      for (const int64_t pairs : {0, 1, 8, 33})
+      for (const int64_t pairs : {0, 1, 8, 16, 33, 48})
         for (const bool transposed : {false, true})
           for (const bool add : {false, true}) ASSERT_NO_FATAL_FAILURE(check_pairs({m, n, pairs, transposed, add}));
 }
