@@ -1,17 +1,19 @@
 #include "kernels/products/many_rows.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
 #include <vector>
 
+#include "kernels/base/cpu_isa.h"
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/raw_pointer.h"
 #include "kernels/products/dense_product.h"
-#include "kernels/products/few_rows.h"
-#include "kernels/raw/products/dense_gemm.h"
 #include "kernels/raw/products/amx.h"
+#include "kernels/raw/products/dense_gemm.h"
 #include "kernels/raw/products/gemm.h"
 #include "kernels/raw/products/pair_gemm.h"
 #include "kernels/raw/products/panels.h"
@@ -29,6 +31,15 @@ using raw::Word;
 constexpr int64_t kPanelRows = 64;   // of x, whose words lie together; 16, 32 or 48 in the last panel
 constexpr int64_t kGroupPanels = 8;  // that a part of the weight meets while it is in the cache
 constexpr int64_t kOutputs = 48;     // of such a part
+
+// With so many rows packing the weight costs less than turning sums over: that many outputs at a time, or as many as
+// take kLyingBytes when packed, and that many rows.
+constexpr int64_t kLyingRows = 192;
+constexpr int64_t kLyingOutputs = 256;
+constexpr int64_t kLyingBytes = int64_t{1} << 19;
+constexpr int64_t kLyingBlock = 64;
+// The same in fp32 on processors of Intel.
+constexpr int64_t kDenseRows = 256;
 
 struct Panels {
   at::Tensor words;  // panel after panel, each [depth, width]
@@ -154,8 +165,41 @@ void multiply_in_fp32(const at::Tensor& x, const at::Tensor& weight, Y* y) {
     multiply(Widened{raw_data(weight.const_data_ptr<BFloat16>()), depth}, panels, outputs, y);
 }
 
+// Outputs that a thread takes at a time: a multiple of 16, few enough that each has some.
+int64_t lying_outputs(int64_t outputs, int64_t depth) {
+  const int64_t fit = kLyingBytes / (depth * static_cast<int64_t>(sizeof(Word)));
+  const int64_t most = std::min({outputs / at::get_num_threads(), fit, kLyingOutputs});
+  return std::max(most, kPanelRows) / kLanes * kLanes;
+}
+
+// With x as it lies, and parts of the weight packed by the thread that multiplies with them: sums come out as rows of y
+// lie. The same bits as multiply() in tiles.
+void multiply_lying(const at::Tensor& x, const at::Tensor& weight, Bf16* y) {
+  const int64_t outputs = weight.size(0), depth = weight.size(1) / 2, rows = x.numel() / weight.size(1);
+  const auto* from = static_cast<const Bf16Pair*>(x.const_data_ptr());
+  const auto* with = static_cast<const Word*>(weight.const_data_ptr());
+  const int64_t most = lying_outputs(outputs, depth);
+  const auto bytes = static_cast<size_t>(most * (depth + kLyingBlock)) * sizeof(Word);
+  parallel_for(0, (outputs + most - 1) / most, 1, [&](int64_t begin, int64_t end) {
+    const c10::DataPtr memory = c10::GetCPUAllocator()->allocate(bytes);
+    auto *words = static_cast<Word*>(memory.get()), *sums = words + most * depth;
+    for (int64_t part = begin; part < end; ++part) {
+      const int64_t first = part * most, count = std::min(most, outputs - first);
+      const int64_t width = (count + kLanes - 1) / kLanes * kLanes;
+      raw::pack_panel(with + first * depth, count, depth, words, width);
+      for (int64_t row = 0; row < rows; row += kLyingBlock) {
+        const int64_t some = std::min(kLyingBlock, rows - row);
+        raw::pair_gemm(some, width, depth, {from + row * depth, depth, 1}, reinterpret_cast<const Bf16Pair*>(words),
+                       width, sums, width, false);
+        raw::narrow_rows(sums, width, some, count, y + row * outputs + first, outputs);
+      }
+    }
+  });
+}
+
 void multiply_pairs(const at::Tensor& x, const at::Tensor& weight, Bf16* y) {
   const int64_t outputs = weight.size(0), depth = weight.size(1) / 2, rows = x.numel() / weight.size(1);
+  if (raw::amx::is_available() && rows >= kLyingRows) return multiply_lying(x, weight, y);
   const Panels panels = pack(static_cast<const Word*>(x.const_data_ptr()), rows, depth);
   multiply(InPairs{static_cast<const Bf16Pair*>(weight.const_data_ptr()), depth}, panels, outputs, y);
 }
@@ -172,12 +216,11 @@ bool fits_many_rows(const at::Tensor& x, const at::Tensor& weight) {
 
 at::Tensor many_rows_product(const at::Tensor& x, const at::Tensor& weight) {
   const bool is_bf16 = x.scalar_type() == at::kBFloat16;
-  if (is_bf16 && raw::amx::fits(weight.size(0), weight.size(1)) && raw::amx::is_available())
-    return few_rows_product(x, weight);
   // With the same bits: it makes its sums in the same order.
-  if (x.scalar_type() == weight.scalar_type() && x.dim() >= 2 &&
-      prefers_dense_product(x.numel() / x.size(-1), x.size(-1), x.scalar_type()))
-    return dense_product(x, weight);
+  const int64_t rows = x.numel() / x.size(-1);
+  const bool prefers_dense =
+      prefers_dense_product(rows, x.size(-1), x.scalar_type()) || (!is_bf16 && prefers_mkl() && rows >= kDenseRows);
+  if (prefers_dense && x.scalar_type() == weight.scalar_type() && x.dim() >= 2) return dense_product(x, weight);
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = weight.size(0);
   at::Tensor y = at::empty(shape, x.options().requires_grad(false));

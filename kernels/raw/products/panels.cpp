@@ -62,6 +62,9 @@ HWY_INLINE void convert(const From* from, To* to, int64_t count) {
 
 void widen(const Bf16* from, float* to, int64_t count) { convert(from, to, count); }
 void narrow(const float* from, Bf16* to, int64_t count) { convert(from, to, count); }
+void narrow_rows(const float* from, int64_t from_stride, int64_t rows, int64_t count, Bf16* to, int64_t stride) {
+  for (int64_t row = 0; row < rows; ++row) convert(from + row * from_stride, to + row * stride, count);
+}
 
 }  // namespace
 }  // namespace fsdp::kernels::raw::HWY_NAMESPACE
@@ -75,6 +78,7 @@ HWY_EXPORT(unpack_panel_f32);
 HWY_EXPORT(unpack_panel_bf16);
 HWY_EXPORT(widen);
 HWY_EXPORT(narrow);
+HWY_EXPORT(narrow_rows);
 
 void pack_panel(const Word* x, int64_t rows, int64_t depth, Word* to, int64_t width) {
   HWY_DYNAMIC_DISPATCH(pack_panel)(x, rows, depth, to, width);
@@ -87,6 +91,9 @@ void unpack_panel(const float* sums, int64_t outputs, int64_t width, int64_t row
 }
 void widen(const Bf16* from, float* to, int64_t count) { HWY_DYNAMIC_DISPATCH(widen)(from, to, count); }
 void narrow(const float* from, Bf16* to, int64_t count) { HWY_DYNAMIC_DISPATCH(narrow)(from, to, count); }
+void narrow_rows(const float* from, int64_t from_stride, int64_t rows, int64_t count, Bf16* to, int64_t stride) {
+  HWY_DYNAMIC_DISPATCH(narrow_rows)(from, from_stride, rows, count, to, stride);
+}
 
 }  // namespace fsdp::kernels::raw
 #endif

@@ -20,5 +20,7 @@ void unpack_panel(const float* sums, int64_t outputs, int64_t width, int64_t row
 // fp32 of `count` numbers, and back: rounded to the nearest.
 void widen(const Bf16* from, float* to, int64_t count);
 void narrow(const float* from, Bf16* to, int64_t count);
+// The same of rows that begin `from_stride` and `stride` apart.
+void narrow_rows(const float* from, int64_t from_stride, int64_t rows, int64_t count, Bf16* to, int64_t stride);
 
 }  // namespace fsdp::kernels::raw
