@@ -11,7 +11,9 @@
 namespace fsdp::kernels::raw::attention {
 
 inline constexpr int64_t kGroup = 16;
-inline constexpr int64_t kQueryBlock = 48;  // a multiple of 16, and of the rows of a tile
+inline constexpr int64_t kQueryBlock = 48;    // a multiple of 16, and of the rows of a tile
+inline constexpr int64_t kTiledQueries = 64;  // of such a block where products are made in tiles: pairs of it fill them
+inline constexpr int64_t kMostQueries = std::max(kQueryBlock, kTiledQueries);
 // Where keys are taken in blocks: scores and weights of a block of queries stay in the second-level cache, and so do
 // its keys.
 inline constexpr int64_t kKeyBlock = 512;
