@@ -185,10 +185,11 @@ void add_adamw(Comparison& comparison, int64_t numel) {
       30 * numel);
 }
 
-// Forward and backward.
-Body training(const std::function<at::Tensor()>& loss, const std::vector<at::Tensor>& leaves) {
+// Forward and backward from a scalar, or from what has the gradient given.
+Body training(const std::function<at::Tensor()>& result, const std::vector<at::Tensor>& leaves,
+              const at::Tensor& gradient = {}) {
   return [=] {
-    loss().backward();
+    result().backward(gradient);
     for (const at::Tensor& leaf : leaves) leaf.mutable_grad().reset();
   };
 }
@@ -223,8 +224,10 @@ void add_operators(Comparison& comparison, at::ScalarType dtype, int64_t tokens)
       "SwiGLU", [=] { return kernels::swiglu(gate, up).sum(); }, [=] { return (at::silu(gate) * up).sum(); });
   add(
       "embedding", [=] { return kernels::embedding(head, ids).sum(); }, [=] { return at::embedding(head, ids).sum(); });
-  add(
-      "linear", [=] { return kernels::linear(x, wide).sum(); }, [=] { return at::linear(x, wide).sum(); });
+  // Not of a sum, which is one number everywhere: LibTorch takes that for a matrix whose rows lie well.
+  const at::Tensor grad_wide = at::randn({tokens, kFfn}).to(dtype);
+  comparison.add("linear" + label, training([=] { return kernels::linear(x, wide); }, {x, wide}, grad_wide),
+                 training([=] { return at::linear(x, wide); }, {x, wide}, grad_wide), 0);
   add(
       "cross entropy", [=] { return kernels::cross_entropy(logits, ids); },
       [=] { return at::cross_entropy_loss(logits, ids); });

@@ -12,8 +12,10 @@
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/raw_pointer.h"
 #include "kernels/raw/cpu_isa.h"
+#include "kernels/raw/products/amx.h"
 #include "kernels/raw/products/dense_gemm.h"
 #include "kernels/raw/products/pair_gemm.h"
+#include "kernels/raw/products/tiled_gradient.h"
 
 namespace fsdp::kernels {
 namespace {
@@ -25,6 +27,8 @@ using raw::Operand;
 constexpr int64_t kLeastRows = 256;
 // Sums below which MKL's products of fp32 are faster with SSE4.
 constexpr int64_t kLeastDepthSse4 = 128;
+// Tokens below which tiles of pairs are filled too badly.
+constexpr int64_t kLeastTiledTokens = 64;
 // Rows of a result that a thread computes, at least.
 constexpr int64_t kGrain = 96;
 
@@ -34,10 +38,10 @@ Operand operand_of(const at::Tensor& x, int64_t row_stride, int64_t column_strid
   return {raw_data(x.const_data_ptr<T>()), row_stride, column_stride};
 }
 
-// C [m, n] = scale * A B by rows of A.
+// By rows of a result [m, ..], each thread with so many numbers of scratch memory.
 template <class Multiply>
-void by_rows(int64_t m, int64_t n, int64_t k, const Multiply& multiply) {
-  const auto bytes = static_cast<size_t>(raw::dense_gemm_scratch(n, k)) * sizeof(float);
+void by_rows(int64_t m, int64_t scratch_numbers, const Multiply& multiply) {
+  const auto bytes = static_cast<size_t>(scratch_numbers) * sizeof(float);
   parallel_for(0, m, kGrain, [&](int64_t begin, int64_t end) {
     const c10::DataPtr scratch = c10::GetCPUAllocator()->allocate(bytes);
     multiply(begin, end - begin, static_cast<float*>(scratch.get()));
@@ -79,7 +83,7 @@ at::Tensor dense_product(const at::Tensor& a, const at::Tensor& b) {
     const Operand left = operand_of<T>(a, across ? 1 : row_stride(a, {m, k}), across ? a.stride(-1) : 1);
     const Operand right = operand_of<T>(b, b.stride(1), b.stride(0));
     auto* to = raw_data(y.mutable_data_ptr<T>());
-    by_rows(m, n, k, [&](int64_t row, int64_t rows, float* scratch) {
+    by_rows(m, raw::dense_gemm_scratch(n, k), [&](int64_t row, int64_t rows, float* scratch) {
       if constexpr (std::is_same_v<T, float>)
         raw::dense_gemm(rows, n, k, from_row(left, row), right, 1, to + row * n, n, false, scratch);
       else
@@ -89,13 +93,28 @@ at::Tensor dense_product(const at::Tensor& a, const at::Tensor& b) {
   return y;
 }
 
+bool prefers_tiled_gradient(const at::Tensor& a_TN, const at::Tensor& b_TK) {
+  const auto lies_in_rows = [](const at::Tensor& x) {
+    return x.is_cpu() && x.scalar_type() == at::kBFloat16 && x.stride(1) == 1;
+  };
+  return raw::amx::is_available() && a_TN.size(0) >= kLeastTiledTokens && lies_in_rows(a_TN) && lies_in_rows(b_TK);
+}
+
 void dense_gradient(const at::Tensor& a_TN, const at::Tensor& b_TK, double scale, float* c, bool add) {
   const int64_t depth = a_TN.size(0), m = a_TN.size(1), n = b_TK.size(1);
+  if (prefers_tiled_gradient(a_TN, b_TK)) {
+    const auto* a = raw_data(a_TN.const_data_ptr<at::BFloat16>());
+    const auto* b = raw_data(b_TK.const_data_ptr<at::BFloat16>());
+    return by_rows(m, raw::tiled_gradient_scratch(n), [&](int64_t row, int64_t rows, float* scratch) {
+      raw::tiled_gradient(rows, n, depth, a + row, a_TN.stride(0), b, b_TK.stride(0), static_cast<float>(scale),
+                          c + row * n, n, add, scratch);
+    });
+  }
   dispatch_dtype("linear", a_TN, [&](auto zero) {
     using T = decltype(zero);
     const Operand left = operand_of<T>(a_TN, a_TN.stride(1), a_TN.stride(0));
     const Operand right = operand_of<T>(b_TK, b_TK.stride(0), b_TK.stride(1));
-    by_rows(m, n, depth, [&](int64_t row, int64_t rows, float* scratch) {
+    by_rows(m, raw::dense_gemm_scratch(n, depth), [&](int64_t row, int64_t rows, float* scratch) {
       raw::dense_gemm(rows, n, depth, from_row(left, row), right, static_cast<float>(scale), c + row * n, n, add,
                       scratch);
     });

@@ -10,6 +10,9 @@ bool prefers_dense_product(int64_t rows, int64_t depth, at::ScalarType type);
 // Likewise for a weight's gradient, a sum over `depth` tokens.
 bool prefers_dense_gradient(int64_t depth, at::ScalarType type);
 
+// Whether dense_gradient() takes tiles of bf16 pairs (raw/products/tiled_gradient.h), and they are faster.
+bool prefers_tiled_gradient(const at::Tensor& a_TN, const at::Tensor& b_TK);
+
 // Whether they read x [.., K]: along or across its rows its numbers lie together.
 bool fits_dense_product(const at::Tensor& x);
 

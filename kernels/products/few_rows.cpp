@@ -9,8 +9,8 @@
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/raw_pointer.h"
 #include "kernels/products/many_rows.h"
-#include "kernels/raw/products/few_rows.h"
 #include "kernels/raw/products/amx.h"
+#include "kernels/raw/products/few_rows.h"
 #include "kernels/raw/products/pair_gemm.h"
 
 namespace fsdp::kernels {

@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -104,7 +105,14 @@ void fill_weight_gradient(const GradientSlot& slot, const at::Tensor& grad_TN, c
   const int64_t outputs = grad_TN.size(1), inputs = x_TK.size(1);
   if (is_half_on_cpu(grad_TN)) return fill_weight_gradient(slot, widened(grad_TN), widened(x_TK));
   const at::ScalarType type = grad_TN.scalar_type();
-  const bool prefers_dense = prefers_dense_gradient(grad_TN.size(0), type) || grad_TN.size(0) <= few_tokens(type);
+  if (type == at::kFloat && x_TK.scalar_type() == type && prefers_mkl()) {
+    const at::NoGradGuard no_grad;
+    at::Tensor target = slot.target.view({outputs, inputs});
+    at::addmm_out(target, target, grad_TN.t(), x_TK, slot.adds ? 1 : 0, slot.scale);
+    return;
+  }
+  const bool prefers_dense = prefers_dense_gradient(grad_TN.size(0), type) || grad_TN.size(0) <= few_tokens(type) ||
+                             prefers_tiled_gradient(grad_TN, x_TK);
   if (prefers_dense && x_TK.scalar_type() == type && fits_dense_product(grad_TN) && fits_dense_product(x_TK))
     return dense_gradient(grad_TN, x_TK, slot.scale, slot.target.mutable_data_ptr<float>(), slot.adds);
   if (type == at::kBFloat16 && !multiplies_bf16())  // once, not for each piece

@@ -68,10 +68,8 @@ FSDP_BF16_PAIRS_INLINE void columns(int64_t m, int64_t pairs, PairedOperand a, c
 
 }  // namespace
 
-FSDP_BF16_PAIRS void pair_gemm(int64_t m, int64_t n, int64_t pairs, PairedOperand a, const Bf16Pair* b,
-                               int64_t b_stride, float* c, int64_t c_stride, bool add) {
-  if (pairs > 0 && a.pair_stride == 1 && amx::is_available())
-    return amx::pair_gemm(m, n, pairs, a, b, b_stride, c, c_stride, add);
+FSDP_BF16_PAIRS void pair_gemm_in_vectors(int64_t m, int64_t n, int64_t pairs, PairedOperand a, const Bf16Pair* b,
+                                          int64_t b_stride, float* c, int64_t c_stride, bool add) {
   int64_t column = 0;
   for (; column + 4 * kLanes <= n; column += 4 * kLanes)
     columns<4>(m, pairs, a, b + column, b_stride, c + column, c_stride, add);
@@ -80,9 +78,15 @@ FSDP_BF16_PAIRS void pair_gemm(int64_t m, int64_t n, int64_t pairs, PairedOperan
   for (; column < n; column += kLanes) columns<1>(m, pairs, a, b + column, b_stride, c + column, c_stride, add);
 }
 #else
-void pair_gemm(int64_t, int64_t, int64_t, PairedOperand, const Bf16Pair*, int64_t, float*, int64_t, bool) {
+void pair_gemm_in_vectors(int64_t, int64_t, int64_t, PairedOperand, const Bf16Pair*, int64_t, float*, int64_t, bool) {
   std::terminate();
 }
 #endif
+
+void pair_gemm(int64_t m, int64_t n, int64_t pairs, PairedOperand a, const Bf16Pair* b, int64_t b_stride, float* c,
+               int64_t c_stride, bool add) {
+  const bool in_tiles = pairs > 0 && a.pair_stride == 1 && amx::is_available();
+  (in_tiles ? amx::pair_gemm : pair_gemm_in_vectors)(m, n, pairs, a, b, b_stride, c, c_stride, add);
+}
 
 }  // namespace fsdp::kernels::raw

@@ -19,8 +19,12 @@ bool has_pair_gemm();
 
 // C [m, n] fp32 = A [m, 2 pairs] B [2 pairs, n], added to C if `add`; products are summed in fp32. B: [pairs, n] pairs,
 // row-major like C, with the given strides; n is a multiple of 16. Denormal numbers count as 0. An element of C depends
-// neither on m nor on n. Single-threaded, allocates nothing. Register tiles of 6 x 64 after BLIS.
+// neither on m nor on n. Single-threaded, allocates nothing. In tile registers (amx.h) where the processor has them and
+// pairs of A lie side by side.
 void pair_gemm(int64_t m, int64_t n, int64_t pairs, PairedOperand a, const Bf16Pair* b, int64_t b_stride, float* c,
                int64_t c_stride, bool add);
+// The same in vectors everywhere, with other bits: register tiles of 6 x 64 after BLIS.
+void pair_gemm_in_vectors(int64_t m, int64_t n, int64_t pairs, PairedOperand a, const Bf16Pair* b, int64_t b_stride,
+                          float* c, int64_t c_stride, bool add);
 
 }  // namespace fsdp::kernels::raw

@@ -23,7 +23,7 @@ struct Case {
   bool transposed, add;
 };
 
-void check_pairs(const Case& x) {
+void check_pairs(const Case& x, decltype(&pair_gemm) multiply) {
   const std::vector<Bf16> a = round_all(random_floats(x.m * 2 * x.pairs, 1)),
                           b = round_all(random_floats(2 * x.pairs * x.n, 2));
   std::vector<Bf16Pair> left(static_cast<size_t>(x.m * x.pairs));
@@ -39,7 +39,7 @@ void check_pairs(const Case& x) {
   std::vector<float> c = start;
   const PairedOperand operand =
       x.transposed ? PairedOperand{left.data(), 1, x.m} : PairedOperand{left.data(), x.pairs, 1};
-  pair_gemm(x.m, x.n, x.pairs, operand, right.data(), x.n, c.data(), stride, x.add);
+  multiply(x.m, x.n, x.pairs, operand, right.data(), x.n, c.data(), stride, x.add);
   for (int64_t row = 0; row < x.m; ++row)
     for (int64_t column = 0; column < stride; ++column) {
       const auto place = static_cast<size_t>(row * stride + column);
@@ -56,7 +56,10 @@ TEST(PairGemm, EqualsTheProductInDoublePrecision) {
     for (const int64_t n : {16, 48, 64, 80, 128})
       for (const int64_t pairs : {0, 1, 8, 16, 33, 48})
         for (const bool transposed : {false, true})
-          for (const bool add : {false, true}) ASSERT_NO_FATAL_FAILURE(check_pairs({m, n, pairs, transposed, add}));
+          for (const bool add : {false, true}) {
+            ASSERT_NO_FATAL_FAILURE(check_pairs({m, n, pairs, transposed, add}, pair_gemm));
+            ASSERT_NO_FATAL_FAILURE(check_pairs({m, n, pairs, transposed, add}, pair_gemm_in_vectors));
+          }
 }
 
 TEST(PairGemm, IsThereInTheBestSetAlone) {
