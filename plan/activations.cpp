@@ -105,7 +105,7 @@ struct LossBytes {
 LossBytes loss_on_cpu(int64_t tokens, int64_t vocab, int64_t hidden, io::DType type) {
   const auto element = static_cast<int64_t>(io::item_size(type));
   const int64_t logits = tokens * vocab * element, rows = tokens * hidden * element;
-  const int64_t chunk = std::min(logits, std::max(kernels::kLogitBytesAtATime, vocab * element));
+  const int64_t chunk = kernels::logit_rows_at_a_time(tokens, vocab * element) * vocab * element;
   if (logits <= kernels::kMostLogitBytesKept) return {logits, logits + rows};
   const bool keeps_gradients = type != io::DType::F16 && vocab * hidden <= kernels::kMostGradientKept;
   if (keeps_gradients) return {rows + vocab * hidden * 4, 2 * chunk};
@@ -114,8 +114,7 @@ LossBytes loss_on_cpu(int64_t tokens, int64_t vocab, int64_t hidden, io::DType t
 
 // kernels::nf4_linear_cross_entropy(), whose `head` bytes are decoded while it runs.
 LossBytes loss_over_codes(int64_t tokens, int64_t vocab, int64_t hidden, int64_t element, int64_t head) {
-  const int64_t logits = tokens * vocab * element;
-  const int64_t chunk = std::min(logits, std::max(kernels::kLogitBytesAtATime, vocab * element));
+  const int64_t chunk = kernels::logit_rows_at_a_time(tokens, vocab * element) * vocab * element;
   return {tokens * hidden * element, 2 * chunk + head};
 }
 

@@ -53,9 +53,8 @@ struct Problem {
 // All rows at once where their logits stay anyway.
 void for_each_chunk(const Problem& problem, const std::function<void(int64_t begin, int64_t count)>& body) {
   const int64_t rows = problem.x_NE.size(0);
-  const int64_t row_bytes = std::max<int64_t>(1, logit_bytes(problem.x_NE, 1, problem.weight_VE));
-  const int64_t fit = std::max<int64_t>(1, kLogitBytesAtATime / row_bytes);
-  const int64_t at_a_time = problem.keeps == Keeps::kLogits ? rows : fit;
+  const int64_t row_bytes = logit_bytes(problem.x_NE, 1, problem.weight_VE);
+  const int64_t at_a_time = problem.keeps == Keeps::kLogits ? rows : logit_rows_at_a_time(rows, row_bytes);
   for (int64_t begin = 0; begin < rows; begin += at_a_time) body(begin, std::min(at_a_time, rows - begin));
 }
 

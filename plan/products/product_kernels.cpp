@@ -52,9 +52,8 @@ int64_t product_kernel_bytes(const models::DecoderConfig& part, int64_t tokens, 
   if (head == Head::kElsewhere) return sizes.bytes();
   const int64_t row_bytes = part.vocab_size * static_cast<int64_t>(io::item_size(type));
   const int64_t logits = tokens * row_bytes;
-  const int64_t rows = logits <= kernels::kMostLogitBytesKept
-                           ? tokens
-                           : std::clamp<int64_t>(kernels::kLogitBytesAtATime / row_bytes, 1, tokens);
+  const int64_t rows =
+      logits <= kernels::kMostLogitBytesKept ? tokens : kernels::logit_rows_at_a_time(tokens, row_bytes);
   sizes.add(rows, part.vocab_size, hidden);
   if (tokens % rows > 0) sizes.add(tokens % rows, part.vocab_size, hidden);
   return sizes.bytes();

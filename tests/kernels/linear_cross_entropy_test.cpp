@@ -7,8 +7,9 @@ namespace fsdp::kernels::linear_cross_entropy_test {
 namespace {
 
 // Too many logits to keep, in fp32 and in bf16: several chunks of rows, of which the last is not whole.
-constexpr std::pair<int64_t, int64_t> kGradientsKept{260, 131072};
-static_assert(260 * 131072 * 2 > kMostLogitBytesKept && 260 % (kLogitBytesAtATime / (131072 * 4)) != 0);
+constexpr std::pair<int64_t, int64_t> kGradientsKept{259, 131072};
+static_assert(259 * 131072 * 2 > kMostLogitBytesKept && 259 % logit_rows_at_a_time(259, 131072 * 4) != 0 &&
+              259 % logit_rows_at_a_time(259, 131072 * 2) != 0);
 
 TEST(LinearCrossEntropy, EqualsCrossEntropyOfTheLogits) {
   torch::manual_seed(1);
