@@ -83,6 +83,6 @@ std::string describe_cpu_isa() {
 
 bool multiplies_bf16() { return raw::has_bf16_pairs(); }
 
-bool prefers_mkl() { return raw::is_of_intel() && raw::cpu_isa() > CpuIsa::kSse4 && at::hasMKL(); }
+bool prefers_mkl() { return raw::is_of_intel() && raw::cpu_isa() >= CpuIsa::kSse4 && at::hasMKL(); }
 
 }  // namespace fsdp::kernels

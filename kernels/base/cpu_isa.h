@@ -20,8 +20,8 @@ std::string describe_cpu_isa();
 // Whether matrix products of bf16 are faster than those of fp32 here: where the processor multiplies bf16.
 bool multiplies_bf16();
 
-// Whether MKL is to multiply fp32 matrices, as the fastest: on processors of Intel with AVX2 or more, for which it has
-// paths of their own. Elsewhere oneDNN and the tiles of this folder are used.
+// Whether MKL is to multiply fp32 matrices, as the fastest: on processors of Intel, for which it has paths of their
+// own. Elsewhere oneDNN and the tiles of this folder are used.
 bool prefers_mkl();
 
 }  // namespace fsdp::kernels
