@@ -63,22 +63,26 @@ bool request_tiles() {
 
 #define FSDP_TILES __attribute__((target("amx-tile,amx-bf16")))
 
-// The compiler does not see which memory the instructions of tiles read.
-void finish_stores() { asm volatile("" ::: "memory"); }
+// The compiler does not see that instructions of tiles read and write all of what `memory` points to, or more.
+void finish_stores(const void* memory) { asm volatile("" ::"r"(memory) : "memory"); }
 
 // Tiles of A [rows, pairs], B [pairs, columns] and C [rows, columns] until the end of a scope.
 class Tiles {
  public:
   FSDP_TILES Tiles(int64_t rows, int64_t pairs, int64_t columns) {
+    finish_stores(&before_);
     _tile_storeconfig(&before_);
     TileConfig config;
     for (const int tile : kSums) config.shape(tile, rows, columns);
     for (const int tile : kLeft) config.shape(tile, rows, pairs);
     for (const int tile : kRight) config.shape(tile, pairs, columns);
-    finish_stores();
+    finish_stores(&config);
     _tile_loadconfig(&config);
   }
-  FSDP_TILES ~Tiles() { _tile_loadconfig(&before_); }
+  FSDP_TILES ~Tiles() {
+    finish_stores(&before_);
+    _tile_loadconfig(&before_);
+  }
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
 
@@ -172,7 +176,7 @@ bool is_available() {
 
 void pair_gemm(int64_t m, int64_t n, int64_t pairs, PairedOperand a, const Bf16Pair* b, int64_t b_stride, float* c,
                int64_t c_stride, bool add) {
-  finish_stores();
+  finish_stores(c);
   const int64_t whole = pairs / kTilePairs * kTilePairs;
   if (whole > 0) multiply_any({whole, a, b, b_stride, c, c_stride, add}, m, n);
   if (whole == pairs) return;
@@ -202,7 +206,7 @@ void pair_gemm(int64_t, int64_t, int64_t, PairedOperand, const Bf16Pair*, int64_
   std::terminate();
 }
 
-void multiply(const Bf16*, const Bf16*, Bf16*, int64_t, int64_t, int64_t, int64_t) {}
+void multiply(const Bf16*, const Bf16*, Bf16*, int64_t, int64_t, int64_t, int64_t) { std::terminate(); }
 #endif
 
 }  // namespace fsdp::kernels::raw::amx
