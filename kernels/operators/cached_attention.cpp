@@ -153,7 +153,7 @@ void attend(const CachedCall<T>& call, int64_t groups, const at::TensorOptions& 
 
 }  // namespace
 
-int64_t cached_width(int64_t head_dim) { return (head_dim + kLanes - 1) / kLanes * kLanes; }
+int64_t cached_width(int64_t head_dim) { return raw::whole_lanes(head_dim); }
 
 void store_in_cache(const at::Tensor& x_BTKD, const at::Tensor& cache_RKCW, at::IntArrayRef rows,
                     at::IntArrayRef starts) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/base/cpu_isa.h"
 #include "kernels/base/dense_rows.h"
 #include "kernels/base/dispatch.h"
 #include "kernels/base/parallel_for.h"
@@ -48,6 +49,8 @@ void by_rows(int64_t m, int64_t scratch_numbers, const Multiply& multiply) {
   });
 }
 
+bool is_of_mkl(at::ScalarType type) { return type == at::kFloat && prefers_mkl(); }
+
 Operand from_row(Operand x, int64_t row) {
   const int64_t bytes = row * x.row_stride * static_cast<int64_t>(x.is_bf16 ? sizeof(raw::Bf16) : sizeof(float));
   x.data = static_cast<const char*>(x.data) + bytes;
@@ -57,13 +60,13 @@ Operand from_row(Operand x, int64_t row) {
 }  // namespace
 
 bool prefers_dense_product(int64_t rows, int64_t depth, at::ScalarType type) {
-  if (rows < kLeastRows || (type != at::kFloat && type != at::kBFloat16)) return false;
+  if (rows < kLeastRows || (type != at::kFloat && type != at::kBFloat16) || is_of_mkl(type)) return false;
   const CpuIsa isa = raw::cpu_isa();
   return isa == CpuIsa::kAvx2 || (isa == CpuIsa::kSse4 && (type != at::kFloat || depth >= kLeastDepthSse4));
 }
 
 bool prefers_dense_gradient(int64_t depth, at::ScalarType type) {
-  if (type != at::kFloat && (type != at::kBFloat16 || raw::has_pair_gemm())) return false;
+  if ((type != at::kFloat && (type != at::kBFloat16 || raw::has_pair_gemm())) || is_of_mkl(type)) return false;
   const CpuIsa isa = raw::cpu_isa();
   return isa == CpuIsa::kAvx2 || isa == CpuIsa::kAvx512 || (isa == CpuIsa::kSse4 && depth >= kLeastDepthSse4);
 }

@@ -87,9 +87,7 @@ at::Tensor widened_product(const at::Tensor& a, const at::Tensor& b, at::ScalarT
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
   if (!a.is_cpu()) return at::linear(a, b);
   const int64_t rows = a.numel() / std::max<int64_t>(1, a.size(-1));
-  const bool by_mkl = a.scalar_type() == at::kFloat && prefers_mkl();
-  if (!by_mkl && prefers_dense_product(rows, a.size(-1), a.scalar_type()) && fits_dense_product(a) &&
-      fits_dense_product(b))
+  if (prefers_dense_product(rows, a.size(-1), a.scalar_type()) && fits_dense_product(a) && fits_dense_product(b))
     return dense_product(a, b);
   if (a.scalar_type() == at::kFloat) return product_fp32(a, b);
   const at::ScalarType type = a.scalar_type();
@@ -128,7 +126,7 @@ void fill_weight_gradient(const GradientSlot& slot, const at::Tensor& grad_TN, c
 
 at::Tensor weight_gradient(const at::Tensor& weight_NK, const at::Tensor& grad_TN, const at::Tensor& x_TK) {
   std::optional<GradientSlot> slot = find_gradient_slot(weight_NK);
-  if (!slot && weight_NK.is_cpu() && weight_NK.scalar_type() == at::kFloat && !prefers_mkl() &&
+  if (!slot && weight_NK.is_cpu() && weight_NK.scalar_type() == at::kFloat &&
       prefers_dense_gradient(grad_TN.size(0), at::kFloat)) {
     at::Tensor gradient = at::empty(weight_NK.sizes(), weight_NK.options().requires_grad(false));
     fill_weight_gradient({gradient, false, 1, {}}, grad_TN, x_TK);

@@ -48,7 +48,7 @@ struct Panels {
   int64_t count() const { return (rows + kPanelRows - 1) / kPanelRows; }
   int64_t width(int64_t panel) const {
     const int64_t left = std::min(kPanelRows, rows - panel * kPanelRows);
-    return (left + kLanes - 1) / kLanes * kLanes;
+    return raw::whole_lanes(left);
   }
   const Word* at(int64_t panel, int64_t depth_begin) const {
     return words.const_data_ptr<Word>() + panel * kPanelRows * depth + depth_begin * width(panel);
@@ -56,7 +56,7 @@ struct Panels {
 };
 
 Panels pack(const Word* x, int64_t rows, int64_t depth) {
-  const int64_t padded = (rows + kLanes - 1) / kLanes * kLanes;
+  const int64_t padded = raw::whole_lanes(rows);
   Panels panels{at::empty({padded * depth}, at::kFloat), rows, depth};
   auto* to = panels.words.mutable_data_ptr<Word>();
   parallel_for(0, panels.count(), 1, [&](int64_t begin, int64_t end) {
@@ -185,7 +185,7 @@ void multiply_lying(const at::Tensor& x, const at::Tensor& weight, Bf16* y) {
     auto *words = static_cast<Word*>(memory.get()), *sums = words + most * depth;
     for (int64_t part = begin; part < end; ++part) {
       const int64_t first = part * most, count = std::min(most, outputs - first);
-      const int64_t width = (count + kLanes - 1) / kLanes * kLanes;
+      const int64_t width = raw::whole_lanes(count);
       raw::pack_panel(with + first * depth, count, depth, words, width);
       for (int64_t row = 0; row < rows; row += kLyingBlock) {
         const int64_t some = std::min(kLyingBlock, rows - row);

@@ -17,6 +17,9 @@ using Bf16Pair = uint32_t;
 // Lanes that vectors of kernels have, however many registers that takes.
 inline constexpr int64_t kLanes = 16;
 
+// The next multiple of kLanes.
+constexpr int64_t whole_lanes(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
+
 inline float to_float(float value) { return value; }
 inline float to_float(Bf16 value) { return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16); }
 

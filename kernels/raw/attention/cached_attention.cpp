@@ -50,7 +50,7 @@ struct Weighed {
 
 // In place to e^(score - highest).
 HWY_INLINE Weighed exponentiate(float* scores, int64_t count) {
-  const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
+  const int64_t padded = whole_lanes(count);
   std::fill(scores + count, scores + padded, -std::numeric_limits<float>::infinity());
   Float highest = simd::load(scores);
   for (int64_t i = kLanes; i < padded; i += kLanes) highest = simd::max(highest, simd::load(scores + i));

@@ -21,9 +21,7 @@ constexpr int64_t kRows = 64;     // of C at a time, whose part of A stays in th
 constexpr int64_t kColumns = 128;
 constexpr int64_t kLeftStride = kDepth / 2 + kLanes;  // rows are spread over the sets of the first-level cache
 
-int64_t round_up(int64_t value) { return (value + kLanes - 1) / kLanes * kLanes; }
-
-int64_t scratch_of(int64_t n) { return round_up(n) * kDepth / 2 + kRows * (kLeftStride + kColumns); }
+int64_t scratch_of(int64_t n) { return whole_lanes(n) * kDepth / 2 + kRows * (kLeftStride + kColumns); }
 
 // Numbers i .. i + 15 of two rows, those beyond `count` or of a row that is not there as zeros, in pairs.
 HWY_INLINE Float pairs_of(const Bf16* row, const Bf16* next, int64_t i, int64_t count) {
@@ -35,7 +33,7 @@ HWY_INLINE Float pairs_of(const Bf16* row, const Bf16* next, int64_t i, int64_t 
 
 // Of [depth, count], pairs along the depth: [pairs, width].
 void pack_right(const Bf16* b, int64_t stride, int64_t depth, int64_t count, float* to) {
-  const int64_t width = round_up(count);
+  const int64_t width = whole_lanes(count);
   for (int64_t row = 0; row < depth; row += 2, b += 2 * stride, to += width)
     for (int64_t i = 0; i < width; i += kLanes)
       simd::store(to + i, pairs_of(b, row + 1 < depth ? b + stride : nullptr, i, count));
@@ -70,7 +68,7 @@ HWY_INLINE void add_scaled(const float* sums, int64_t rows, int64_t width, int64
 
 void tiled_gradient(int64_t m, int64_t n, int64_t depth, const Bf16* a, int64_t a_stride, const Bf16* b,
                     int64_t b_stride, float scale, float* c, int64_t c_stride, bool add, float* scratch) {
-  float *right = scratch, *left = right + round_up(n) * kDepth / 2, *sums = left + kRows * kLeftStride;
+  float *right = scratch, *left = right + whole_lanes(n) * kDepth / 2, *sums = left + kRows * kLeftStride;
   for (int64_t first = 0; first < depth; first += kDepth, a += kDepth * a_stride, b += kDepth * b_stride) {
     const int64_t rows_of_a = std::min(kDepth, depth - first), pairs = (rows_of_a + 1) / 2;
     for (int64_t column = 0; column < n; column += kColumns)
@@ -79,7 +77,7 @@ void tiled_gradient(int64_t m, int64_t n, int64_t depth, const Bf16* a, int64_t 
       const int64_t rows = std::min(kRows, m - row);
       pack_left(a + row, a_stride, rows_of_a, rows, left);
       for (int64_t column = 0; column < n; column += kColumns) {
-        const int64_t count = std::min(kColumns, n - column), width = round_up(count);
+        const int64_t count = std::min(kColumns, n - column), width = whole_lanes(count);
         amx::pair_gemm(rows, width, pairs, {reinterpret_cast<const Bf16Pair*>(left), kLeftStride, 1},
                        reinterpret_cast<const Bf16Pair*>(right + column * pairs), width, sums, width, false);
         add_scaled(sums, rows, width, count, scale, c + row * c_stride + column, c_stride, add || first > 0);
