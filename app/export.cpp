@@ -93,19 +93,18 @@ int export_adapter(const Exported& exported, const io::OutputFolder& output) {
 
 bool is_format(const std::string& name) { return name == "hf" || name == "dcp" || name == "gguf"; }
 
-}  // namespace
-
-int run_export(const Arguments& arguments) {
+struct ExportOptions {
   Exported exported;
-  bool averaged = false, adapter_alone = false;
-  std::string format = "hf";
-  std::string prefix;
-  std::string dtype = "keep";
-  std::string config_path;
-  std::string base;
-  std::string out;
-  std::string shard_size = "5GB";
+  std::string format = "hf", dtype = "keep", prefix, config_path, base, out, shard_size = "5GB";
+  bool adapter_alone = false;
   io::OutputFolder output;
+
+  bool is_dcp() const { return format == "dcp"; }
+  bool is_coded() const { return (dtype == "fp8" || dtype == "nf4") && !is_dcp(); }
+};
+
+Parsed parse_options(const Arguments& arguments, ExportOptions& options) {
+  bool averaged = false;
   CLI::App parser(
       "Writes the weights of a checkpoint or a model folder for other programs.\n\n"
       "  fsdp export out/checkpoints/step-100 --out=model                           for Hugging Face, and for `fsdp "
@@ -115,80 +114,107 @@ int run_export(const Arguments& arguments) {
       "      state = {\"model\": model.state_dict()}; torch.distributed.checkpoint.load(state, checkpoint_id=\"dcp\")\n"
       "  fsdp export out/model --format=gguf --dtype=q8_0 --out=model.gguf          for llama.cpp",
       "fsdp export");
-  parser.add_option("SOURCE", exported.path, "folder of one checkpoint (step-N), or a model folder")->required();
-  parser.add_option("-o,--out,--to", out, "folder to write; the file with gguf")->required();
+  parser.add_option("SOURCE", options.exported.path, "folder of one checkpoint (step-N), or a model folder")
+      ->required();
+  parser.add_option("-o,--out,--to", options.out, "folder to write; the file with gguf")->required();
   parser.add_option(
-      "--format", format,
+      "--format", options.format,
       "hf (default): model.safetensors and config.json; dcp: PyTorch's sharded checkpoint; gguf: one file "
       "for llama.cpp");
   parser.add_option(
-      "--dtype", dtype,
+      "--dtype", options.dtype,
       "of floating-point tensors: keep (default), bf16, fp16 or fp32; of gguf's matrices also q8_0; hf: fp8, "
       "linear layers in e4m3 with scales of 128 x 128 as DeepSeek-V3 has them, or nf4, linear layers in 4 bits as "
       "bitsandbytes has them, the rest in bf16");
-  parser.add_option("--prefix", prefix, "dcp: start all names so; `model.` for a state dict {\"model\": ...}");
-  parser.add_option("--config", config_path, "hf, gguf: a config.json to use instead of the source's");
-  parser.add_option("--merge", base, "SOURCE is a LoRA adapter: work it into this model (folder or checkpoint)");
-  parser.add_flag("--adapter", adapter_alone,
+  parser.add_option("--prefix", options.prefix, "dcp: start all names so; `model.` for a state dict {\"model\": ...}");
+  parser.add_option("--config", options.config_path, "hf, gguf: a config.json to use instead of the source's");
+  parser.add_option("--merge", options.base,
+                    "SOURCE is a LoRA adapter: work it into this model (folder or checkpoint)");
+  parser.add_flag("--adapter", options.adapter_alone,
                   "SOURCE has a LoRA adapter, such as a checkpoint of its run: write it alone, as peft stores it");
   parser.add_flag("--ema", averaged, "SOURCE is a checkpoint: the averages of its weights, which train.ema kept");
-  parser.add_option("--shard-size", shard_size, kShardSizeHelp);
-  parser.add_flag("--overwrite", output.overwrite, "replace an existing folder of weights");
-  if (parse(parser, arguments) == Parsed::kHelpShown) {
-    return 0;
+  parser.add_option("--shard-size", options.shard_size, kShardSizeHelp);
+  parser.add_flag("--overwrite", options.output.overwrite, "replace an existing folder of weights");
+  const Parsed parsed = parse(parser, arguments);
+  if (averaged) options.exported.weights = io::CheckpointWeights::kAveraged;
+  options.output.path = options.out;
+  return parsed;
+}
+
+void check_options(const ExportOptions& options) {
+  if (!is_format(options.format)) {
+    throw Error(ErrorCode::kUsage,
+                "[export] --format: got " + io::in_quotes(options.format) + ", expected hf, dcp or gguf.");
   }
-  if (!is_format(format)) {
-    throw Error(ErrorCode::kUsage, "[export] --format: got " + io::in_quotes(format) + ", expected hf, dcp or gguf.");
+  if (is_format(options.out)) {
+    throw Error(ErrorCode::kUsage, "[export] --out: got " + io::in_quotes(options.out) +
+                                       ", the name of a format, expected where to write. Give --format=" + options.out +
+                                       " and a path as --out; a folder of this name is ./" + options.out + ".");
   }
-  if (is_format(out)) {
-    throw Error(ErrorCode::kUsage, "[export] --out: got " + io::in_quotes(out) +
-                                       ", the name of a format, expected where to write. Give --format=" + out +
-                                       " and a path as --out; a folder of this name is ./" + out + ".");
-  }
-  const bool is_dcp = format == "dcp";
-  if (is_dcp ? !config_path.empty() : !prefix.empty()) {
-    throw Error(ErrorCode::kUsage, std::string("[export] ") + (is_dcp ? "--config" : "--prefix") +
-                                       ": got it with --format=" + format +
+  if (options.is_dcp() ? !options.config_path.empty() : !options.prefix.empty()) {
+    throw Error(ErrorCode::kUsage, std::string("[export] ") + (options.is_dcp() ? "--config" : "--prefix") +
+                                       ": got it with --format=" + options.format +
                                        ", expected it only with the other format. Leave one of them out.");
   }
-  if (averaged) exported.weights = io::CheckpointWeights::kAveraged;
-  output.path = out;
-  output.max_shard_bytes = parse_shard_size("export", shard_size);
-  io::check_not_source(exported.path, output);  // which may be an adapter, and the model's source its base
-  if (adapter_alone) {
-    if (!base.empty() || format != "hf" || dtype != "keep" || !config_path.empty())
-      throw Error(ErrorCode::kUsage,
-                  "[export] --adapter: got it with --merge, --format, --dtype or --config, expected none of them: an "
-                  "adapter is written as it is, in fp32. Leave one of them out.");
-    return export_adapter(exported, output);
+  const bool has_others =
+      !options.base.empty() || options.format != "hf" || options.dtype != "keep" || !options.config_path.empty();
+  if (options.adapter_alone && has_others) {
+    throw Error(ErrorCode::kUsage,
+                "[export] --adapter: got it with --merge, --format, --dtype or --config, expected none of them: an "
+                "adapter is written as it is, in fp32. Leave one of them out.");
   }
-  if (format == "gguf") return export_gguf(open_source(exported, base, std::nullopt), config_path, dtype, output);
-  const bool is_coded = (dtype == "fp8" || dtype == "nf4") && !is_dcp;
-  const std::string legal = is_dcp ? kWeightDtypes : "keep, bf16, fp16, fp32, fp8 or nf4";
-  const std::optional<io::DType> target = is_coded ? std::nullopt : parse_weight_dtype("export", dtype, legal);
-  std::unique_ptr<io::WeightSource> source = open_source(exported, base, target);
-  if (is_coded) {
-    if (!config_path.empty() || !source->config())
-      throw Error(ErrorCode::kUsage, "[export] --dtype: got " + dtype +
-                                         " with a config.json that is not the source's own, expected it there, "
-                                         "as it says how to read the weights. Export in bf16 with --config first.");
-    source = dtype == "fp8" ? open_fp8_source(std::move(source)) : open_coded_source(std::move(source));
+}
+
+// The source as `dtype` asks, where that is a coding of matrices.
+std::unique_ptr<io::WeightSource> in_code(std::unique_ptr<io::WeightSource> source, const ExportOptions& options) {
+  if (!options.is_coded()) return source;
+  if (!options.config_path.empty() || !source->config()) {
+    throw Error(ErrorCode::kUsage, "[export] --dtype: got " + options.dtype +
+                                       " with a config.json that is not the source's own, expected it there, "
+                                       "as it says how to read the weights. Export in bf16 with --config first.");
   }
+  return options.dtype == "fp8" ? open_fp8_source(std::move(source)) : open_coded_source(std::move(source));
+}
+
+// In safetensors files or as PyTorch's sharded checkpoint.
+int export_folder(const ExportOptions& options) {
+  const std::string legal = options.is_dcp() ? kWeightDtypes : "keep, bf16, fp16, fp32, fp8 or nf4";
+  const std::optional<io::DType> target =
+      options.is_coded() ? std::nullopt : parse_weight_dtype("export", options.dtype, legal);
+  const std::unique_ptr<io::WeightSource> source =
+      in_code(open_source(options.exported, options.base, target), options);
   const io::CopyPlan plan = io::plan_copy(*source, "", target);
-  if (is_dcp) {
-    copy_with_progress("export", *source, plan.wanted,
-                       [&](const io::WeightSource& watched) { io::write_dcp_folder(watched, plan, output, prefix); });
-    print_copy("export", *source, plan, out);
+  if (options.is_dcp()) {
+    copy_with_progress("export", *source, plan.wanted, [&](const io::WeightSource& watched) {
+      io::write_dcp_folder(watched, plan, options.output, options.prefix);
+    });
+    print_copy("export", *source, plan, options.out);
     return 0;
   }
-  const std::optional<nlohmann::json> config = find_config("export", config_path, *source);
-  copy_with_progress("export", *source, plan.wanted,
-                     [&](const io::WeightSource& watched) { io::write_model_folder(watched, plan, output, config); });
-  print_copy("export", *source, plan, out);
+  const std::optional<nlohmann::json> config = find_config("export", options.config_path, *source);
+  copy_with_progress("export", *source, plan.wanted, [&](const io::WeightSource& watched) {
+    io::write_model_folder(watched, plan, options.output, config);
+  });
+  print_copy("export", *source, plan, options.out);
   if (!config) {
     std::puts("export: the source has no config.json; pass --config before training or generating with this folder");
   }
   return 0;
+}
+
+}  // namespace
+
+int run_export(const Arguments& arguments) {
+  ExportOptions options;
+  if (parse_options(arguments, options) == Parsed::kHelpShown) return 0;
+  check_options(options);
+  options.output.max_shard_bytes = parse_shard_size("export", options.shard_size);
+  // Which may be an adapter, and the model's source its base.
+  io::check_not_source(options.exported.path, options.output);
+  if (options.adapter_alone) return export_adapter(options.exported, options.output);
+  if (options.format != "gguf") return export_folder(options);
+  std::unique_ptr<io::WeightSource> source = open_source(options.exported, options.base, std::nullopt);
+  return export_gguf(std::move(source), options.config_path, options.dtype, options.output);
 }
 
 }  // namespace fsdp::app

@@ -36,7 +36,8 @@ constexpr const char* kLaunchHelp =
     "launcher; a second INT or TERM kills them. Ranks find in FSDP_RESTART_COUNT how often they were started again.\n"
     "Ranks prove to each other that they belong to the job by a secret: a new one, or that of FSDP_JOB_SECRET or\n"
     "FSDP_JOB_SECRET_FILE. Connections that do not know it are refused and named.\n"
-    "OMP_NUM_THREADS, where unset, becomes cores / N. For more than one host use torchrun, srun or mpirun.\n";
+    "OMP_NUM_THREADS, where unset, becomes cores / N, and GOMP_SPINCOUNT 10000, so that threads that wait soon sleep.\n"
+    "For more than one host use torchrun, srun or mpirun.\n";
 
 constexpr int kMostRanks = 4096;
 constexpr int kMostRestarts = 1'000'000;
@@ -102,7 +103,7 @@ LaunchLine parse_line(const Arguments& arguments) {
   line.options.nproc = 0;
   size_t next = 0;
   while (next < arguments.size() && arguments[next].rfind('-', 0) == 0) {
-    const std::string word = arguments[next++];
+    const std::string& word = arguments[next++];
     const size_t equals = word.find('=');
     const std::string given = word.substr(0, equals);
     const std::string name = given == "-n" ? "--nproc" : given;
@@ -186,6 +187,7 @@ int run_launch(const Arguments& arguments) {
   choose_program(line.options, line.command);
   choose_threads(line.options);
   // Once for all ranks, which are copies of this process.
+  shorten_waits();
   if (line.options.program.empty()) line.options.run_verb = load_verbs();
   const comm::JobSecret secret = choose_secret(line.options);
   // Signals are blocked by the Launcher; the threads of a store must start after that, to inherit the mask.

@@ -49,13 +49,13 @@ std::optional<io::DType> parse_weight_dtype(const std::string& verb, const std::
 }
 
 uint64_t parse_shard_size(const std::string& verb, const std::string& text) {
-  static const std::map<std::string, double> kUnits = {{"", 1},          {"B", 1},         {"KB", 1e3},
-                                                       {"MB", 1e6},      {"GB", 1e9},      {"TB", 1e12},
-                                                       {"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}};
+  static const std::map<std::string, double> units = {{"", 1},          {"B", 1},         {"KB", 1e3},
+                                                      {"MB", 1e6},      {"GB", 1e9},      {"TB", 1e12},
+                                                      {"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}};
   double number = -1;
   const auto end = std::from_chars(text.data(), text.data() + text.size(), number);
-  const auto unit = kUnits.find(std::string(end.ptr, text.data() + text.size()));
-  const double bytes = unit == kUnits.end() ? -1 : number * unit->second;
+  const auto unit = units.find(std::string(end.ptr, text.data() + text.size()));
+  const double bytes = unit == units.end() ? -1 : number * unit->second;
   if (end.ec != std::errc() || !(bytes == 0 || (bytes >= 1 && bytes < 1e15))) {
     throw Error(ErrorCode::kUsage, "[" + verb + "] --shard-size: got " + io::in_quotes(text) +
                                        ", expected a size such as 5GB, 500MB or 2GiB, or 0 for one file.");

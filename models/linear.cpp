@@ -44,12 +44,12 @@ at::Tensor LinearImpl::add_adapted(at::Tensor y, const at::Tensor& x) {
   if (served_) served_->apply(y, x);
   if (!lora_a_) return y;
   const at::Tensor input = adapter_.dropout > 0 && is_training() ? at::dropout(x, adapter_.dropout, /*train=*/true) : x;
-  if (has_magnitude()) return add_with_magnitude(std::move(y), x, input);
+  if (has_magnitude()) return add_with_magnitude(y, x, input);
   return y.add_(lora_b_->forward(lora_a_->forward(input)), adapter_.scale);
 }
 
 // y + g y, not (1 + g) y: in bf16 a factor near 1 has three digits, and g begins as exactly 0.
-at::Tensor LinearImpl::add_with_magnitude(at::Tensor y, const at::Tensor& x, const at::Tensor& input) {
+at::Tensor LinearImpl::add_with_magnitude(const at::Tensor& y, const at::Tensor& x, const at::Tensor& input) {
   const at::Tensor added = lora_b_->forward(lora_a_->forward(input));
   const at::Tensor gain = magnitude_gain(y.scalar_type());
   if (input.is_same(x)) {

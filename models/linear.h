@@ -85,7 +85,7 @@ class LinearImpl : public torch::nn::Module {
  private:
   at::Tensor product(const at::Tensor& x);
   at::Tensor add_adapted(at::Tensor y, const at::Tensor& x);
-  at::Tensor add_with_magnitude(at::Tensor y, const at::Tensor& x, const at::Tensor& input);
+  at::Tensor add_with_magnitude(const at::Tensor& y, const at::Tensor& x, const at::Tensor& input);
   at::Tensor magnitude_gain(at::ScalarType type);
 
   int64_t in_, out_;

@@ -143,7 +143,7 @@ void plan_gradients(GroupPlan& group, const Setup& setup, const RankGroups& grou
   if (setup.sum_order == SumOrder::kTree) {
     const bool each = traits(setup.strategy).reduce_timing == ReduceTiming::kEveryMicrobatch;
     group.tree_sum = (each ? shard : total) * size_of(types.main);
-    group.tree_digits = std::bit_width(static_cast<uint64_t>(setup.work.microbatches - 1));
+    group.tree_digits = static_cast<int64_t>(std::bit_width(static_cast<uint64_t>(setup.work.microbatches - 1)));
   }
   if (types.accumulate != types.reduce) group.wide_buffer = total * size_of(types.accumulate);
   int64_t staging = staging_numel(setup.transport, groups.shard, shard);

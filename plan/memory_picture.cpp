@@ -91,20 +91,24 @@ class Picture {
   double draw_legend(const MemoryBar& bar, double y) {
     constexpr int kColumns = 3;
     int drawn = 0;
+    const auto next_place = [&] {
+      const int row = drawn / kColumns, column = drawn % kColumns;
+      ++drawn;
+      return std::pair(kLeft + column * (kBarWidth / kColumns), y + row * kLineHeight);
+    };
     for (size_t i = 0; i < kNumParts; ++i) {
       const auto part = static_cast<Part>(i);
       if (bar.memory[part] == 0) continue;
-      const double x = kLeft + drawn % kColumns * (kBarWidth / kColumns), top = y + drawn / kColumns * kLineHeight;
+      const auto [x, top] = next_place();
       body_ += rectangle(x, top - 10, 11, 11, std::string("fill=\"") + kColors[i] + "\"/>\n");
       body_ += label(x + 17, top, "small", std::string(name(part)) + "  " + format_bytes(bar.memory[part]));
-      ++drawn;
     }
     if (limit_ > 0) {
-      const double x = kLeft + drawn % kColumns * (kBarWidth / kColumns), top = y + drawn / kColumns * kLineHeight;
+      const auto [x, top] = next_place();
       body_ += label(x, top, "small", "- - -  a rank has " + format_bytes(limit_));
-      ++drawn;
     }
-    return y + (drawn + kColumns - 1) / kColumns * kLineHeight + 18;
+    const int rows = (drawn + kColumns - 1) / kColumns;
+    return y + rows * kLineHeight + 18;
   }
 
   const std::vector<MemoryBar>& bars_;

@@ -113,7 +113,7 @@ void add_warnings(TrafficPlan& plan, const Setup& setup, const Network& network)
         " % of padding, which travels and rests like weights. Take smaller granules or fewer shards.");
   }
   // After: Zhao et al. 2023, figure 2b: the bandwidth of a gather falls where it has less than 33M fp32 elements.
-  constexpr int64_t kKneeBytes = 33'000'000 * 4;
+  constexpr int64_t kKneeBytes = int64_t{33'000'000} * 4;
   for (const TrafficLine& line : plan.lines) {
     const int64_t largest = line.call.largest_shard * line.call.group.size;
     if (line.call.load == CollectiveLoad::kActivations) {

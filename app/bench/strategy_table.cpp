@@ -14,13 +14,13 @@ using report::Unit;
 
 // What the others' losses are compared with: the first that has some.
 const std::vector<double>& reference_losses(const std::vector<StrategyRun>& runs) {
-  static const std::vector<double> kNothing;
+  static const std::vector<double> nothing;
   for (const StrategyRun& run : runs)
     if (!run.losses.empty()) return run.losses;
-  return kNothing;
+  return nothing;
 }
 
-std::string cell(std::string text, size_t width) {
+std::string cell(const std::string& text, size_t width) {
   return std::string(width - std::min(width, text.size()), ' ') + text;
 }
 

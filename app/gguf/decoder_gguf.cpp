@@ -112,23 +112,23 @@ io::GgufMetadata gguf_metadata(const models::DecoderConfig& config, const std::s
 }
 
 std::optional<std::string> gguf_name(const std::string& name) {
-  static const std::map<std::string, std::string> kOuter = {{"model.embed_tokens.weight", "token_embd.weight"},
-                                                            {"model.norm.weight", "output_norm.weight"},
-                                                            {"lm_head.weight", "output.weight"}};
-  static const std::map<std::string, std::string> kInBlock = {
+  static const std::map<std::string, std::string> outer = {{"model.embed_tokens.weight", "token_embd.weight"},
+                                                           {"model.norm.weight", "output_norm.weight"},
+                                                           {"lm_head.weight", "output.weight"}};
+  static const std::map<std::string, std::string> in_block = {
       {"input_layernorm", "attn_norm"},    {"self_attn.q_proj", "attn_q"},
       {"self_attn.k_proj", "attn_k"},      {"self_attn.v_proj", "attn_v"},
       {"self_attn.o_proj", "attn_output"}, {"self_attn.q_norm", "attn_q_norm"},
       {"self_attn.k_norm", "attn_k_norm"}, {"post_attention_layernorm", "ffn_norm"},
       {"mlp.gate_proj", "ffn_gate"},       {"mlp.up_proj", "ffn_up"},
       {"mlp.down_proj", "ffn_down"}};
-  if (const auto found = kOuter.find(name); found != kOuter.end()) return found->second;
+  if (const auto found = outer.find(name); found != outer.end()) return found->second;
   const std::string begin = "model.layers.";
   if (name.rfind(begin, 0) != 0) return std::nullopt;
   const size_t after_layer = name.find('.', begin.size()), before_kind = name.rfind('.');
   if (after_layer == std::string::npos || before_kind <= after_layer) return std::nullopt;
-  const auto found = kInBlock.find(name.substr(after_layer + 1, before_kind - after_layer - 1));
-  if (found == kInBlock.end()) return std::nullopt;
+  const auto found = in_block.find(name.substr(after_layer + 1, before_kind - after_layer - 1));
+  if (found == in_block.end()) return std::nullopt;
   return "blk." + name.substr(begin.size(), after_layer - begin.size()) + "." + found->second +
          name.substr(before_kind);
 }

@@ -91,16 +91,16 @@ std::string model_name(const fs::path& source) {
 }  // namespace
 
 io::GgmlType parse_gguf_type(const std::string& text, const io::CopyPlan& plan) {
-  static const std::map<std::string, io::GgmlType> kTypes = {{"fp32", io::GgmlType::kF32},
-                                                             {"fp16", io::GgmlType::kF16},
-                                                             {"bf16", io::GgmlType::kBF16},
-                                                             {"q8_0", io::GgmlType::kQ8_0}};
+  static const std::map<std::string, io::GgmlType> types = {{"fp32", io::GgmlType::kF32},
+                                                            {"fp16", io::GgmlType::kF16},
+                                                            {"bf16", io::GgmlType::kBF16},
+                                                            {"q8_0", io::GgmlType::kQ8_0}};
   if (text == "keep") {
     if (all_are(plan, io::DType::BF16)) return io::GgmlType::kBF16;
     return all_are(plan, io::DType::F16) ? io::GgmlType::kF16 : io::GgmlType::kF32;
   }
-  const auto found = kTypes.find(text);
-  if (found == kTypes.end())
+  const auto found = types.find(text);
+  if (found == types.end())
     refuse_export("--dtype: got " + io::in_quotes(text) +
                   ", expected keep, fp32, fp16, bf16 or q8_0 with --format=gguf.");
   return found->second;

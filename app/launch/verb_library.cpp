@@ -12,16 +12,14 @@ namespace {
 
 constexpr const char* kLibrary = "libfsdp_verbs.so";
 
-// Threads of OpenMP that wait for work look for it 300,000 times, some milliseconds, before they sleep, and where other
-// programs want the cores they keep the very thread that they wait for from one.
+}  // namespace
+
 void shorten_waits() {
   if (std::getenv("OMP_WAIT_POLICY") == nullptr) setenv("GOMP_SPINCOUNT", "10000", /*overwrite=*/0);
 }
 
-}  // namespace
-
 RunVerb load_verbs() {
-  shorten_waits();  // OpenMP reads it while it is loaded
+  shorten_waits();
   // Global: libraries that are loaded later look for LibTorch's symbols and for ours.
   void* library = dlopen(kLibrary, RTLD_LAZY | RTLD_GLOBAL);
   if (library == nullptr) {

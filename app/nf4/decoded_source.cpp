@@ -110,9 +110,9 @@ class DecodedSource final : public io::WeightSource {
                      "[nf4] " + io::in_quotes(path_.native()) + ": tensor " + io::in_quotes(tensor) + ": " + detail);
   }
 
-  void add(io::WeightTensor tensor, Origin origin) {
+  void add(io::WeightTensor tensor, const Origin& origin) {
     tensors_.push_back(std::move(tensor));
-    origins_.push_back(std::move(origin));
+    origins_.push_back(origin);
   }
 
   void add_matrix(const std::string& name, const std::vector<int64_t>& shape, const CodedMatrix& matrix) {

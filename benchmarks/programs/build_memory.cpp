@@ -102,7 +102,7 @@ Options parse(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
+int run(int argc, char** argv) {
   const Options options = parse(argc, argv);
   const World world = init();
   at::set_num_threads(1);
@@ -110,9 +110,6 @@ int main(int argc, char** argv) try {
   const bool within = build.report();
   barrier(world, "every rank has reported");
   return within ? 0 : 1;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 2;
 }
 
 }  // namespace fsdp::benchmarks::build_memory_program

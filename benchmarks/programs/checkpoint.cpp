@@ -321,16 +321,13 @@ Options parse(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
+int run(int argc, char** argv) {
   const Options options = parse(argc, argv);
   const World world = init();
   at::set_num_threads(1);
   const Bench bench(world, options);
   bench.report(kActions.at(options.action)(bench));
   return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;
 }
 
 }  // namespace fsdp::benchmarks::checkpoint_program

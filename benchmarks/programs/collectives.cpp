@@ -63,7 +63,8 @@ class Bench {
                                       {rank_, size_, kDeadline, "127.0.0.1"});
     // Per rank: the shard, all shards, and what Gloo receives; half of the host's memory is for others.
     const int64_t available = on_rank_zero(available_bytes());
-    while (options_.largest > options_.smallest && 2 * size_ * (2 * size_ + 1) * options_.largest > available) {
+    while (options_.largest > options_.smallest &&
+           int64_t{2} * size_ * (2 * size_ + 1) * options_.largest > available) {
       options_.largest /= 2;
     }
     all_ = take(size_ * options_.largest);
@@ -240,7 +241,7 @@ Options parse(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
+int run(int argc, char** argv) {
   const Options options = parse(argc, argv);
   const auto env = comm::read_launch_environment([](const char* name) { return std::getenv(name); });
   if (env.size < 2) throw std::runtime_error("one rank has nobody to talk to: fsdp launch --nproc 2 -- collectives");
@@ -255,9 +256,6 @@ int main(int argc, char** argv) try {
   if (env.rank == 0) std::printf("%s\n", result.dump().c_str());
   bench.leave();
   return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;
 }
 
 }  // namespace fsdp::benchmarks::collectives_program

@@ -233,15 +233,12 @@ Options parse(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
+int run(int argc, char** argv) {
   const Options options = parse(argc, argv);
   const World world = init();
   at::set_num_threads(1);
   RankClock(world).report(measure(world, options));
   return 0;
-} catch (const Error& error) {
-  std::fprintf(stderr, "disk_offload: %s\n", error.what());
-  return static_cast<int>(error.code());
 }
 
 }  // namespace fsdp::benchmarks::disk_offload_program

@@ -22,7 +22,7 @@ double cpu_ms() {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   std::string path;
   int times = 1;
   CLI::App app("Reads a file of documents; prints CPU milliseconds, documents and bytes of text");

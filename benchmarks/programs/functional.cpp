@@ -213,16 +213,13 @@ Options parse(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
+int run(int argc, char** argv) {
   const Options options = parse(argc, argv);
   const World world = init();
   at::set_num_threads(1);
   const nlohmann::json result = run(world, options);
   if (world.rank == 0) std::printf("%s\n", result.dump().c_str());
   return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;
 }
 
 }  // namespace fsdp::benchmarks::functional_program

@@ -142,7 +142,7 @@ nlohmann::json measure(const Options& options) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   Options options;
   CLI::App app("Generation, timed.");
   app.add_option("--model", options.model, "model folder")->required();

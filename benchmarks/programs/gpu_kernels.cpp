@@ -254,14 +254,11 @@ Options parse(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
+int run(int argc, char** argv) {
   const Options options = parse(argc, argv);
   if (options.device == "cuda") load_cuda();
   std::printf("%s\n", GpuKernels(options).run().dump().c_str());
   return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;
 }
 
 }  // namespace fsdp::benchmarks::gpu_kernels_program

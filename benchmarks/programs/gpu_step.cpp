@@ -119,7 +119,7 @@ class GpuStep {
     // On the device, where billions of random numbers take no time; equal numbers would need less power than real
     // weights. A leaf is a slice, flat whatever it is a slice of.
     const at::NoGradGuard no_grad;
-    for (at::Tensor leaf : parameters(*model.decoder))
+    for (const at::Tensor& leaf : parameters(*model.decoder))
       logical_sizes(leaf).size() > 1 ? leaf.normal_(0, 0.02) : leaf.fill_(1);
     return model;
   }
@@ -173,7 +173,7 @@ class GpuStep {
     formula["moments"] = optimizer_.state_bytes();
     formula["activations of blocks"] =
         config_.num_hidden_layers * tokens * train::kept_bytes_per_token(config_, recompute_.what, 2);
-    formula["embedding's output, last norm"] = 2 * 2 * tokens * config_.hidden_size;
+    formula["embedding's output, last norm"] = 4 * tokens * config_.hidden_size;
     const int64_t logits = std::min<int64_t>(int64_t{512} << 20, 2 * tokens * config_.vocab_size);
     const int64_t block = 2 * tokens * (3 * wide + 4 * config_.hidden_size);
     formula["logits of a chunk, or a block's backward"] = std::max(logits, block);
@@ -230,13 +230,10 @@ Options parse(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
+int run(int argc, char** argv) {
   const Options options = parse(argc, argv);
   std::printf("%s\n", GpuStep(options).run().dump().c_str());
   return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;
 }
 
 }  // namespace fsdp::benchmarks::gpu_step_program

@@ -89,7 +89,7 @@ Options parse(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
+int run(int argc, char** argv) {
   const Options options = parse(argc, argv);
   if (options.device == "cuda") load_cuda();
   const World world = init();
@@ -97,9 +97,6 @@ int main(int argc, char** argv) try {
   const nlohmann::json result = run(world, options);
   if (world.rank == 0) std::printf("%s\n", result.dump().c_str());
   return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;
 }
 
 }  // namespace fsdp::benchmarks::hook_cost_program

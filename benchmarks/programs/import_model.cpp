@@ -136,15 +136,12 @@ Options parse(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
+int run(int argc, char** argv) {
   const Options options = parse(argc, argv);
   const RankClock clock(init());
   at::set_num_threads(1);
   clock.report(kActions.at(options.action)(clock, options));
   return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;
 }
 
 }  // namespace fsdp::benchmarks::import_model_program

@@ -331,7 +331,7 @@ void add_attention(Comparison& comparison, at::ScalarType dtype, int64_t tokens,
 
 }  // namespace
 
-int main(int argc, char** argv) try {
+int run(int argc, char** argv) {
   int rounds = 9;
   std::string only;
   CLI::App app("Times CPU kernels against LibTorch's operators");
@@ -364,9 +364,6 @@ int main(int argc, char** argv) try {
       {"isa", kernels::describe_cpu_isa()}, {"aten", at::get_cpu_capability()}, {"rows", comparison.result()}};
   std::printf("%s\n", result.dump().c_str());
   return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;
 }
 
 }  // namespace fsdp::benchmarks::kernels_program

@@ -336,15 +336,12 @@ Options parse(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
+int run(int argc, char** argv) {
   const Options options = parse(argc, argv);
   at::set_num_threads(options.threads);
   enable_host_cache();  // as init() does: huge pages, for the references too
   std::printf("%s\n", measure(options).dump().c_str());
   return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "optimizers: %s\n", error.what());
-  return 1;
 }
 
 }  // namespace fsdp::benchmarks::optimizers_program

@@ -224,7 +224,7 @@ int run(int count, uint64_t seed, const std::string& only) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   CLI::App app("Peak resident memory of training steps beside the plan's.", "plan_memory");
   int count = 40;
   uint64_t seed = 1;

@@ -112,7 +112,7 @@ void explain(const std::string& part, const std::string& svg_path, const std::st
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   CLI::App app("Predicts published training runs");
   bool fits = false;
   std::string part, svg_path, trace_path;

@@ -337,7 +337,7 @@ void compare_worlds(int steps, double seconds) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
+int run(int argc, char** argv) {
   CLI::App app("Compares the planner's time with steps that run over a modelled network");
   int steps = 9;
   double seconds = 10;
@@ -355,9 +355,6 @@ int main(int argc, char** argv) try {
   compare_pauses(steps);
   compare_decoders(steps, seconds);
   return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;
 }
 
 }  // namespace fsdp::benchmarks::plan_runtime_program

@@ -98,7 +98,7 @@ nlohmann::ordered_json prepare_whole(const Options& options) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   Options options;
   CLI::App app("Speed of fsdp prepare.");
   app.add_option("--input", options.input, "a .jsonl file")->required();

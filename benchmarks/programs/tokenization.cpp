@@ -66,7 +66,7 @@ void write_results(const Tokenizer& tokenizer, const std::vector<std::string_vie
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   std::string folder;
   std::string path;
   std::string ids_path;

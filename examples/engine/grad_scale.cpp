@@ -21,7 +21,7 @@ struct Model : nn::Module {
 };
 
 constexpr int kMicrobatches = 3;
-int64_t num_tokens(int rank) { return 8 * (rank + 1); }  // in each microbatch
+int64_t num_tokens(int rank) { return int64_t{8} * (rank + 1); }  // in each microbatch
 
 void train(const fsdp::World& world, const char* name, const fsdp::GradScale& scale, double divisor) {
   fsdp::ShardOptions options;

@@ -129,24 +129,24 @@ struct Saver::Work {
   void abandon() noexcept;
   int num_threads() const { return options.threads > 0 ? options.threads : kDefaultThreads; }
 
-  std::string own_rows;  // what the plan was made from
-  WritePlan plan;
+  std::string own_rows_;  // what the plan was made from
+  WritePlan plan_;
 };
 
 // The ranks' tables rarely change: then nothing but a flag travels.
 void Saver::Work::update_plan(const CollectedState& collected) {
   std::string rows;
   run_on_every_rank(world, [&] { rows = encode(collected.rows()); });
-  const bool changed = rows != own_rows || plan.num_ranks() == 0;
+  const bool changed = rows != own_rows_ || plan_.num_ranks() == 0;
   const std::vector<std::string> flags = gather_strings(world, changed ? "1" : "0");
   if (std::find(flags.begin(), flags.end(), "1") == flags.end()) return;
   std::vector<std::vector<SliceRow>> tables;
   for (const std::string& table : gather_strings(world, rows)) tables.push_back(decode(table));
   run_on_every_rank(world, [&] {
-    plan = WritePlan(tables);
-    image.emplace(plan.ranges_of(world.rank));
+    plan_ = WritePlan(tables);
+    image.emplace(plan_.ranges_of(world.rank));
   });
-  own_rows = rows;
+  own_rows_ = rows;
 }
 
 std::vector<const void*> Saver::Work::sources_of(const CollectedState& collected) const {
@@ -251,7 +251,7 @@ void Saver::Work::commit(const std::vector<std::string>& files) {
   manifest.writer = "fsdp " FSDP_VERSION;
   manifest.values = values;
   for (const std::string& each : files) manifest.files.push_back(decode_file(each));
-  manifest.tensors = plan.tensors();
+  manifest.tensors = plan_.tensors();
   fault_point("save.manifest");
   io::commit_checkpoint(checked_files(), staging, io::manifest_text(manifest), root, step);
 }
@@ -325,7 +325,7 @@ SaveReport save(const fs::path& folder, const State& state) {
   options.keep_last = 0;
   options.writing = SaverOptions::Writing::kBlocking;
   const Sections sections(state, "checkpoint");
-  const World world = sections.world();
+  const World& world = sections.world();
   const fs::path root = folder.has_parent_path() ? folder.parent_path() : fs::path(".");
   Saver saver(world, root, options);
   saver.start(step, state);

@@ -167,17 +167,22 @@ Pending Comm::all_to_all(const at::Tensor& output, const at::Tensor& input, cons
                [&](uint32_t tag) { return transport_for(input.device()).all_to_all(output, input, counts, tag); });
 }
 
+std::vector<std::vector<int64_t>> Comm::gather_numbers(const std::vector<int64_t>& mine, CallLabel label) {
+  const Backstage backstage;
+  const auto count = static_cast<int64_t>(mine.size());
+  const at::Tensor all = at::empty({size() * count}, at::kLong);
+  all_gather(all, at::tensor(mine, at::kLong), std::move(label)).wait();
+  std::vector<std::vector<int64_t>> numbers;
+  for (int rank = 0; rank < size(); ++rank) {
+    const auto* row = all.const_data_ptr<int64_t>() + rank * count;
+    numbers.emplace_back(row, row + count);
+  }
+  return numbers;
+}
+
 ExchangeCounts Comm::exchange_counts(const std::vector<int64_t>& to_others, CallLabel label) {
   FSDP_ASSERT(to_others.size() == static_cast<size_t>(size()), to_others.size(), " counts for ", size(), " ranks");
-  const Backstage backstage;
-  const at::Tensor all = at::empty({size(), size()}, at::kLong);
-  all_gather(all.view({-1}), at::tensor(to_others, at::kLong), std::move(label)).wait();
-  ExchangeCounts counts;
-  for (int rank = 0; rank < size(); ++rank) {
-    const auto* row = all.const_data_ptr<int64_t>() + static_cast<int64_t>(rank) * size();
-    counts.emplace_back(row, row + size());
-  }
-  return counts;
+  return gather_numbers(to_others, std::move(label));
 }
 
 Pending Comm::send(const at::Tensor& tensor, int to, CallLabel label) {

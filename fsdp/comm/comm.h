@@ -77,6 +77,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // Blocking. Rank `root`'s tensor on every rank.
   void broadcast(const at::Tensor& tensor, int root, CallLabel label);
   void barrier(CallLabel label);
+  // A few numbers from each rank, as many from all; by rank. Blocking.
+  std::vector<std::vector<int64_t>> gather_numbers(const std::vector<int64_t>& mine, CallLabel label);
 
   // input [size * n]: slice r goes to rank r; output [size * n]: slice r is from rank r. They do not overlap. Each rank
   // receives (size-1) * n elements.

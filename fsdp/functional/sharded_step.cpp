@@ -93,22 +93,18 @@ uint64_t digest_of_values(const Tensors& tensors) {
 // COLLECTIVE. Ranks that disagree would wait for each other, or mix up each other's slices.
 void agree_on_list(const Tensors& tensors, const ShardedStepOptions& options, comm::Comm& comm) {
   if (comm.size() == 1) return;
-  const at::Tensor mine = at::empty({2}, at::kLong);
-  mine.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(digest_of_shapes(tensors, options));
-  mine.mutable_data_ptr<int64_t>()[1] = static_cast<int64_t>(digest_of_values(tensors));
-  const at::Tensor all = at::empty({2 * comm.size()}, at::kLong);
-  comm.all_gather(all, mine, {"agree on a list of tensors", "", ""}).wait();
-  const int64_t* digests = all.const_data_ptr<int64_t>();
+  const auto shapes = static_cast<int64_t>(digest_of_shapes(tensors, options));
+  const auto values = static_cast<int64_t>(digest_of_values(tensors));
+  const auto digests = comm.gather_numbers({shapes, values}, {"agree on a list of tensors", "", ""});
   const int first = comm.ranks().front();
-  for (int rank = 1; rank < comm.size(); ++rank) {
-    const int global = comm.ranks()[static_cast<size_t>(rank)];
-    FSDP_CHECK(digests[2 * rank] == digests[0], "[ShardedStep] rank ", global,
+  for (size_t rank = 1; rank < digests.size(); ++rank) {
+    const int global = comm.ranks()[rank];
+    FSDP_CHECK(digests[rank][0] == digests[0][0], "[ShardedStep] rank ", global,
                " has other tensors or options than rank ", first,
                ". List tensors of the same shapes and dtypes in the same order, with the same options, on every ",
                "rank.");
-    FSDP_CHECK(digests[2 * rank + 1] == digests[1], "[ShardedStep] rank ", global,
-               " starts from other values than rank ", first,
-               ". Seed all ranks alike (torch::manual_seed), or broadcast the tensors, before making the step.");
+    FSDP_CHECK(digests[rank][1] == digests[0][1], "[ShardedStep] rank ", global, " starts from other values than rank ",
+               first, ". Seed all ranks alike (torch::manual_seed), or broadcast the tensors, before making the step.");
   }
 }
 

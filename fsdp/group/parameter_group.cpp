@@ -116,7 +116,7 @@ void ParameterGroup::share_main_weight() {
 
 void ParameterGroup::adopt_parameters(const std::vector<at::Tensor>& parameters) {
   for (size_t i = 0; i < parameters.size(); ++i) {
-    at::Tensor parameter = parameters[i];
+    const at::Tensor& parameter = parameters[i];
     if (unsharded_.resident()) {
       parameter.set_data(unsharded_.part(i).view(sizes_[i]));
     } else {

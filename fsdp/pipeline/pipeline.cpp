@@ -127,7 +127,7 @@ class Pipeline::Step {
   static UnitState* root_of(const Stage& stage) { return stage.unit ? stage.unit->state().get() : nullptr; }
   bool is_at_end(const Turn& turn) const { return turn.stage + 1 == shape_.stages(); }
 
-  Parcel forward(const Turn& turn, Parcel given) {
+  Parcel forward(const Turn& turn, const Parcel& given) {
     const bool is_first = turn.stage == 0;
     if (!is_first) given.tensor.requires_grad_();
     const at::Tensor x = is_first ? inputs_[static_cast<size_t>(turn.microbatch)] : Entry::apply(given.tensor);

@@ -65,7 +65,8 @@ bool returns_tensors(const c10::OperatorHandle& op) {
 }
 
 // Runs it on memory; results that were arguments are those again.
-void run_for_shapes(const c10::OperatorHandle& op, std::vector<c10::IValue> arguments, Stack* stack, size_t first) {
+void run_for_shapes(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments, Stack* stack,
+                    size_t first) {
   std::vector<std::pair<at::Tensor, at::Tensor>> stand_ins;  // without memory, and with it
   const auto fill = [&](const at::Tensor& meta) {
     for (const auto& [known, memory] : stand_ins) {

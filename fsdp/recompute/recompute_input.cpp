@@ -110,7 +110,7 @@ std::vector<at::Tensor> recompute_input(const MakeTensor& make, const std::vecto
   const at::Tensor made = RecomputeInputFunction::apply(at::TensorList(all), region);
   check_owns_memory(made);
   const variable_list outputs = use(made);
-  const auto function = made.grad_fn();  // its pointer's kind differs between versions of LibTorch
+  const auto& function = made.grad_fn();  // its pointer's kind differs between versions of LibTorch
   auto* node = dynamic_cast<RecomputeInputNode*>(function.get());
   FSDP_ASSERT(node != nullptr, "another function made what recompute_input made");
   const WeakStorage emptied = made.storage().getWeakStorageImpl();

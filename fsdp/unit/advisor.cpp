@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <numeric>
@@ -19,7 +20,7 @@ constexpr int64_t kToyModel = int64_t{1} << 20;     // below which time does not
 constexpr int64_t kSmallUnit = int64_t{256} << 10;  // a gather of fewer bytes takes as long as one of none
 constexpr int64_t kStepsToMeasure = 10;
 
-std::string percent(double share) { return std::to_string(static_cast<int>(100 * share + 0.5)) + "%"; }
+std::string percent(double share) { return std::to_string(std::lround(100 * share)) + "%"; }
 
 int64_t total_bytes(const std::vector<UnitFigures>& units) {
   return std::accumulate(units.begin(), units.end(), int64_t{0},

@@ -234,18 +234,14 @@ void Context::agree_on_step() {
     for (ParameterGroup* group : groups) {
       for (const uint8_t byte : group->gradients().arrived()) arrivals = (arrivals ^ byte) * 1099511628211ULL;
     }
-    const at::Tensor mine = at::empty({2}, at::kLong);
-    mine.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(collectives_digest_ + 3 * gather_order_ + reduce_order_);
-    mine.mutable_data_ptr<int64_t>()[1] = static_cast<int64_t>(arrivals);
-    const at::Tensor all = at::empty({2 * comm_->size()}, at::kLong);
-    comm_->all_gather(all, mine, {"agree on the step", "", ""}).wait();
-    const int64_t* digests = all.const_data_ptr<int64_t>();
+    const auto order = static_cast<int64_t>(collectives_digest_ + 3 * gather_order_ + reduce_order_);
+    const auto digests = comm_->gather_numbers({order, static_cast<int64_t>(arrivals)}, {"agree on the step", "", ""});
     bool same_arrivals = true;
-    for (int rank = 0; rank < comm_->size(); ++rank) {
-      FSDP_CHECK(digests[2 * rank] == digests[0], "[backward] rank ", comm_->ranks()[static_cast<size_t>(rank)],
+    for (size_t rank = 0; rank < digests.size(); ++rank) {
+      FSDP_CHECK(digests[rank][0] == digests[0][0], "[backward] rank ", comm_->ranks()[rank],
                  " gathered or reduced other units than rank ", comm_->ranks()[0], " ",
                  "in this step. Every rank must run the same operators on sharded parameters.");
-      same_arrivals = same_arrivals && digests[2 * rank + 1] == digests[1];
+      same_arrivals = same_arrivals && digests[rank][1] == digests[0][1];
     }
     if (!same_arrivals) agree_on_arrivals(groups);
   }

@@ -194,8 +194,8 @@ layout::FlatLayout plan_group(SubjectParameters& members, const ShardOptions& op
 
 void check_mesh(const Mesh& mesh, Strategy strategy) {
   for (const MeshAxis& axis : mesh.axes()) {
-    static const std::set<std::string> kKnown = {"pp", "replicate", "shard", "tp", "ep"};
-    const bool is_known = kKnown.count(axis.name) > 0;
+    static const std::set<std::string> known = {"pp", "replicate", "shard", "tp", "ep"};
+    const bool is_known = known.count(axis.name) > 0;
     FSDP_CHECK(
         is_known || axis.size == 1, "[fully_shard] mesh ", mesh.describe(), ": axis '", axis.name, "' has ", axis.size,
         " ranks, expected the axes 'pp', 'replicate', 'shard', 'tp' and 'ep'. Use Mesh::shard(world), or Mesh(world, "

@@ -95,7 +95,7 @@ void UnitState::set_reshard_after_forward(ReshardAfterForward reshard) {
                  *group_size, ", expected a divisor of the ", shard.size(),
                  " ranks of the shard axis, or true or false.");
       if (*group_size > 1 && *group_size < shard.size()) {
-        const auto first = shard.ranks().begin() + shard.rank() / *group_size * *group_size;
+        const auto first = shard.ranks().begin() + (shard.rank() - shard.rank() % *group_size);
         forward = context->world().connection->group(std::vector<int>(first, first + *group_size));
         forward->open(context->device());
       }

@@ -69,7 +69,7 @@ const Setting& setting() {
 }
 
 // Before main(), and so before the libraries look at the processor.
-[[maybe_unused]] const bool is_read_at_load = (setting(), true);
+[[maybe_unused]] const bool kIsReadAtLoad = (setting(), true);
 
 }  // namespace
 

@@ -214,6 +214,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
 
 // The weight is decoded in the forward only, which makes the gradient of x at once: nothing of it stays.
 struct Nf4LinearCrossEntropy : torch::autograd::Function<Nf4LinearCrossEntropy> {
+  // NOLINTNEXTLINE(readability-function-size): apply() takes arguments one by one
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x_NE, const at::Tensor& record,
                             int64_t vocab, const at::Tensor& targets_N, bool mean, double z_loss,
                             double label_smoothing, bool records_graph) {

@@ -28,7 +28,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using Tag = hn::CappedTag<float, kLanes>;
 using Native = hn::Vec<Tag>;
-constexpr int kNativeLanes = static_cast<int>(hn::MaxLanes(Tag()));
+constexpr auto kNativeLanes = static_cast<int64_t>(hn::MaxLanes(Tag()));
 // Architectural vector registers.
 constexpr int kRegisters = (HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64) ? 32 : 16;
 

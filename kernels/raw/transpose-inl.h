@@ -30,26 +30,26 @@ HWY_INLINE void transpose_blocks(VectorTag tag, Vector (&rows)[4]) {
 
 // kNativeLanes rows become as many columns; rows and columns lie `stride` apart.
 HWY_INLINE void transpose_native(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
-  constexpr int n = kNativeLanes;
+  constexpr int64_t kN = kNativeLanes;
 #if HWY_TARGET == HWY_SCALAR
-  static_assert(n == 1);
+  static_assert(kN == 1);
   *to = *from;
   (void)from_stride;
   (void)to_stride;
 #else
   const Tag tag;
-  Native groups[n / 4][4];
+  Native groups[kN / 4][4];
 #pragma GCC unroll 4
-  for (int group = 0; group < n / 4; ++group) {
+  for (int group = 0; group < kN / 4; ++group) {
 #pragma GCC unroll 4
     for (int row = 0; row < 4; ++row) groups[group][row] = hn::LoadU(tag, from + (4 * group + row) * from_stride);
     transpose_blocks(tag, groups[group]);
   }
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    if constexpr (n == 4) {
+    if constexpr (kN == 4) {
       hn::StoreU(groups[0][i], tag, to + i * to_stride);
-    } else if constexpr (n == 8) {
+    } else if constexpr (kN == 8) {
       hn::StoreU(hn::ConcatLowerLower(tag, groups[1][i], groups[0][i]), tag, to + i * to_stride);
       hn::StoreU(hn::ConcatUpperUpper(tag, groups[1][i], groups[0][i]), tag, to + (4 + i) * to_stride);
     } else {

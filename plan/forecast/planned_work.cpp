@@ -30,7 +30,8 @@ time::Recompute recompute_of(models::Recompute recompute) {
 
 // Of the blocks, where only the first of every so many is computed again.
 double recomputed_share(int64_t layers, int64_t every) {
-  return static_cast<double>((layers + every - 1) / every) / static_cast<double>(std::max<int64_t>(layers, 1));
+  const int64_t recomputed = (layers + every - 1) / every;
+  return static_cast<double>(recomputed) / static_cast<double>(std::max<int64_t>(layers, 1));
 }
 
 time::DecoderSetup decoder_setup(const models::DecoderConfig& config, const Setup& setup, int64_t microbatches) {

@@ -88,21 +88,21 @@ void check(const Hardware& hardware) {
   const auto share = [](double value) { return value > 0 && value <= 1; };
   const auto positive = [](double value) { return value > 0; };
   const auto duration = [](double value) { return value >= 0; };
-  const char* const kShare = "a share, above 0 and at most 1";
-  const char* const kPositive = "a number above 0";
-  const char* const kDuration = "at least 0";
+  const char* const a_share = "a share, above 0 and at most 1";
+  const char* const above_zero = "a number above 0";
+  const char* const a_duration = "at least 0";
   expect(!hardware.peak_flops.empty(), "peak_flops", 0, "a rate for one dtype at least");
   for (const auto& [dtype, peak] : hardware.peak_flops)
-    expect(positive(peak), "peak_flops." + std::string(name(dtype)), peak, kPositive);
-  expect(share(hardware.product_efficiency), "product_efficiency", hardware.product_efficiency, kShare);
+    expect(positive(peak), "peak_flops." + std::string(name(dtype)), peak, above_zero);
+  expect(share(hardware.product_efficiency), "product_efficiency", hardware.product_efficiency, a_share);
   expect(hardware.tile_rows >= 0 && hardware.tile_columns >= 0 && hardware.processors >= 0, "processors",
-         hardware.processors, kDuration);
+         hardware.processors, a_duration);
   expect(hardware.processors == 0 || (hardware.tile_rows > 0 && hardware.tile_columns > 0), "tile_rows",
          hardware.tile_rows, "tiles where there are processors");
   expect(share(hardware.attention_forward_efficiency), "attention_forward_efficiency",
-         hardware.attention_forward_efficiency, kShare);
+         hardware.attention_forward_efficiency, a_share);
   expect(share(hardware.attention_backward_efficiency), "attention_backward_efficiency",
-         hardware.attention_backward_efficiency, kShare);
+         hardware.attention_backward_efficiency, a_share);
   for (const auto& [field, value] :
        {std::pair("masked_attention_forward_efficiency", hardware.masked_attention_forward_efficiency),
         std::pair("masked_attention_backward_efficiency", hardware.masked_attention_backward_efficiency)})
@@ -110,18 +110,19 @@ void check(const Hardware& hardware) {
   for (const auto& [field, value] : {std::pair("attention_forward_row_us", hardware.attention_forward_row_us),
                                      std::pair("attention_backward_row_us", hardware.attention_backward_row_us),
                                      std::pair("operator_us", hardware.operator_us)})
-    expect(duration(value), field, value, kDuration);
+    expect(duration(value), field, value, a_duration);
   expect(positive(hardware.memory_bytes_per_second), "memory_bytes_per_second", hardware.memory_bytes_per_second,
-         kPositive);
-  expect(share(hardware.memory_efficiency), "memory_efficiency", hardware.memory_efficiency, kShare);
-  expect(duration(hardware.launch_us), "launch_us", hardware.launch_us, kDuration);
+         above_zero);
+  expect(share(hardware.memory_efficiency), "memory_efficiency", hardware.memory_efficiency, a_share);
+  expect(duration(hardware.launch_us), "launch_us", hardware.launch_us, a_duration);
   for (const auto& [field, link] : {std::pair("node", hardware.node), std::pair("network", hardware.network)}) {
-    expect(positive(link.bytes_per_second), std::string(field) + ".bytes_per_second", link.bytes_per_second, kPositive);
-    expect(duration(link.hop_us), std::string(field) + ".hop_us", link.hop_us, kDuration);
+    expect(positive(link.bytes_per_second), std::string(field) + ".bytes_per_second", link.bytes_per_second,
+           above_zero);
+    expect(duration(link.hop_us), std::string(field) + ".hop_us", link.hop_us, a_duration);
   }
-  expect(share(hardware.network_efficiency), "network_efficiency", hardware.network_efficiency, kShare);
-  expect(duration(hardware.start_us), "start_us", hardware.start_us, kDuration);
-  expect(duration(hardware.slowdown_by_transfers), "slowdown_by_transfers", hardware.slowdown_by_transfers, kDuration);
+  expect(share(hardware.network_efficiency), "network_efficiency", hardware.network_efficiency, a_share);
+  expect(duration(hardware.start_us), "start_us", hardware.start_us, a_duration);
+  expect(duration(hardware.slowdown_by_transfers), "slowdown_by_transfers", hardware.slowdown_by_transfers, a_duration);
 }
 
 std::vector<std::string> hardware_names() {

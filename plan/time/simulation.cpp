@@ -112,8 +112,8 @@ class Simulator {
     return end(a) > end(b) ? a : b;
   }
 
-  int add_span(Span span) {
-    timeline_.spans.push_back(std::move(span));
+  int add_span(const Span& span) {
+    timeline_.spans.push_back(span);
     return static_cast<int>(timeline_.spans.size()) - 1;
   }
 

@@ -61,9 +61,9 @@ class Prices {
     return static_cast<double>(work.tensor_calls) * slimmed(work_.tensor_bytes, tensor, 1).alone_ms() +
            static_cast<double>(work.context_calls) *
                slimmed(work_.context_bytes, context, work_.tensor_ranks * work_.expert_ranks).alone_ms() +
-           static_cast<double>(work.small_calls) *
-               scatter_or_gather(16 * tensor.size * experts_.size, tensor.size > 1 ? tensor : experts_, hardware_)
-                   .alone_ms() +
+           static_cast<double>(work.small_calls) * scatter_or_gather(int64_t{16} * tensor.size * experts_.size,
+                                                                     tensor.size > 1 ? tensor : experts_, hardware_)
+                                                       .alone_ms() +
            static_cast<double>(work.expert_calls) * exchange(work_.expert_bytes, experts_, hardware_).alone_ms() +
            (work.ring_rounds > 0 ? exposed_ring_ms(work) : 0);
   }

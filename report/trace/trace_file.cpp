@@ -15,9 +15,9 @@ namespace {
 using nlohmann::json;
 
 const json& part(const json& object, const char* key) {
-  static const json kNothing = json::object();
+  static const json nothing = json::object();
   const auto found = object.find(key);
-  return found != object.end() && found->is_object() ? *found : kNothing;
+  return found != object.end() && found->is_object() ? *found : nothing;
 }
 
 class TraceReader {

@@ -103,7 +103,7 @@ TEST_F(BadInput, ModelsThatDoNotFit) {
   expect_error(run_fsdp("generate " + path("text")), 4, "got a folder without model.safetensors");
   expect_error(run_fsdp("generate " + path("data")), 4, "got a data set, expected a model");
   fs::create_directory(path("text/model"));
-  std::ofstream(path("text/model/model.safetensors"));
+  std::ofstream(path("text/model/model.safetensors")).flush();
   expect_error(run_fsdp("generate " + path("text")), 4, "Did you mean '" + path("text/model") + "'?");
 }
 

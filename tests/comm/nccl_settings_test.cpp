@@ -22,7 +22,7 @@ std::string value_of(const char* name) {
 
 // Starts without any of the variables, and puts back what was there.
 class NcclSettings : public ::testing::Test {
- protected:
+ public:
   NcclSettings() {
     for (const char* name : kNames) {
       if (const char* value = std::getenv(name)) before_[name] = value;

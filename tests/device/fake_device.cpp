@@ -79,7 +79,7 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
     return stream_of(device, next++);
   }
   Stream exchangeStream(Stream stream) const override {
-    const auto index = static_cast<size_t>(stream.device_index());
+    const auto index = static_cast<size_t>(int{stream.device_index()});
     return stream_of(stream.device(), std::exchange(t_streams.at(index), stream.id()));
   }
 
@@ -408,7 +408,7 @@ struct Registration {
     at::RegisterPrivateUse1HooksInterface(new FakeHooks);
   }
 };
-const Registration registration;
+const Registration kRegistration;
 
 }  // namespace
 

@@ -95,7 +95,8 @@ TEST(FileImage, LayoutIsAsDocumented) {
   uint64_t length = 0;
   std::memcpy(&length, bytes.data(), 8);
   EXPECT_EQ(length, 4096u - 8);
-  EXPECT_EQ(std::memcmp(bytes.data() + 4096, w, sizeof(w)), 0);
+  EXPECT_EQ(std::string_view(bytes.data() + 4096, sizeof(w)),
+            std::string_view(reinterpret_cast<const char*>(w), sizeof(w)));
   EXPECT_EQ(std::string_view(bytes.data() + 4096 + 12, 52), std::string(52, '\0'));
   EXPECT_EQ(std::string_view(bytes.data() + 4096 + 192, 2), "yy");
 }

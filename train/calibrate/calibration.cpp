@@ -55,8 +55,8 @@ constexpr int64_t kHeads = 4, kWidth = 64;
 // Of some sequences so long; forward alone, and with its backward.
 struct TimedAttention {
   using Run = std::function<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&)>;
-  TimedAttention(TimedTurns& turns, c10::ScalarType dtype, std::vector<int64_t> query_sizes,
-                 std::vector<int64_t> key_sizes, const Run& run) {
+  TimedAttention(TimedTurns& turns, c10::ScalarType dtype, const std::vector<int64_t>& query_sizes,
+                 const std::vector<int64_t>& key_sizes, const Run& run) {
     const at::TensorOptions options = at::dtype(dtype);
     const at::Tensor q = at::full(query_sizes, 0.1, options).requires_grad_();
     const at::Tensor k = at::full(key_sizes, 0.1, options).requires_grad_(), v = k.detach().clone().requires_grad_();

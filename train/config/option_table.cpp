@@ -126,6 +126,7 @@ std::vector<Option> data_options() {
   };
 }
 
+// NOLINTNEXTLINE(readability-function-size): a table
 std::vector<Option> train_options() {
   return {
       {"train.steps", FSDP_SLOT(train.steps), at_least(0),
@@ -465,7 +466,7 @@ std::string Option::section() const { return name.substr(0, name.find('.')); }
 
 std::string Option::type_name() const {
   Config defaults;
-  static const char* const kNames[] = {"boolean", "integer", "number", "text"};
+  static constexpr const char* kNames[] = {"boolean", "integer", "number", "text"};
   return kNames[slot(defaults).index()];
 }
 

@@ -92,7 +92,7 @@ void Generator::add(GenerationRequest request) {
     }
   }
   if (request.max_tokens < 1) throw usage_error("max-tokens: got less than 1.");
-  Sampler(request.sampling);  // throws
+  [[maybe_unused]] const Sampler throws_here(request.sampling);
   waiting_.push_back(std::move(request));
 }
 

@@ -145,7 +145,8 @@ int64_t Sampler::draw_from_all() {
   for (size_t i = block * kBlock; i < std::min((block + 1) * kBlock, weights_.size()); ++i) {
     if (weights_[i] == 0) continue;
     last_possible = i;
-    if ((before += weights_[i]) > target) break;
+    before += weights_[i];
+    if (before > target) break;
   }
   return static_cast<int64_t>(last_possible);
 }

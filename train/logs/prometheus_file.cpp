@@ -32,7 +32,7 @@ std::string metric_name(const std::vector<std::string>& path) {
 
 }  // namespace
 
-PrometheusFile::PrometheusFile(std::filesystem::path path, std::string run)
+PrometheusFile::PrometheusFile(std::filesystem::path path, const std::string& run)
     : path_(std::move(path)), label_(label_text(run)) {}
 
 void PrometheusFile::write(const StepNumbers& numbers) {

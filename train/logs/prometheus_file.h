@@ -13,7 +13,7 @@ namespace fsdp::train {
 class PrometheusFile {
  public:
   // `run` tells runs apart: the label of all numbers. Writes nothing.
-  PrometheusFile(std::filesystem::path path, std::string run);
+  PrometheusFile(std::filesystem::path path, const std::string& run);
 
   // Replaces the file; numbers that are not among these keep their last value. Local. Throws Error(kFileSystem).
   void write(const StepNumbers& numbers);

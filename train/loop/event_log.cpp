@@ -10,7 +10,7 @@ namespace fsdp::train {
 namespace {
 
 // Texts of errors may hold bytes of others, which need not be UTF-8.
-std::string event_line(nlohmann::ordered_json event) {
+std::string event_line(const nlohmann::ordered_json& event) {
   return event.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 

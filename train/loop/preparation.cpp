@@ -48,7 +48,7 @@ Preparation prepare(const Config& config, const World& world, ThreadPlan threads
     fit_model(choice->config, config, splits->train);
     check_objective(config, choice->config, *splits);
     tokenizer = tokenizer_of(data);
-    SampleWriter(config.sample, config.train.seed, tokenizer);  // can it be made?
+    [[maybe_unused]] const SampleWriter can_be_made(config.sample, config.train.seed, tokenizer);
     verify_splits(*splits, config.check.data);
   });
   return {std::move(threads), device, std::move(*splits), std::move(*choice), std::move(tokenizer), std::move(tuning)};

@@ -59,7 +59,7 @@ Curve read_curve(const std::filesystem::path& path, const std::string& name) {
 // tokens [steps, batch, seq + 1]: step s reads tokens[s]; every sequence is its own document.
 class CurveBatches : public BatchSource {
  public:
-  CurveBatches(at::Tensor tokens, const World& world, int64_t microbatches)
+  CurveBatches(const at::Tensor& tokens, const World& world, int64_t microbatches)
       : tokens_(tokens.to(at::kLong)), world_(world), microbatches_(microbatches) {}
 
   int64_t num_microbatches(int64_t) const override { return microbatches_; }

@@ -56,9 +56,9 @@ void LazyArchive::refuse_code_that_would_run(caffe2::serialize::PyTorchStreamRea
   size_t total = 0;
   for (const std::string& name : reader.getAllRecords()) {
     constexpr std::string_view kFolder = "code/";
-    const bool is_code =
-        std::equal(kFolder.begin(), kFolder.end(), name.begin(), name.begin() + std::min(name.size(), kFolder.size()),
-                   [](char a, char b) { return a == std::tolower(static_cast<unsigned char>(b)); });
+    const bool is_code = name.size() >= kFolder.size() &&
+                         std::equal(kFolder.begin(), kFolder.end(), name.begin(),
+                                    [](char a, char b) { return a == std::tolower(static_cast<unsigned char>(b)); });
     if (!is_code) continue;
     total += reader.getRecordSize(name);
     if (total > kMostCodeBytes) {

@@ -44,6 +44,7 @@ std::string id_of(const dl_phdr_info& object) {
   for (int i = 0; i < object.dlpi_phnum; ++i) {
     const auto& part = object.dlpi_phdr[i];
     if (part.p_type != PT_NOTE) continue;
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): the loader says where as a number
     const auto* notes = reinterpret_cast<const unsigned char*>(object.dlpi_addr + part.p_vaddr);
     const std::string id = find_id(notes, part.p_memsz, part.p_align == 8 ? 8 : 4);
     if (!id.empty()) return id;

@@ -113,9 +113,9 @@ class AdafactorUpdate {
   void update_means() {
     const at::Tensor of_rows = at::zeros_like(run_.states[0]), of_columns = at::zeros_like(run_.states[1]);
     for_each_rows([&](int64_t matrix, int64_t first, int64_t count) {
-      const at::Tensor squares_rC = factor_.times(rows_of(run_.gradient, matrix, first, count)).square();
-      of_rows.narrow(0, matrix * sizes_.rows + first, count).copy_(squares_rC.sum(1));
-      of_columns.narrow(0, matrix * sizes_.columns, sizes_.columns).add_(squares_rC.sum(0));
+      const at::Tensor squares = factor_.times(rows_of(run_.gradient, matrix, first, count)).square();
+      of_rows.narrow(0, matrix * sizes_.rows + first, count).copy_(squares.sum(1));
+      of_columns.narrow(0, matrix * sizes_.columns, sizes_.columns).add_(squares.sum(0));
     });
     run_.states[0].lerp_(of_rows.div_(sizes_.columns), newest_);
     run_.states[1].lerp_(of_columns.div_(sizes_.rows), newest_);

@@ -53,8 +53,8 @@ void exchange_contents(const at::Tensor& a, const at::Tensor& b) {
 }  // namespace
 
 struct Ema::State {
-  State(const std::vector<at::Tensor>& given, EmaOptions the_options)
-      : leaves(given), options(the_options), flat("Ema", averaged(given)) {}
+  State(std::vector<at::Tensor> given, EmaOptions the_options)
+      : leaves(std::move(given)), options(the_options), flat("Ema", averaged(leaves)) {}
 
   std::vector<at::Tensor> leaves;
   EmaOptions options;
@@ -65,7 +65,7 @@ struct Ema::State {
 Ema::Ema(std::vector<at::Tensor> leaves, EmaOptions options) {
   FSDP_CHECK(options.decay >= 0 && options.decay < 1, "[Ema] decay: got ", options.decay,
              ", expected a number from 0 to below 1.");
-  state_ = std::make_unique<State>(leaves, options);
+  state_ = std::make_unique<State>(std::move(leaves), options);
 }
 Ema::~Ema() = default;
 Ema::Ema(Ema&&) noexcept = default;

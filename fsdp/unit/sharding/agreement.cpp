@@ -52,20 +52,17 @@ uint64_t digest_of_values(const std::vector<at::Tensor>& parameters) {
 void agree_on_unit(const UnitDescription& unit, comm::Comm& comm) {
   if (comm.size() == 1) return;
   const bool verify = unit.options->initial_weights == InitialWeights::kVerify;
-  const at::Tensor mine = at::empty({2}, at::kLong);
-  mine.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(digest_of_shape(unit));
-  mine.mutable_data_ptr<int64_t>()[1] = verify ? static_cast<int64_t>(digest_of_values(unit.parameters)) : 0;
-  const at::Tensor all = at::empty({2 * comm.size()}, at::kLong);
-  comm.all_gather(all, mine, {"agree on a unit", "", ""}).wait();
-  const int64_t* digests = all.const_data_ptr<int64_t>();
+  const auto shape = static_cast<int64_t>(digest_of_shape(unit));
+  const int64_t values = verify ? static_cast<int64_t>(digest_of_values(unit.parameters)) : 0;
+  const auto digests = comm.gather_numbers({shape, values}, {"agree on a unit", "", ""});
   const std::string unit_name = unit.names.empty() ? "without parameters" : "with '" + unit.names.front() + "'";
-  for (int rank = 1; rank < comm.size(); ++rank) {
-    const int global = comm.ranks()[static_cast<size_t>(rank)];
+  for (size_t rank = 1; rank < digests.size(); ++rank) {
+    const int global = comm.ranks()[rank];
     FSDP_CHECK(
-        digests[2 * rank] == digests[0], "[fully_shard] unit ", unit_name, ": rank ", global,
+        digests[rank][0] == digests[0][0], "[fully_shard] unit ", unit_name, ": rank ", global,
         " has other parameters, shapes, dtypes or options than rank 0. Build the same model with the same options "
         "on every rank, and shard the modules in the same order.");
-    FSDP_CHECK(digests[2 * rank + 1] == digests[1], "[fully_shard] unit ", unit_name, ": rank ", global,
+    FSDP_CHECK(digests[rank][1] == digests[0][1], "[fully_shard] unit ", unit_name, ": rank ", global,
                " starts from other weights than rank 0. Seed all ranks alike (torch::manual_seed) before building the "
                "model, or set ShardOptions::initial_weights to InitialWeights::kBroadcast.");
   }

@@ -110,7 +110,7 @@ void add_to(SumVector<kWidth>& sum, const float* x) {
 // Of `count` rows of kSumRows vectors: sums of sums, so that none has many summands.
 template <size_t kWidth>
 std::array<SumVector<kWidth>, kSumRows> sum_of_rows(const float* x, int64_t count) {
-  const int64_t bits = count > 1 ? std::bit_width(static_cast<uint64_t>(count - 1)) : 0;
+  const int64_t bits = count > 1 ? static_cast<int64_t>(std::bit_width(static_cast<uint64_t>(count - 1))) : 0;
   const int64_t power = std::max<int64_t>(4, bits / static_cast<int64_t>(kSumLevels));
   const int64_t step = int64_t{1} << power;
   std::array<std::array<SumVector<kWidth>, kSumRows>, kSumLevels> sums{};

@@ -161,12 +161,18 @@ HWY_INLINE void finish(const float* sums, int64_t m, int64_t width, int64_t coun
   }
 }
 
+struct Scratch {
+  float* packed;  // panels of B
+  float* left;    // a block of A
+  float* sums;
+};
+
 // Some rows of C, of the columns `first` .. `first` + count - 1. The first rows pack B's panels, which are in the
 // nearest cache then.
 template <class Y>
 HWY_INLINE void multiply_rows(int64_t rows, int64_t row, int64_t first, int64_t count, int64_t k, const Operand& a,
-                              const Operand& b, float scale, float* packed, Y* c, int64_t c_stride, bool add,
-                              float* left, float* sums) {
+                              const Operand& b, float scale, Y* c, int64_t c_stride, bool add, const Scratch& scratch) {
+  const auto [packed, left, sums] = scratch;
   for (int64_t i = 0; i == 0 || i < k; i += kDepth) {  // once where k is 0: C is zero then
     const int64_t depth = std::min(kDepth, k - i);
     pack_left(a, row, i, rows, depth, scale, left);
@@ -192,11 +198,12 @@ template <class Y>
 HWY_INLINE void dense_gemm_of(int64_t m, int64_t n, int64_t k, const Operand& a, const Operand& b, float scale, Y* c,
                               int64_t c_stride, bool add, float* scratch) {
   const int64_t at_a_time = columns_at_a_time(n, k);
-  float *packed = scratch, *left = scratch + at_a_time * k, *sums = left + kRows * kLeftStride;
+  float* left = scratch + at_a_time * k;
+  const Scratch parts = {scratch, left, left + kRows * kLeftStride};
   for (int64_t first = 0; first < n; first += at_a_time) {
     const int64_t count = std::min(at_a_time, n - first);
     for (int64_t row = 0; row < m; row += kRows)
-      multiply_rows(std::min(kRows, m - row), row, first, count, k, a, b, scale, packed, c, c_stride, add, left, sums);
+      multiply_rows(std::min(kRows, m - row), row, first, count, k, a, b, scale, c, c_stride, add, parts);
   }
 }
 

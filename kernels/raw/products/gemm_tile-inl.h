@@ -81,28 +81,24 @@ HWY_INLINE void tile(const Block& x) {
     }
 }
 
+// Of the m rows from x on as many as make tiles of kRows.
+template <int kRows, int kVectors, int64_t kAhead>
+HWY_INLINE void take_tiles(int64_t& m, Block& x) {
+  for (; m >= kRows; m -= kRows) {
+    tile<kRows, kVectors, kAhead>(x);
+    x.a += kRows * x.a_row;
+    x.c += kRows * x.c_stride;
+    x.next += kAhead * x.k / kLanes;
+  }
+}
+
 // All rows of `kVectors` of columns.
 template <int kVectors, int64_t kAhead = 0>
 HWY_INLINE void columns(int64_t m, Block x) {
-  const auto pass = [&](int64_t rows) HWY_ATTR {
-    m -= rows;
-    x.a += rows * x.a_row;
-    x.c += rows * x.c_stride;
-    x.next += kAhead * x.k / kLanes;
-  };
-  while (m >= kTileRows) {
-    tile<kTileRows, kVectors, kAhead>(x);
-    pass(kTileRows);
-  }
-  while (m >= 4) {
-    tile<4, kVectors, kAhead>(x);
-    pass(4);
-  }
-  while (m >= 2) {
-    tile<2, kVectors, kAhead>(x);
-    pass(2);
-  }
-  if (m > 0) tile<1, kVectors, kAhead>(x);
+  take_tiles<kTileRows, kVectors, kAhead>(m, x);
+  take_tiles<4, kVectors, kAhead>(m, x);
+  take_tiles<2, kVectors, kAhead>(m, x);
+  take_tiles<1, kVectors, kAhead>(m, x);
 }
 
 }  // namespace fsdp::kernels::raw::HWY_NAMESPACE

@@ -86,6 +86,16 @@ TEST(Launch, ThreadsThatWaitSoonSleepUnlessTheUserChose) {
   EXPECT_TRUE(has(says("OMP_WAIT_POLICY=passive"), "GOMP_SPINCOUNT = '0'"));
 }
 
+TEST(Launch, ProgramsOfOthersHaveShortWaitsTooUnlessTheUserChose) {
+  const auto says = [](const std::string& chosen) {
+    std::vector<std::string> words{FSDP_BINARY, "launch", "--nproc=1", "/bin/sh", "-c", "echo waits $GOMP_SPINCOUNT."};
+    return run_command(words, {chosen}).out;
+  };
+  EXPECT_TRUE(has(says("CHOSEN=none"), "waits 10000.")) << says("CHOSEN=none");
+  EXPECT_TRUE(has(says("GOMP_SPINCOUNT=77"), "waits 77."));
+  EXPECT_TRUE(has(says("OMP_WAIT_POLICY=passive"), "waits ."));
+}
+
 TEST(Launch, NamesTheFirstFailureAndStopsTheOthers) {
   const CommandResult result = launch_script(3, "if [ $RANK = 1 ]; then echo why it failed >&2; exit 3; fi; sleep 100");
   EXPECT_EQ(result.exit_code, 3);

@@ -11,7 +11,7 @@ namespace {
 using Stream = RankOutput::Stream;
 
 class RankOutputTest : public ::testing::Test {
- protected:
+ public:
   RankOutputTest() : file_(open_memstream(&text_, &size_)) {}
   ~RankOutputTest() override {
     std::fclose(file_);

@@ -151,7 +151,7 @@ TEST(PackedSplit, OfPairsHasOneInEachSequence) {
   EXPECT_EQ(last.chosen_end, 4);
   EXPECT_EQ(last.pair_end, 7);
   try {
-    PackedSplit(make_pairs(folder, {{3, 4}, {9, 5}}), 8);
+    [[maybe_unused]] const PackedSplit refused(make_pairs(folder, {{3, 4}, {9, 5}}), 8);
     ADD_FAILURE();
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("got 1 of 2 pairs that are longer"), std::string::npos) << error.what();
