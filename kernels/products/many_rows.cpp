@@ -73,12 +73,12 @@ struct WeightPart {
   int64_t first_output, outputs, first, depth;
 };
 
-// How the words of a part meet those of a panel: adds to sums [outputs, width]. kDepth words of the sum at a time, a
+// How the words of a part meet those of a panel: adds to sums [outputs, width]. `step` words of the sum at a time, a
 // panel of which stays in the second-level cache; in fp32 as dense_product() takes them, so that sums are the same.
 struct InFp32 {
-  static constexpr int64_t kDepth = raw::kDenseGemmDepth;
   const float* weight;
   int64_t depth;
+  int64_t step = raw::dense_gemm_depth(depth);
 
   void begin(const WeightPart&) {}
   void add(const WeightPart& part, const Word* panel, int64_t width, float* sums) const {
@@ -88,13 +88,13 @@ struct InFp32 {
 };
 
 struct Widened {
-  static constexpr int64_t kDepth = raw::kDenseGemmDepth;
   const Bf16* weight;
   int64_t depth;
+  int64_t step = raw::dense_gemm_depth(depth);
   std::vector<float> wide = {};
 
   void begin(const WeightPart& part) {
-    wide.resize(static_cast<size_t>(kOutputs * kDepth));
+    wide.resize(static_cast<size_t>(kOutputs * step));
     for (int64_t output = 0; output < part.outputs; ++output)
       raw::widen(weight + (part.first_output + output) * depth + part.first, wide.data() + output * part.depth,
                  part.depth);
@@ -106,9 +106,9 @@ struct Widened {
 };
 
 struct InPairs {
-  static constexpr int64_t kDepth = 512;
   const Bf16Pair* weight;
   int64_t depth;  // in pairs, as everywhere here
+  int64_t step = 512;
 
   void begin(const WeightPart&) {}
   void add(const WeightPart& part, const Word* panel, int64_t width, float* sums) const {
@@ -128,8 +128,8 @@ template <class Product, class Y>
 void multiply_group(Product& product, const Panels& x, int64_t first_panel, const Outputs& outputs, float* sums, Y* y) {
   const int64_t last_panel = std::min(first_panel + kGroupPanels, x.count());
   constexpr int64_t kPanelSums = kOutputs * kPanelRows;
-  for (int64_t first = 0; first < x.depth; first += Product::kDepth) {
-    const WeightPart part = {outputs.first, outputs.count, first, std::min(Product::kDepth, x.depth - first)};
+  for (int64_t first = 0; first < x.depth; first += product.step) {
+    const WeightPart part = {outputs.first, outputs.count, first, std::min(product.step, x.depth - first)};
     product.begin(part);
     for (int64_t panel = first_panel; panel < last_panel; ++panel)
       product.add(part, x.at(panel, first), x.width(panel), sums + (panel - first_panel) * kPanelSums);

@@ -2,7 +2,9 @@
 
 #include <hwy/highway.h>
 #include <hwy/targets.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 
@@ -71,6 +73,15 @@ bool is_of_intel() {
   return __builtin_cpu_is("intel");
 #else
   return false;
+#endif
+}
+
+int64_t second_level_cache() {
+#ifdef _SC_LEVEL2_CACHE_SIZE
+  static const int64_t bytes = std::max<int64_t>(0, sysconf(_SC_LEVEL2_CACHE_SIZE));
+  return bytes;
+#else
+  return 0;
 #endif
 }
 

@@ -27,6 +27,9 @@ void hold_cpu_isa(CpuIsa isa);
 // Whether Intel made the processor: some libraries can be held to a set on such alone.
 bool is_of_intel();
 
+// Bytes of the second-level cache of a core; 0 where the system does not say.
+int64_t second_level_cache();
+
 // Whether the kernels multiply pairs of bf16 (AVX512_BF16).
 bool has_bf16_pairs();
 

@@ -176,7 +176,7 @@ TEST(PlanGolden, AWholePlanTakesMilliseconds) {
   double best_ms = INFINITY;
   for (int i = 0; i < 10; ++i) {
     const double seconds =
-        usage::processor_seconds([&] { ASSERT_GT(make_report(model, setup).step.calls.gathers, 0); });
+        usage::processor_seconds([&] { EXPECT_GT(make_report(model, setup).step.calls.gathers, 0); });
     best_ms = std::min(best_ms, 1e3 * seconds);
   }
   std::printf("llama-3.1-70b on 128 ranks: planned in %.3f ms of a processor at best\n", best_ms);

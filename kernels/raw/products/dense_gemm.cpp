@@ -6,6 +6,7 @@
 #define HWY_TARGET_INCLUDE "kernels/raw/products/dense_gemm.cpp"
 #include <hwy/foreach_target.h>
 
+#include "kernels/raw/cpu_isa.h"
 #include "kernels/raw/products/gemm_tile-inl.h"
 #include "kernels/raw/transpose-inl.h"
 
@@ -15,10 +16,13 @@ namespace {
 
 // Of A at a time: in the second-level cache, with a panel of B beside them.
 constexpr int64_t kRows = 96;
-constexpr int64_t kDepth = kDenseGemmDepth;   // of A at a time
-constexpr int64_t kLeftStride = kDepth + 16;  // rows of A are spread over the sets of the first-level cache
-constexpr int64_t kPackedNumel = 1 << 20;     // of B at a time, or a panel of it: from the third-level cache
-constexpr int64_t kLeastColumns = 128;        // of B at a time, lest A is packed too often
+// Of A at a time, at most. A panel of so many rows fits the first-level cache, but not where it has 64 columns: there
+// it may be deeper, so that C is read and written less often, if the second-level cache has room for it beside A.
+constexpr int64_t kFlat = 256, kDeep = 768;
+constexpr int64_t kLargeCache = int64_t{2} << 20;
+constexpr int64_t kSpread = 16;  // rows of A lie further apart by this: spread over the sets of the first-level cache
+constexpr int64_t kPackedNumel = 1 << 20;  // of B at a time, or a panel of it: from the third-level cache
+constexpr int64_t kLeastColumns = 128;     // of B at a time, lest A is packed too often
 constexpr int64_t kPanel = kTileVectors * kNativeLanes;
 // While a panel is multiplied, the next one comes nearer, in as many parts as its rows have tiles.
 constexpr int64_t kAhead = kPanel * kLanes * kTileRows / kRows;
@@ -28,7 +32,17 @@ int64_t columns_at_a_time(int64_t n, int64_t k) {
   return std::min((n + kPanel - 1) / kPanel, panels) * kPanel;
 }
 
-int64_t scratch_of(int64_t n, int64_t k) { return columns_at_a_time(n, k) * (k + kRows) + kRows * kLeftStride; }
+int64_t most_depth() { return kNativeLanes == 16 && second_level_cache() >= kLargeCache ? kDeep : kFlat; }
+
+int64_t depth_at_a_time(int64_t k) {
+  if (most_depth() == kFlat || k <= kDeep) return most_depth();
+  const int64_t parts = (k + kDeep - 1) / kDeep;
+  return whole_lanes((k + parts - 1) / parts);
+}
+
+int64_t scratch_of(int64_t n, int64_t k) {
+  return columns_at_a_time(n, k) * (k + kRows) + kRows * (most_depth() + kSpread);
+}
 
 // Whole vectors of the columns that are left for a panel.
 HWY_INLINE int64_t width_of(int64_t count) {
@@ -94,47 +108,49 @@ HWY_INLINE void pack_right(const Operand& b, int64_t row, int64_t first, int64_t
 
 // Squares of 16 of a matrix whose columns lie together, as rows.
 template <class T>
-HWY_INLINE void transpose_scaled(const T* from, int64_t stride, int64_t rows, int64_t depth, float scale, float* to) {
+HWY_INLINE void transpose_scaled(const T* from, int64_t stride, int64_t rows, int64_t depth, float scale, float* to,
+                                 int64_t to_stride) {
   alignas(64) float square[kLanes * kLanes];
   for (int64_t i = 0; i < depth; i += kLanes, from += kLanes * stride)
     for (int64_t row = 0; row < rows; row += kLanes) {
-      float* target = to + row * kLeftStride + i;
+      float* target = to + row * to_stride + i;
       if (i + kLanes <= depth && row + kLanes <= rows) {
         for (int64_t j = 0; j < kLanes; ++j)
           simd::store(square + j * kLanes, simd::load(from + j * stride + row) * scale);
-        simd::transpose(square, kLanes, target, kLeftStride);
+        simd::transpose(square, kLanes, target, to_stride);
         continue;
       }
       for (int64_t j = 0; j < std::min(kLanes, depth - i); ++j)
         for (int64_t r = 0; r < std::min(kLanes, rows - row); ++r)
-          target[r * kLeftStride + j] = to_float(from[j * stride + row + r]) * scale;
+          target[r * to_stride + j] = to_float(from[j * stride + row + r]) * scale;
     }
 }
 
 template <class T>
-HWY_INLINE void copy_scaled(const T* from, int64_t stride, int64_t rows, int64_t depth, float scale, float* to) {
-  for (int64_t row = 0; row < rows; ++row, from += stride, to += kLeftStride) {
+HWY_INLINE void copy_scaled(const T* from, int64_t stride, int64_t rows, int64_t depth, float scale, float* to,
+                            int64_t to_stride) {
+  for (int64_t row = 0; row < rows; ++row, from += stride, to += to_stride) {
     int64_t i = 0;
     for (; i + kLanes <= depth; i += kLanes) simd::store(to + i, simd::load(from + i) * scale);
     for (; i < depth; ++i) to[i] = to_float(from[i]) * scale;
   }
 }
 
-// A's rows from `row` and columns from `first` on, as rows kLeftStride apart.
+// A's rows from `row` and columns from `first` on, as rows `stride` apart.
 template <class T>
 HWY_NOINLINE void pack_left_of(const Operand& a, int64_t row, int64_t first, int64_t rows, int64_t depth, float scale,
-                               float* to) {
+                               float* to, int64_t stride) {
   const T* from = static_cast<const T*>(a.data) + row * a.row_stride + first * a.column_stride;
   if (a.column_stride == 1)
-    copy_scaled(from, a.row_stride, rows, depth, scale, to);
+    copy_scaled(from, a.row_stride, rows, depth, scale, to, stride);
   else
-    transpose_scaled(from, a.column_stride, rows, depth, scale, to);
+    transpose_scaled(from, a.column_stride, rows, depth, scale, to, stride);
 }
 
 HWY_INLINE void pack_left(const Operand& a, int64_t row, int64_t first, int64_t rows, int64_t depth, float scale,
-                          float* to) {
-  a.is_bf16 ? pack_left_of<Bf16>(a, row, first, rows, depth, scale, to)
-            : pack_left_of<float>(a, row, first, rows, depth, scale, to);
+                          float* to, int64_t stride) {
+  a.is_bf16 ? pack_left_of<Bf16>(a, row, first, rows, depth, scale, to, stride)
+            : pack_left_of<float>(a, row, first, rows, depth, scale, to, stride);
 }
 
 template <int kVectors>
@@ -144,10 +160,12 @@ HWY_INLINE void panel_of(int64_t vectors, int64_t m, const Block& x) {
   columns<kVectors, kAhead>(m, x);
 }
 
-// C = A B for a block of A and one panel of B.
+// C = A B for a block of A, whose rows are kMostDepth and a little apart, and one panel of B.
+template <int64_t kMostDepth>
 HWY_NOINLINE void multiply_panel(int64_t m, int64_t depth, const float* a, const float* b, int64_t width, float* c,
                                  int64_t c_stride, bool add, const float* next) {
-  panel_of<kTileVectors>(width / kNativeLanes, m, {depth, a, kLeftStride, 1, b, width, c, c_stride, add, next});
+  panel_of<kTileVectors>(width / kNativeLanes, m,
+                         {depth, a, kMostDepth + kSpread, 1, b, width, c, c_stride, add, next});
 }
 
 // From sums [m, width] with a stride of `width` to C.
@@ -169,13 +187,14 @@ struct Scratch {
 
 // Some rows of C, of the columns `first` .. `first` + count - 1. The first rows pack B's panels, which are in the
 // nearest cache then.
-template <class Y>
+template <int64_t kMostDepth, class Y>
 HWY_INLINE void multiply_rows(int64_t rows, int64_t row, int64_t first, int64_t count, int64_t k, const Operand& a,
                               const Operand& b, float scale, Y* c, int64_t c_stride, bool add, const Scratch& scratch) {
   const auto [packed, left, sums] = scratch;
-  for (int64_t i = 0; i == 0 || i < k; i += kDepth) {  // once where k is 0: C is zero then
-    const int64_t depth = std::min(kDepth, k - i);
-    pack_left(a, row, i, rows, depth, scale, left);
+  const int64_t step = depth_at_a_time(k);
+  for (int64_t i = 0; i == 0 || i < k; i += step) {  // once where k is 0: C is zero then
+    const int64_t depth = std::min(step, k - i);
+    pack_left(a, row, i, rows, depth, scale, left, kMostDepth + kSpread);
     for (int64_t column = 0; column < count; column += kPanel) {
       const int64_t width = width_of(count - column), used = std::min(width, count - column);
       float* right = packed + column * k + i * width;
@@ -184,27 +203,35 @@ HWY_INLINE void multiply_rows(int64_t rows, int64_t row, int64_t first, int64_t 
       Y* to = c + row * c_stride + first + column;
       if constexpr (std::is_same_v<Y, float>) {
         if (used == width) {
-          multiply_panel(rows, depth, left, right, width, to, c_stride, add || i > 0, next);
+          multiply_panel<kMostDepth>(rows, depth, left, right, width, to, c_stride, add || i > 0, next);
           continue;
         }
       }
-      multiply_panel(rows, depth, left, right, width, sums + column * kRows, width, i > 0, next);
+      multiply_panel<kMostDepth>(rows, depth, left, right, width, sums + column * kRows, width, i > 0, next);
       if (i + depth == k) finish(sums + column * kRows, rows, width, used, to, c_stride, add);
     }
+  }
+}
+
+template <int64_t kMostDepth, class Y>
+HWY_INLINE void multiply_all(int64_t m, int64_t n, int64_t k, const Operand& a, const Operand& b, float scale, Y* c,
+                             int64_t c_stride, bool add, float* scratch) {
+  const int64_t at_a_time = columns_at_a_time(n, k);
+  float* left = scratch + at_a_time * k;
+  const Scratch parts = {scratch, left, left + kRows * (kMostDepth + kSpread)};
+  for (int64_t first = 0; first < n; first += at_a_time) {
+    const int64_t count = std::min(at_a_time, n - first);
+    for (int64_t row = 0; row < m; row += kRows)
+      multiply_rows<kMostDepth>(std::min(kRows, m - row), row, first, count, k, a, b, scale, c, c_stride, add, parts);
   }
 }
 
 template <class Y>
 HWY_INLINE void dense_gemm_of(int64_t m, int64_t n, int64_t k, const Operand& a, const Operand& b, float scale, Y* c,
                               int64_t c_stride, bool add, float* scratch) {
-  const int64_t at_a_time = columns_at_a_time(n, k);
-  float* left = scratch + at_a_time * k;
-  const Scratch parts = {scratch, left, left + kRows * kLeftStride};
-  for (int64_t first = 0; first < n; first += at_a_time) {
-    const int64_t count = std::min(at_a_time, n - first);
-    for (int64_t row = 0; row < m; row += kRows)
-      multiply_rows(std::min(kRows, m - row), row, first, count, k, a, b, scale, c, c_stride, add, parts);
-  }
+  if constexpr (kNativeLanes == 16)
+    if (most_depth() == kDeep) return multiply_all<kDeep>(m, n, k, a, b, scale, c, c_stride, add, scratch);
+  multiply_all<kFlat>(m, n, k, a, b, scale, c, c_stride, add, scratch);
 }
 
 void dense_gemm_f32(int64_t m, int64_t n, int64_t k, const Operand& a, const Operand& b, float scale, float* c,
@@ -223,9 +250,12 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace fsdp::kernels::raw {
 
+HWY_EXPORT(depth_at_a_time);
 HWY_EXPORT(scratch_of);
 HWY_EXPORT(dense_gemm_f32);
 HWY_EXPORT(dense_gemm_bf16);
+
+int64_t dense_gemm_depth(int64_t k) { return HWY_DYNAMIC_DISPATCH(depth_at_a_time)(k); }
 
 int64_t dense_gemm_scratch(int64_t n, int64_t k) { return HWY_DYNAMIC_DISPATCH(scratch_of)(n, k); }
 

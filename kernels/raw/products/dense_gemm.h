@@ -23,8 +23,8 @@ struct Operand {
 // Numbers of scratch memory, 64-byte aligned, for products of depth k and n columns.
 int64_t dense_gemm_scratch(int64_t n, int64_t k);
 
-// Of k, so many numbers have a sum of their own; these sums are added up in their order.
-inline constexpr int64_t kDenseGemmDepth = 256;
+// Of depth k, so many numbers have a sum of their own, the last of them fewer; these sums are added up in their order.
+int64_t dense_gemm_depth(int64_t k);
 
 // C [m, n] = scale * A [m, k] B [k, n], added to C if `add`; C is row-major with the given stride. bf16 is widened as
 // it is packed, a bf16 result is rounded once. Single-threaded, allocates nothing. After Goto and van de Geijn: B is
