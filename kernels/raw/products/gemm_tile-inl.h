@@ -53,25 +53,31 @@ HWY_INLINE void tile(const Block& x) {
     for (int row = 0; row < kRows; ++row) __builtin_prefetch(x.c + row * x.c_stride, 1);
   }
   const float* next = x.next;
-  for (int64_t i = 0; i < x.k;) {
+  const auto step = [&]() HWY_ATTR {
+    Native right[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) right[v] = hn::LoadU(tag, b + v * kNativeLanes);
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) {
+      const Native left = hn::Set(tag, column[row * x.a_row]);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) sums[row][v] = hn::MulAdd(left, right[v], sums[row][v]);
+    }
+    b += x.b_stride;
+    column += x.a_column;
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= x.k; i += kLanes) {
     // The next tile's rows, which may come from memory, in pieces too short for the processor to foresee.
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) hwy::Prefetch(column + (kRows + row) * x.a_row);
 #pragma GCC unroll 8
     for (int64_t line = 0; line < kAhead; line += kLanes) __builtin_prefetch(next + line, 0, kSecondLevel);
     next += kAhead;
-    for (const int64_t stop = std::min(i + kLanes, x.k); i < stop; ++i, b += x.b_stride, column += x.a_column) {
-      Native right[kVectors];
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) right[v] = hn::LoadU(tag, b + v * kNativeLanes);
-#pragma GCC unroll 8
-      for (int row = 0; row < kRows; ++row) {
-        const Native left = hn::Set(tag, column[row * x.a_row]);
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) sums[row][v] = hn::MulAdd(left, right[v], sums[row][v]);
-      }
-    }
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < kLanes; ++j) step();
   }
+  for (; i < x.k; ++i) step();
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 8
