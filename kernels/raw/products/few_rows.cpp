@@ -45,7 +45,7 @@ HWY_INLINE Native load_part(const float* from, int part) {
 template <Half kHalf>
 HWY_INLINE Native load_part(const Bf16* from, int part) {
   const simd::TagBits tag;
-  const auto bits = hn::LoadU(tag, reinterpret_cast<const uint32_t*>(from + 2 * part * kNativeLanes));
+  const auto bits = hn::LoadU(tag, reinterpret_cast<const uint32_t*>(from + 2 * kNativeLanes * part));
   return hn::BitCast(simd::Tag(),
                      kHalf == Half::kFirst ? hn::ShiftLeft<16>(bits) : hn::And(bits, hn::Set(tag, 0xFFFF0000u)));
 }
