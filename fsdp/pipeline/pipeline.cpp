@@ -116,8 +116,8 @@ class Pipeline::Step {
     for (const Stage& stage : stages) backwards_left_[root_of(stage)] += shape.microbatches;
   }
 
-  Parcel compute(const Turn& turn, Parcel given) {
-    if (turn.pass == Pass::kForward) return forward(turn, std::move(given));
+  Parcel compute(const Turn& turn, const Parcel& given) {
+    if (turn.pass == Pass::kForward) return forward(turn, given);
     return turn.pass == Pass::kBackward ? backward(turn, given) : Parcel{weights(turn), {}};
   }
   double loss() const { return total_.defined() ? total_.item<double>() : 0; }
@@ -261,7 +261,7 @@ double Pipeline::step(const std::vector<at::Tensor>& inputs, const Loss& loss, L
   Step step(stages_, order_, shape, inputs, loss, losses, notes);
   Relay relay(comm_, shape, turns_of_all([&](int rank) { return turns_of(order_, shape, rank); }, shape.ranks),
               device_of(stages_), with_notes);
-  relay.run([&step](const Turn& turn, Parcel given) { return step.compute(turn, std::move(given)); });
+  relay.run([&step](const Turn& turn, const Parcel& given) { return step.compute(turn, given); });
   ties_->add_up();
   const Backstage backstage;
   const at::Tensor total = at::full({1}, step.loss(), at::kDouble);
