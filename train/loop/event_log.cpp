@@ -68,7 +68,7 @@ void EventLog::keep_start(const Start& start) {
   event["steps"] = start.steps;
   event["ranks"] = start.ranks;
   event["parameters"] = start.parameters;
-  file_->append(event_line(std::move(event)));
+  file_->append(event_line(event));
 }
 
 }  // namespace fsdp::train
