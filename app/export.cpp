@@ -213,8 +213,8 @@ int run_export(const Arguments& arguments) {
   io::check_not_source(options.exported.path, options.output);
   if (options.adapter_alone) return export_adapter(options.exported, options.output);
   if (options.format != "gguf") return export_folder(options);
-  std::unique_ptr<io::WeightSource> source = open_source(options.exported, options.base, std::nullopt);
-  return export_gguf(std::move(source), options.config_path, options.dtype, options.output);
+  const std::unique_ptr<io::WeightSource> source = open_source(options.exported, options.base, std::nullopt);
+  return export_gguf(source, options.config_path, options.dtype, options.output);
 }
 
 }  // namespace fsdp::app
