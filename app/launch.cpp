@@ -187,7 +187,6 @@ int run_launch(const Arguments& arguments) {
   choose_program(line.options, line.command);
   choose_threads(line.options);
   // Once for all ranks, which are copies of this process.
-  shorten_waits();
   if (line.options.program.empty()) line.options.run_verb = load_verbs();
   const comm::JobSecret secret = choose_secret(line.options);
   // Signals are blocked by the Launcher; the threads of a store must start after that, to inherit the mask.

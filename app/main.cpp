@@ -24,6 +24,7 @@ int fail(fsdp::ErrorCode code, const std::string& message) {
 }
 
 int run(int argc, char** argv) try {
+  fsdp::app::shorten_waits();
   if (argc > 1 && std::strcmp(argv[1], "launch") == 0) return fsdp::app::run_launch({argv + 2, argv + argc});
   fsdp::app::load_verbs()(argc, argv);
   return 0;

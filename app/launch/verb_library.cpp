@@ -19,7 +19,6 @@ void shorten_waits() {
 }
 
 RunVerb load_verbs() {
-  shorten_waits();
   // Global: libraries that are loaded later look for LibTorch's symbols and for ours.
   void* library = dlopen(kLibrary, RTLD_LAZY | RTLD_GLOBAL);
   if (library == nullptr) {

@@ -11,8 +11,7 @@ using RunVerb = void (*)(int argc, char** argv);
 void shorten_waits();
 
 // Loads the library that holds all verbs but launch, and LibTorch with it: a sixth of a second of a processor. It stays
-// loaded, and starts no threads. Shortens waits first. Local to the process. Throws Error(kUsage) where it cannot be
-// loaded.
+// loaded, and starts no threads. Local to the process. Throws Error(kUsage) where it cannot be loaded.
 RunVerb load_verbs();
 
 }  // namespace fsdp::app

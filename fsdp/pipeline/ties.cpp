@@ -22,16 +22,15 @@ using nlohmann::json;
 // Texts of any length, by rank. COLLECTIVE.
 std::vector<std::string> gather_texts(comm::Comm& comm, const std::string& own) {
   const comm::CallLabel label{"find tied weights over pp", "pipeline", ""};
-  const at::Tensor lengths = at::empty({comm.size()}, at::kLong);
-  comm.all_gather(lengths, at::full({1}, static_cast<int64_t>(own.size()), at::kLong), label).wait();
-  const int64_t longest = lengths.max().item<int64_t>();
+  const auto lengths = comm.gather_numbers({static_cast<int64_t>(own.size())}, label);
+  const int64_t longest = (*std::max_element(lengths.begin(), lengths.end()))[0];
   const at::Tensor mine = at::zeros({longest}, at::kByte), all = at::empty({comm.size() * longest}, at::kByte);
   std::copy(own.begin(), own.end(), mine.mutable_data_ptr<uint8_t>());
   comm.all_gather(all, mine, label).wait();
   std::vector<std::string> texts;
   for (int rank = 0; rank < comm.size(); ++rank) {
     const char* text = reinterpret_cast<const char*>(all.const_data_ptr<uint8_t>()) + rank * longest;
-    texts.emplace_back(text, static_cast<size_t>(lengths[rank].item<int64_t>()));
+    texts.emplace_back(text, static_cast<size_t>(lengths[static_cast<size_t>(rank)][0]));
   }
   return texts;
 }

@@ -34,11 +34,13 @@ int64_t columns_at_a_time(int64_t n, int64_t k) {
 
 int64_t most_depth() { return kNativeLanes == 16 && second_level_cache() >= kLargeCache ? kDeep : kFlat; }
 
-int64_t depth_at_a_time(int64_t k) {
-  if (most_depth() == kFlat || k <= kDeep) return most_depth();
-  const int64_t parts = (k + kDeep - 1) / kDeep;
+int64_t step_of(int64_t k, int64_t most) {
+  if (most == kFlat || k <= most) return most;
+  const int64_t parts = (k + most - 1) / most;
   return whole_lanes((k + parts - 1) / parts);
 }
+
+int64_t depth_at_a_time(int64_t k) { return step_of(k, most_depth()); }
 
 int64_t scratch_of(int64_t n, int64_t k) {
   return columns_at_a_time(n, k) * (k + kRows) + kRows * (most_depth() + kSpread);
@@ -191,7 +193,7 @@ template <int64_t kMostDepth, class Y>
 HWY_INLINE void multiply_rows(int64_t rows, int64_t row, int64_t first, int64_t count, int64_t k, const Operand& a,
                               const Operand& b, float scale, Y* c, int64_t c_stride, bool add, const Scratch& scratch) {
   const auto [packed, left, sums] = scratch;
-  const int64_t step = depth_at_a_time(k);
+  const int64_t step = step_of(k, kMostDepth);
   for (int64_t i = 0; i == 0 || i < k; i += step) {  // once where k is 0: C is zero then
     const int64_t depth = std::min(step, k - i);
     pack_left(a, row, i, rows, depth, scale, left, kMostDepth + kSpread);

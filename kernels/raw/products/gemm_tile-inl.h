@@ -6,8 +6,6 @@
 #define FSDP_KERNELS_RAW_GEMM_TILE_INL_H_
 #endif
 
-#include <algorithm>
-
 #include "kernels/raw/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
