@@ -1,23 +1,17 @@
 #include "fsdp/comm/collectives.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/InferenceMode.h>
 #include <unistd.h>
 
 #include <array>
 #include <cstring>
 
+#include "fsdp/base/backstage.h"
 #include "fsdp/comm/comm.h"
 #include "fsdp/comm/connection.h"
 
 namespace fsdp {
 namespace {
-
-// Tensors made here are normal ones even under InferenceMode: the transport writes into them.
-struct NormalTensors {
-  c10::InferenceMode normal{false};
-  at::NoGradGuard no_grad;
-};
 
 at::Tensor to_tensor(const std::string& text, int64_t padded_size) {
   at::Tensor bytes = at::zeros({padded_size}, at::kByte);
@@ -28,28 +22,14 @@ at::Tensor to_tensor(const std::string& text, int64_t padded_size) {
 }  // namespace
 
 at::Tensor sum_over_ranks(const World& world, const at::Tensor& value) {
-  const NormalTensors normal_tensors;
+  const Backstage backstage;
   at::Tensor sum = value.detach().clone();
   world.connection->world()->all_reduce_small(sum, {"sum over ranks", "", ""});
   return sum;
 }
 
 std::vector<std::string> gather_strings(const World& world, const std::string& mine) {
-  const NormalTensors normal_tensors;
-  const auto comm = world.connection->world();
-  const int64_t size = world.size;
-  const at::Tensor lengths = at::zeros({size}, at::kLong);
-  const at::Tensor length = at::full({1}, static_cast<int64_t>(mine.size()), at::kLong);
-  comm->all_gather(lengths, length, {"gather strings (lengths)", "", ""}).wait();
-  const int64_t longest = lengths.max().item<int64_t>();
-  const at::Tensor all = at::zeros({size * longest}, at::kByte);
-  comm->all_gather(all, to_tensor(mine, longest), {"gather strings", "", ""}).wait();
-  std::vector<std::string> strings;
-  const char* data = static_cast<const char*>(all.const_data_ptr());
-  for (int64_t rank = 0; rank < size; ++rank) {
-    strings.emplace_back(data + rank * longest, static_cast<size_t>(lengths[rank].item<int64_t>()));
-  }
-  return strings;
+  return world.connection->world()->gather_texts(mine, {"gather strings", "", ""});
 }
 
 std::vector<int> ranks_of_this_host(const World& world) {
@@ -64,7 +44,7 @@ std::vector<int> ranks_of_this_host(const World& world) {
 }
 
 std::string broadcast_string(const World& world, const std::string& mine) {
-  const NormalTensors normal_tensors;
+  const Backstage backstage;
   const auto comm = world.connection->world();
   at::Tensor length = at::full({1}, static_cast<int64_t>(mine.size()), at::kLong);
   comm->broadcast(length, 0, {"broadcast (length)", "", ""});
@@ -75,7 +55,7 @@ std::string broadcast_string(const World& world, const std::string& mine) {
 }
 
 void barrier(const World& world, const std::string& what) {
-  const NormalTensors normal_tensors;
+  const Backstage backstage;
   world.connection->world()->barrier({"barrier", what, ""});
 }
 

@@ -180,6 +180,23 @@ std::vector<std::vector<int64_t>> Comm::gather_numbers(const std::vector<int64_t
   return numbers;
 }
 
+std::vector<std::string> Comm::gather_texts(const std::string& mine, const CallLabel& label) {
+  const Backstage backstage;
+  const auto lengths = gather_numbers({static_cast<int64_t>(mine.size())},
+                                      {label.op + " (lengths)", label.unit, label.cause, label.part});
+  const int64_t longest = (*std::max_element(lengths.begin(), lengths.end()))[0];
+  const at::Tensor own = at::zeros({longest}, at::kByte), all = at::empty({size() * longest}, at::kByte);
+  std::copy(mine.begin(), mine.end(), own.mutable_data_ptr<uint8_t>());
+  all_gather(all, own, label).wait();
+  std::vector<std::string> texts;
+  const char* next = reinterpret_cast<const char*>(all.const_data_ptr<uint8_t>());
+  for (const std::vector<int64_t>& length : lengths) {
+    texts.emplace_back(next, static_cast<size_t>(length[0]));
+    next += longest;
+  }
+  return texts;
+}
+
 ExchangeCounts Comm::exchange_counts(const std::vector<int64_t>& to_others, CallLabel label) {
   FSDP_ASSERT(to_others.size() == static_cast<size_t>(size()), to_others.size(), " counts for ", size(), " ranks");
   return gather_numbers(to_others, std::move(label));

@@ -79,6 +79,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
   void barrier(CallLabel label);
   // A few numbers from each rank, as many from all; by rank. Blocking.
   std::vector<std::vector<int64_t>> gather_numbers(const std::vector<int64_t>& mine, CallLabel label);
+  // A text of any length from each rank, by rank; lengths go first, under the label with " (lengths)". Blocking.
+  std::vector<std::string> gather_texts(const std::string& mine, const CallLabel& label);
 
   // input [size * n]: slice r goes to rank r; output [size * n]: slice r is from rank r. They do not overlap. Each rank
   // receives (size-1) * n elements.

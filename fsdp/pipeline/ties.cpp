@@ -19,22 +19,6 @@ namespace {
 
 using nlohmann::json;
 
-// Texts of any length, by rank. COLLECTIVE.
-std::vector<std::string> gather_texts(comm::Comm& comm, const std::string& own) {
-  const comm::CallLabel label{"find tied weights over pp", "pipeline", ""};
-  const auto lengths = comm.gather_numbers({static_cast<int64_t>(own.size())}, label);
-  const int64_t longest = (*std::max_element(lengths.begin(), lengths.end()))[0];
-  const at::Tensor mine = at::zeros({longest}, at::kByte), all = at::empty({comm.size() * longest}, at::kByte);
-  std::copy(own.begin(), own.end(), mine.mutable_data_ptr<uint8_t>());
-  comm.all_gather(all, mine, label).wait();
-  std::vector<std::string> texts;
-  for (int rank = 0; rank < comm.size(); ++rank) {
-    const char* text = reinterpret_cast<const char*>(all.const_data_ptr<uint8_t>()) + rank * longest;
-    texts.emplace_back(text, static_cast<size_t>(lengths[static_cast<size_t>(rank)][0]));
-  }
-  return texts;
-}
-
 // What owners of a weight have to have alike.
 std::string part_text(const at::Tensor& leaf) {
   const LocalRange range = local_range(leaf);
@@ -68,7 +52,7 @@ Ties::Ties(const Mesh& mesh, comm::Comm& comm, const std::vector<Stage>& stages)
   for (const auto& [name, leaf] : mine) parts[name] = part_text(leaf);
   std::map<std::string, std::map<int, std::string>> owners;  // of each name: by rank of the group, what it has
   int rank = 0;
-  for (const std::string& text : gather_texts(comm, json(parts).dump())) {
+  for (const std::string& text : comm.gather_texts(json(parts).dump(), {"find tied weights over pp", "pipeline", ""})) {
     const std::map<std::string, std::string> theirs = json::parse(text);
     for (const auto& [name, part] : theirs) owners[name][rank] = part;
     ++rank;
