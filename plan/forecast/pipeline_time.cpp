@@ -17,8 +17,8 @@ class Ends {
       : shape_(shape), ends_(static_cast<size_t>(2 * shape.stages()) * static_cast<size_t>(shape.microbatches)) {}
 
   std::optional<double>& of(Pass pass, int stage, int microbatch) {
-    const auto place = static_cast<size_t>((pass == Pass::kForward ? 0 : shape_.stages()) + stage);
-    return ends_[place * static_cast<size_t>(shape_.microbatches) + static_cast<size_t>(microbatch)];
+    const int row = (pass == Pass::kForward ? 0 : shape_.stages()) + stage;
+    return ends_[static_cast<size_t>(row) * static_cast<size_t>(shape_.microbatches) + static_cast<size_t>(microbatch)];
   }
   // What a turn reads of a neighbour is there; unset: not taken yet.
   std::optional<double> ready(const Turn& turn, double message) {
