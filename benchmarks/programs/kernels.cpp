@@ -59,7 +59,7 @@ class Comparison {
       peer_ms.clear();
     }
     std::vector<double> ratios;
-    const auto take_turns = [&](std::ptrdiff_t count) {
+    const auto take_turns = [&](int count) {
       while (std::ssize(our_ms) < count && (our_ms.empty() || spent_ms < kLongestRow)) {
         our_ms.push_back(time(ours, times));
         peer_ms.push_back(time(peer, times));
