@@ -43,10 +43,11 @@ void train(const fsdp::Mesh& mesh, Strategy strategy) {
   const fsdp::RestingBytes rest = root.resting_bytes();
   const fsdp::Counters step = root.counters();  // the last one
   if (world.rank != 0) return;
+  const auto kib = [](int64_t bytes) { return static_cast<double>(bytes) / 1024; };
   std::printf("%-13s loss %.6f; at rest %.1f KiB and optimizer %.1f KiB; a step has %d gathers and receives %.1f KiB\n",
               std::string(fsdp::name(strategy)).c_str(), mean,
-              (rest.main_weight + rest.model_weight + rest.main_grad) / 1024.0, optimizer.state_bytes() / 1024.0,
-              static_cast<int>(step.gathers), (step.gather_bytes + step.reduce_bytes) / 1024.0);
+              kib(rest.main_weight + rest.model_weight + rest.main_grad), kib(optimizer.state_bytes()),
+              static_cast<int>(step.gathers), kib(step.gather_bytes + step.reduce_bytes));
 }
 
 int main() try {

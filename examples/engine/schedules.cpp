@@ -50,9 +50,10 @@ int main(int argc, char** argv) try {
     loss = fsdp::sum_over_ranks(world, error.detach()).item<double>() / world.size;
   }
   if (world.rank != 0) return 0;
+  const auto kib = [](int64_t bytes) { return static_cast<double>(bytes) / 1024; };
   std::printf("%s: at most %.1f KiB gathered (largest unit %.1f), %.2f ms a step waited for gathers, loss %.6f\n",
-              fsdp::schedule::describe(options.schedule).c_str(), root.counters().peak_unsharded_bytes / 1024.0,
-              root.largest_unit_bytes() / 1024.0, root.counters().exposed_gather_ms / 10, loss);
+              fsdp::schedule::describe(options.schedule).c_str(), kib(root.counters().peak_unsharded_bytes),
+              kib(root.largest_unit_bytes()), root.counters().exposed_gather_ms / 10, loss);
   return 0;
 } catch (const fsdp::Error& error) {
   std::fprintf(stderr, "%s\n", error.what());
