@@ -44,7 +44,9 @@ TEST_F(BadInput, Configuration) {
   expect_launched_error(launch_fsdp(3, "train " + path("bad.toml")), 2, "bad.toml:2:1");
   expect_error(run_fsdp("train"), 2, "data.path is not set");
   expect_error(run_fsdp("trian"), 2, "unknown verb trian; did you mean train?");
-  expect_error(run_fsdp("prepare --out x y"), 2, "[fsdp prepare]");
+  expect_error(run_fsdp("prepare --outpt x y"), 2, "[fsdp prepare]");
+  for (const std::string option : {"-o", "--out", "--output"})
+    expect_error(run_fsdp("prepare " + option + " x y"), 3, "[find] 'y': got no such file or folder");
   expect_error(run_fsdp("--version", {"FSDP_CPU_ISA=avx9"}), 2,
                "[FSDP_CPU_ISA] instruction set: got \"avx9\", expected one of native, scalar");
 }
