@@ -143,8 +143,8 @@ void choose_program(LaunchOptions& options, const Arguments& command) {
   } else {
     options.program = command.front();
     if (options.program.find('/') == std::string::npos) {
-      refuse("unknown verb " + options.program + "; did you mean " + nearest_verb(options.program) +
-             "? (Another program needs a path with a '/')");
+      refuse("unknown verb " + options.program + guess_verb(options.program) +
+             " Another program needs a path with a '/'");
     }
   }
 }

@@ -71,8 +71,8 @@ int run(const std::vector<std::string>& arguments) {
     return 0;
   }
   if (fsdp::app::find_verb(name) == nullptr) {
-    throw fsdp::Error(fsdp::ErrorCode::kUsage, "unknown verb " + name + "; did you mean " +
-                                                   fsdp::app::nearest_verb(name) + "? `fsdp --help` lists the verbs");
+    throw fsdp::Error(fsdp::ErrorCode::kUsage,
+                      "unknown verb " + name + fsdp::app::guess_verb(name) + " `fsdp --help` lists the verbs");
   }
   return function_of(name)({arguments.begin() + 1, arguments.end()});
 }

@@ -39,12 +39,12 @@ const Verb* find_verb(const std::string& name) {
   return nullptr;
 }
 
-std::string nearest_verb(const std::string& name) {
+std::string guess_verb(const std::string& name) {
   const std::vector<Verb>& all = verbs();
   const auto distance = [&](const Verb& verb) { return train::edit_distance(name, verb.name); };
-  return std::min_element(all.begin(), all.end(),
-                          [&](const Verb& a, const Verb& b) { return distance(a) < distance(b); })
-      ->name;
+  const auto nearest =
+      std::min_element(all.begin(), all.end(), [&](const Verb& a, const Verb& b) { return distance(a) < distance(b); });
+  return 2 * distance(*nearest) > name.size() ? "." : std::string("; did you mean ") + nearest->name + "?";
 }
 
 }  // namespace fsdp::app

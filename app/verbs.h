@@ -39,7 +39,7 @@ const std::vector<Verb>& verbs();
 // The verb of that name, or null.
 const Verb* find_verb(const std::string& name);
 
-// The name most like this one, which is none.
-std::string nearest_verb(const std::string& name);
+// How a sentence about a name that is no verb's goes on: "; did you mean train?", or "." where none is like it.
+std::string guess_verb(const std::string& name);
 
 }  // namespace fsdp::app

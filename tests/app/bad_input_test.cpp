@@ -44,6 +44,7 @@ TEST_F(BadInput, Configuration) {
   expect_launched_error(launch_fsdp(3, "train " + path("bad.toml")), 2, "bad.toml:2:1");
   expect_error(run_fsdp("train"), 2, "data.path is not set");
   expect_error(run_fsdp("trian"), 2, "unknown verb trian; did you mean train?");
+  expect_error(run_fsdp("frobnicate"), 2, "unknown verb frobnicate. `fsdp --help` lists the verbs");
   expect_error(run_fsdp("prepare --outpt x y"), 2, "[fsdp prepare]");
   for (const std::string option : {"-o", "--out", "--output"})
     expect_error(run_fsdp("prepare " + option + " x y"), 3, "[find] 'y': got no such file or folder");
