@@ -116,7 +116,7 @@ Parsed parse_options(const Arguments& arguments, ExportOptions& options) {
       "fsdp export");
   parser.add_option("SOURCE", options.exported.path, "folder of one checkpoint (step-N), or a model folder")
       ->required();
-  parser.add_option("-o,--output,--out,--to", options.out, "folder to write; the file with gguf")->required();
+  parser.add_option(std::string(kOutput) + ",--to", options.out, "folder to write; the file with gguf")->required();
   parser.add_option(
       "--format", options.format,
       "hf (default): model.safetensors and config.json; dcp: PyTorch's sharded checkpoint; gguf: one file "

@@ -31,8 +31,7 @@ int run_import(const Arguments& arguments) {
       "  fsdp import dcp/step-100 --prefix=model. --config=config.json --out=model --dtype=bf16",
       "fsdp import");
   parser.add_option("SOURCE", path, "folder with .metadata and *.distcp, or a model folder")->required();
-  parser.add_option("-o,--output,--out", out, "model folder to write: model.safetensors or shards, config.json")
-      ->required();
+  parser.add_option(kOutput, out, "model folder to write: model.safetensors or shards, config.json")->required();
   parser.add_option(
       "--prefix", prefix,
       "take only tensors whose name starts so, and drop it: `model.` for what was saved as {\"model\": ...}; "

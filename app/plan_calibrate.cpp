@@ -79,8 +79,7 @@ void print_measured(const plan::time::Hardware& hardware, const std::string& pre
 int run_plan_calibrate(const Arguments& arguments) {
   CalibrateOptions options;
   CLI::App parser(kCalibrateHelp, "fsdp plan calibrate");
-  parser.add_option("-o,--output,--out", options.out,
-                    "the file to write, such as this_machine.json; without it, nothing is kept");
+  parser.add_option(kOutput, options.out, "the file to write, such as this_machine.json; without it, nothing is kept");
   parser.add_option("--ranks", options.ranks, "ranks of this machine, as training will have them")
       ->capture_default_str();
   parser.add_option("--precision", options.precision, "fp32 or bf16: what training will compute in")

@@ -96,7 +96,7 @@ int run_prepare(const Arguments& arguments) {
   CLI::App parser("Turns documents into a data set of tokens: .txt, .jsonl and .parquet files, also .gz and .zst.",
                   "fsdp prepare");
   parser.add_option("INPUT", options.inputs, "files, folders that are searched recursively, and globs")->required();
-  parser.add_option("-o,--output,--out", output, "data set folder to write")->required();
+  parser.add_option(kOutput, output, "data set folder to write")->required();
   parser.add_option("--tokenizer", options.tokenizer,
                     "folder with tokenizer.json, or `bytes` (the default): one token per byte");
   parser.add_option("--text-field", options.documents.text_field,

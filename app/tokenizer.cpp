@@ -69,7 +69,7 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
   training::TrainingOptions& options = arguments.options;
   training::TokenizerOptions& roles = options.tokenizer;
   parser.add_option("INPUT", options.inputs, "text, JSON lines or parquet: files, folders, globs")->required();
-  parser.add_option("-o,--output,--out", arguments.output, "folder to write")->required();
+  parser.add_option(kOutput, arguments.output, "folder to write")->required();
   parser.add_option("--vocab-size", options.vocab_size, "tokens, special ones and the 256 bytes included")->required();
   parser.add_option("--special", arguments.special, "a special token, may be given again; default <|endoftext|>")
       ->allow_extra_args(false);

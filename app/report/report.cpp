@@ -96,7 +96,7 @@ int run_report(const Arguments& arguments) {
   ReportOptions options;
   CLI::App parser(kReportHelp, "fsdp report");
   parser.add_option("RUN", options.folders, "folders of runs")->required();
-  parser.add_option("-o,--output,--out", options.out, "the page; default report.html");
+  parser.add_option(kOutput, options.out, "the page; default report.html");
   parser.add_flag("--live", options.live, "write it anew every few seconds until the runs end; the browser follows");
   parser.add_option("--every", options.every_seconds, "with --live: seconds between two pages; default 5")
       ->check(CLI::Range(1, 3600));

@@ -59,7 +59,7 @@ int run_trace(const Arguments& arguments) {
   parser.add_option("--step", options.step, "which of the recorded steps; default: the last")
       ->check(CLI::PositiveNumber);
   parser.add_option("--rank", options.rank, "one rank; default: the first four")->check(CLI::NonNegativeNumber);
-  parser.add_option("-o,--output,--out", options.out, "the picture; default: step.svg beside trace.json");
+  parser.add_option(kOutput, options.out, "the picture; default: step.svg beside trace.json");
   if (parse(parser, arguments) == Parsed::kHelpShown) return 0;
   std::error_code ignored;
   const fs::path file =
