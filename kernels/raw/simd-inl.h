@@ -3,8 +3,8 @@
 // set. Tiles of matrix products, which must know how many registers there are, use `Native` and the numbers below it.
 //
 // A kernel's source includes this between <hwy/foreach_target.h> and its own code, which is compiled once for each
-// instruction set in namespace HWY_NAMESPACE; everything here is inlined into it. Multiply-adds are written as such:
-// these sources are compiled without contraction, so that what is fused does not depend on the compiler.
+// instruction set in namespace HWY_NAMESPACE; all here but copy_first() is inlined into it. Multiply-adds are written
+// as such: these sources are compiled without contraction, so that what is fused does not depend on the compiler.
 #if defined(FSDP_KERNELS_RAW_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FSDP_KERNELS_RAW_SIMD_INL_H_
 #undef FSDP_KERNELS_RAW_SIMD_INL_H_
@@ -290,11 +290,17 @@ HWY_INLINE void store_past_cache(float* to, const Two<Half>& value) {
   store_past_cache(to + Width<Half>::kCount, value.high);
 }
 
+// Not inlined: it is called where a row ends, and would be half of the kernels' code.
+template <class T>
+HWY_NOINLINE void copy_first(const T* from, int64_t count, float fill, float* lanes) {
+  for (int64_t i = 0; i < kLanes; ++i) lanes[i] = i < count ? to_float(from[i]) : fill;
+}
+
 // The first `count` < 16 lanes; the others are `fill`.
 template <class T>
 HWY_INLINE Float load_first(const T* from, int64_t count, float fill = 0) {
   alignas(64) float lanes[kLanes];
-  for (int64_t i = 0; i < kLanes; ++i) lanes[i] = i < count ? to_float(from[i]) : fill;
+  copy_first(from, count, fill, lanes);
   return load(lanes);
 }
 
@@ -302,7 +308,7 @@ template <class T>
 HWY_INLINE void store_first(T* to, const Float& value, int64_t count) {
   alignas(64) T lanes[kLanes];
   store(lanes, value);
-  for (int64_t i = 0; i < count; ++i) to[i] = lanes[i];
+  std::memcpy(to, lanes, static_cast<size_t>(count) * sizeof(T));
 }
 
 // What a tensor of type T would hold, as fp32: Hugging Face models round after every operator. Of what was computed

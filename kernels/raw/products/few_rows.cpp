@@ -50,14 +50,15 @@ HWY_INLINE Native load_part(const Bf16* from, int part) {
                      kHalf == Half::kFirst ? hn::ShiftLeft<16>(bits) : hn::And(bits, hn::Set(tag, 0xFFFF0000u)));
 }
 
-// What is left of a sum over k after `i`: a whole vector, a part of one, or both.
+// Adds what is left of a sum over k after `i`: a whole vector, a part of one, or both.
 template <class W>
-HWY_INLINE Float rest_of_sum(const float* x, const W* weight, int64_t i, int64_t k, Float total) {
+HWY_NOINLINE void add_rest(const float* x, const W* weight, int64_t i, int64_t k, float* sum) {
+  Float total = simd::load(sum);
   for (; i < k; i += kLanes) {
     const int64_t count = std::min(kLanes, k - i);
     total = simd::mul_add(simd::load_first(weight + i, count), simd::load_first(x + i, count), total);
   }
-  return total;
+  simd::store(sum, total);
 }
 
 // Adds a part of every product to its sum.
@@ -82,9 +83,10 @@ HWY_INLINE void add_part(const float* x, const W* weight, int64_t k, int part, N
 enum class Weights { kFromMemory, kFromCache };
 
 // x[row] . weight[output] for kRows rows and kOutputs outputs to y[row * stride + output]. A sum is added to in the
-// order of k, so that its result does not depend on the tile.
+// order of k, so that its result does not depend on the tile. Not inlined: the copies would take longer to compile than
+// the rest of the kernels.
 template <int kRows, int kOutputs, Weights kWeights, class W, class Y>
-HWY_INLINE void tile(const float* x, const W* weight, Y* y, int64_t k, int64_t stride) {
+HWY_NOINLINE void tile(const float* x, const W* weight, Y* y, int64_t k, int64_t stride) {
   constexpr int kSums = kRows * kOutputs;
   Native total[kRegistersOfSum * kSums];
 #pragma GCC unroll 16
@@ -105,11 +107,10 @@ HWY_INLINE void tile(const float* x, const W* weight, Y* y, int64_t k, int64_t s
 #pragma GCC unroll 16
   for (int j = 0; j < kRegistersOfSum * kSums; ++j)
     hn::Store(total[j], simd::Tag(), lanes + j % kSums * kLanes + j / kSums * kNativeLanes);
+  for (int j = 0; i < k && j < kSums; ++j)
+    add_rest(x + j / kOutputs * k, weight + j % kOutputs * k, i, k, lanes + j * kLanes);
   Float whole[kSums];
-  for (int j = 0; j < kSums; ++j) {
-    whole[j] = simd::load(lanes + j * kLanes);
-    if (i < k) whole[j] = rest_of_sum(x + j / kOutputs * k, weight + j % kOutputs * k, i, k, whole[j]);
-  }
+  for (int j = 0; j < kSums; ++j) whole[j] = simd::load(lanes + j * kLanes);
   alignas(64) float results[kSums];
   simd::store_sums<kSums>(whole, results);
   for (int row = 0; row < kRows; ++row)
