@@ -6,7 +6,7 @@
 namespace fsdp::kernels {
 namespace {
 
-constexpr int kLowestExponent = -1074, kMantissaBits = 53, kWordBits = 32;
+constexpr int kLowestExponent = -1074, kDoubleMantissaBits = 53, kWordBits = 32;
 constexpr size_t kDigits = ExactSum::kWords - 2, kInfinite = kDigits, kNaN = kDigits + 1;
 constexpr int64_t kDigitMask = 0xffffffff;
 // Each adds less than 2^32 to a word.
@@ -24,8 +24,8 @@ void ExactSum::add(double value) {
   if (value == 0) return;
   int exponent = 0;
   const double fraction = std::frexp(value, &exponent);  // [0.5, 1)
-  int place = exponent - kMantissaBits - kLowestExponent;
-  auto mantissa = static_cast<uint64_t>(std::ldexp(fraction, kMantissaBits));
+  int place = exponent - kDoubleMantissaBits - kLowestExponent;
+  auto mantissa = static_cast<uint64_t>(std::ldexp(fraction, kDoubleMantissaBits));
   if (place < 0) {  // below the normal numbers: the last bits are zero
     mantissa >>= -place;
     place = 0;
