@@ -49,6 +49,12 @@ function(fsdp_compile_together target batch_size)
   endif()
 endfunction()
 
+# Sources of a target whose UNITY_BUILD_MODE is GROUP: these are compiled as one.
+function(fsdp_compile_as_one target group)
+  target_sources(${target} PRIVATE ${ARGN})
+  set_source_files_properties(${ARGN} PROPERTIES UNITY_GROUP ${group})
+endfunction()
+
 # A target whose sources include headers of LibTorch that need none of its libraries: programs that link it are free of them.
 function(fsdp_read_torch_headers target)
   target_include_directories(${target} SYSTEM PRIVATE $<TARGET_PROPERTY:LibTorch::LibTorch,INTERFACE_INCLUDE_DIRECTORIES>)
@@ -71,33 +77,44 @@ function(fsdp_leave_as_written target)
   endif()
 endfunction()
 
-# A target whose sources include torch: links LibTorch and uses a shared precompiled header, which has what most of our
-# own sources need. It is not torch/torch.h, whose templates take each compilation 2 s more, used or not; tests, which
-# are about torch::nn models and torch::optim, say WHOLE: 6 s each of a processor, for which BATCH_SIZE may be larger.
-# They are not optimized: what they test is.
+# A target whose sources include torch: links LibTorch and uses a shared precompiled header, that of the first such target,
+# which has what most of our own sources need. It is not torch/torch.h, whose templates take each compilation 2 s more,
+# used or not; tests, which are about torch::nn models and torch::optim, say WHOLE: 6 s each of a processor, for which
+# BATCH_SIZE may be larger. They are not optimized: what they test is.
 function(fsdp_use_torch target)
   cmake_parse_arguments(arg "WHOLE" "BATCH_SIZE" "" ${ARGN})
   if(NOT arg_BATCH_SIZE)
     set(arg_BATCH_SIZE 12)
   endif()
-  set(optimize fsdp_optimize_lightly)
-  set(pch fsdp_pch)
-  set(headers <torch/nn/module.h> <torch/csrc/autograd/custom_function.h> <torch/csrc/distributed/c10d/Store.hpp>)
-  if(arg_WHOLE)
-    set(optimize fsdp_leave_as_written)
-    set(pch fsdp_whole_pch)
-    set(headers <torch/torch.h> <torch/script.h> <torch/csrc/distributed/c10d/Store.hpp>)
-  endif()
-  cmake_language(CALL ${optimize} ${target})
   target_link_libraries(${target} PUBLIC LibTorch::LibTorch)
-  if(NOT TARGET ${pch})
-    file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/pch/empty.cpp CONTENT "")  # written where it is not there yet
-    add_library(${pch} OBJECT ${CMAKE_BINARY_DIR}/pch/empty.cpp)
-    target_link_libraries(${pch} PRIVATE LibTorch::LibTorch)
-    target_precompile_headers(${pch} PRIVATE ${headers})
-    cmake_language(CALL ${optimize} ${pch})
+  if(arg_WHOLE)
+    fsdp_leave_as_written(${target})
+    fsdp_precompile_whole_torch()
+    target_precompile_headers(${target} REUSE_FROM fsdp_whole_pch)
+  else()
+    fsdp_optimize_lightly(${target})
+    fsdp_reuse_headers(${target})
   endif()
-  target_precompile_headers(${target} REUSE_FROM ${pch})
   set_target_properties(${target} PROPERTIES DEFINE_SYMBOL "")
   fsdp_compile_together(${target} ${arg_BATCH_SIZE})
+endfunction()
+
+function(fsdp_reuse_headers target)
+  if(target STREQUAL fsdp_kernels)
+    target_precompile_headers(${target} PRIVATE
+      <torch/nn/module.h> <torch/csrc/autograd/custom_function.h> <torch/csrc/distributed/c10d/Store.hpp>)
+  else()
+    target_precompile_headers(${target} REUSE_FROM fsdp_kernels)
+  endif()
+endfunction()
+
+# Tests have definitions of their own, so that none of them can lend its header to another.
+function(fsdp_precompile_whole_torch)
+  if(NOT TARGET fsdp_whole_pch)
+    file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/pch/empty.cpp CONTENT "")  # written where it is not there yet
+    add_library(fsdp_whole_pch OBJECT ${CMAKE_BINARY_DIR}/pch/empty.cpp)
+    target_link_libraries(fsdp_whole_pch PRIVATE LibTorch::LibTorch)
+    target_precompile_headers(fsdp_whole_pch PRIVATE <torch/torch.h> <torch/script.h> <torch/csrc/distributed/c10d/Store.hpp>)
+    fsdp_leave_as_written(fsdp_whole_pch)
+  endif()
 endfunction()

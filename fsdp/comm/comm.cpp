@@ -28,8 +28,6 @@ uint32_t make_tag(uint32_t sequence, const CallLabel& label, int64_t bytes) {
   return ((hash ^ (hash >> 19)) & 0x7ffffU) << 12 | (sequence & 0xfffU);
 }
 
-int64_t num_bytes(const at::Tensor& tensor) { return tensor.numel() * static_cast<int64_t>(tensor.element_size()); }
-
 }  // namespace
 
 Pending::Pending(std::shared_ptr<Comm> comm, int64_t number, CallLabel label, std::unique_ptr<Transfer> transfer)
@@ -110,14 +108,14 @@ Pending Comm::start(CallLabel label, int64_t bytes,
 
 Pending Comm::all_gather(const at::Tensor& output, const at::Tensor& shard, CallLabel label) {
   FSDP_ASSERT(output.numel() == shard.numel() * size(), output.numel(), " against ", shard.numel(), " x ", size());
-  return start(std::move(label), num_bytes(output),
+  return start(std::move(label), static_cast<int64_t>(output.nbytes()),
                [&](uint32_t tag) { return transport_for(output.device()).all_gather(output, shard, tag); });
 }
 
 Pending Comm::reduce_scatter(const at::Tensor& input, const at::Tensor& output, const at::Tensor& staging,
                              Accumulate accumulate, CallLabel label) {
   FSDP_ASSERT(input.numel() == output.numel() * size(), input.numel(), " against ", output.numel(), " x ", size());
-  return start(std::move(label), num_bytes(input), [&](uint32_t tag) {
+  return start(std::move(label), static_cast<int64_t>(input.nbytes()), [&](uint32_t tag) {
     return transport_for(input.device()).reduce_scatter(input, output, staging, accumulate, tag);
   });
 }
@@ -134,7 +132,7 @@ void Comm::all_reduce_small(const at::Tensor& values, CallLabel label) {
 }
 
 void Comm::broadcast(const at::Tensor& tensor, int root, CallLabel label) {
-  start(std::move(label), num_bytes(tensor), [&](uint32_t tag) {
+  start(std::move(label), static_cast<int64_t>(tensor.nbytes()), [&](uint32_t tag) {
     return transport_for(tensor.device()).broadcast(tensor.view({-1}), root, tag);
   }).wait();
 }
@@ -220,7 +218,7 @@ Pending Comm::message(const at::Tensor& tensor, int from, int to, CallLabel labe
   const int sender = ranks_[static_cast<size_t>(from)], receiver = ranks_[static_cast<size_t>(to)];
   const auto pair = connection->group({std::min(sender, receiver), std::max(sender, receiver)}, purpose_);
   label.op += " from rank " + std::to_string(sender);
-  return pair->start(std::move(label), num_bytes(tensor), [&](uint32_t tag) {
+  return pair->start(std::move(label), static_cast<int64_t>(tensor.nbytes()), [&](uint32_t tag) {
     return pair->transport_for(tensor.device()).broadcast(tensor.view({-1}), sender < receiver ? 0 : 1, tag);
   });
 }
