@@ -54,7 +54,9 @@ void check_overrides(const std::vector<std::string>& overrides) {
       const std::string name = option->get_name();
       if (train::edit_distance(key, name) < train::edit_distance(key, nearest)) nearest = name;
     }
-    refuse("unknown option " + io::in_quotes(key) + "; did you mean " + nearest + "? `fsdp plan --help` lists all.");
+    const bool is_like = train::is_near(key.substr(std::min<size_t>(2, key.size())), nearest.substr(2));
+    const std::string guess = is_like ? "; did you mean " + nearest + "?" : ".";
+    refuse("unknown option " + io::in_quotes(key) + guess + " `fsdp plan --help` lists all.");
   }
 }
 

@@ -41,6 +41,7 @@ TEST(PlanVerb, NonsenseIsRefusedWithWhatIsLegal) {
   expect_refusal("--preset lama-3.1-8b", "did you mean llama-3.1-8b?");
   expect_refusal(model + "--world 100 --mesh shard=48", "Divisors: 1, 2, 4, 5, 10, 20, 25, 50, 100.");
   expect_refusal(model + "--worl 8", "did you mean --world?");
+  expect_refusal(model + "--sparkling 8", "unknown option '--sparkling'. `fsdp plan --help` lists all.");
   expect_refusal(model + "--world 8 --strategy hybrid", "it needs an axis 'replicate'");
   expect_refusal(model + "--world 8 --strategy zero4", "Did you mean 'zero0'?");
   expect_refusal(model + "--precision fp8", "expected one of fp32, bf16, bf16_reduce");

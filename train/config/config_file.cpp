@@ -54,8 +54,9 @@ std::string position(const std::string& path, const toml::source_region& source)
 }
 
 [[noreturn]] void refuse_unknown(const std::string& where, const std::string& key) {
-  refuse(where + "unknown key " + key + "; did you mean " + nearest_option(key.substr(0, kLongestKey)) +
-         "? `fsdp train --help` lists all keys");
+  const std::string nearest = nearest_option(key.substr(0, kLongestKey));
+  refuse(where + "unknown key " + key + (nearest.empty() ? "." : "; did you mean " + nearest + "?") +
+         " `fsdp train --help` lists all keys");
 }
 
 [[noreturn]] void refuse_type(const std::string& where, const Option& option, const std::string& got) {

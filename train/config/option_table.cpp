@@ -542,7 +542,7 @@ std::string nearest_option(const std::string& name) {
       best_distance = distance;
     }
   }
-  return best->name;
+  return best_distance <= 3 || is_near(last_part(name), last_part(best->name)) ? best->name : "";
 }
 
 std::string option_help() {

@@ -46,7 +46,7 @@ const std::vector<Option>& option_table();
 const Option* find_option(const std::string& name);
 
 // The key that `name` was probably meant to be: the closest by edit distance, compared as a whole and, where only the
-// section differs, by its last part.
+// section differs, by its last part. Empty where none is near.
 std::string nearest_option(const std::string& name);
 
 // For `fsdp train --help`: one line per key.

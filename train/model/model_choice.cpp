@@ -188,8 +188,10 @@ const models::Preset& preset_named(const std::string& name) {
   };
   const auto nearest =
       std::min_element(all.begin(), all.end(), [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
-  throw Error(ErrorCode::kUsage, "[model] unknown preset " + io::in_quotes(name) + "; did you mean " + nearest->name +
-                                     "? `fsdp inspect --presets` lists them.");
+  const bool is_like = nearest->name.starts_with(name) || is_near(name, nearest->name);
+  throw Error(ErrorCode::kUsage, "[model] unknown preset " + io::in_quotes(name) +
+                                     (is_like ? "; did you mean " + nearest->name + "?" : ".") +
+                                     " `fsdp inspect --presets` lists them.");
 }
 
 std::string size_text(const models::DecoderConfig& config) {

@@ -32,6 +32,7 @@ TEST(OptionTable, NearestOption) {
   EXPECT_EQ(nearest_option("train.LR"), "train.lr");
   EXPECT_EQ(nearest_option("sequence_length"), "data.sequence_length");
   EXPECT_EQ(nearest_option("shard.stratgy"), "shard.strategy");
+  EXPECT_EQ(nearest_option("optimizer.blub"), "");
 }
 
 // docs/config.md holds the tables that `fsdp config --markdown` prints.

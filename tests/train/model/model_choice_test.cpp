@@ -42,6 +42,8 @@ TEST(ModelChoice, UnknownPresetsNameTheNearest) {
     config.preset = given;
     expect_says(error_of(config), std::string("did you mean ") + nearest + "?");
   }
+  config.preset = "opt-66b";
+  expect_says(error_of(config), "unknown preset 'opt-66b'. `fsdp inspect --presets` lists them.");
 }
 
 TEST(ModelChoice, APresetStandsAlone) {
