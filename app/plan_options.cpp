@@ -55,8 +55,8 @@ void check_overrides(const std::vector<std::string>& overrides) {
       if (train::edit_distance(key, name) < train::edit_distance(key, nearest)) nearest = name;
     }
     const bool is_like = train::is_near(key.substr(std::min<size_t>(2, key.size())), nearest.substr(2));
-    const std::string guess = is_like ? "; did you mean " + nearest + "?" : ".";
-    refuse("unknown option " + io::in_quotes(key) + guess + " `fsdp plan --help` lists all.");
+    refuse("unknown option " + io::in_quotes(key) + train::did_you_mean(is_like ? nearest : "") +
+           " `fsdp plan --help` lists all.");
   }
 }
 

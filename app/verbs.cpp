@@ -44,7 +44,7 @@ std::string guess_verb(const std::string& name) {
   const auto distance = [&](const Verb& verb) { return train::edit_distance(name, verb.name); };
   const auto nearest =
       std::min_element(all.begin(), all.end(), [&](const Verb& a, const Verb& b) { return distance(a) < distance(b); });
-  return train::is_near(name, nearest->name) ? std::string("; did you mean ") + nearest->name + "?" : ".";
+  return train::did_you_mean(train::is_near(name, nearest->name) ? nearest->name : "");
 }
 
 }  // namespace fsdp::app

@@ -61,7 +61,8 @@ if ((tidy)); then
   # A build of that clang, for its precompiled headers. Sources are checked as they are compiled, many together, which
   # takes a twentieth of the time; headers through them.
   cmake -S . -B build/tidy -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER="clang++-$version" -DFSDP_UNITY=ON \
-    -DFSDP_CUDA=OFF >/dev/null && cmake --build build/tidy --target kernels/CMakeFiles/fsdp_kernels.dir/cmake_pch.hxx.pch fsdp_whole_pch >/dev/null || exit 1
+    -DFSDP_CUDA=OFF >/dev/null &&
+    cmake --build build/tidy --target kernels/CMakeFiles/fsdp_kernels.dir/cmake_pch.hxx.pch fsdp_whole_pch >/dev/null || exit 1
   mapfile -t compiled < <(python3 -c '
 import json, os, re, sys
 root = os.getcwd() + os.sep

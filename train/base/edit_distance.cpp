@@ -28,4 +28,6 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 
 bool is_near(std::string_view name, std::string_view known) { return 2 * edit_distance(name, known) <= name.size(); }
 
+std::string did_you_mean(const std::string& guess) { return guess.empty() ? "." : "; did you mean " + guess + "?"; }
+
 }  // namespace fsdp::train

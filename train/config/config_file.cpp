@@ -16,6 +16,7 @@
 
 #include "fsdp/base/error.h"
 #include "text/unicode/utf8.h"
+#include "train/base/edit_distance.h"
 #include "train/config/lr_schedule.h"
 #include "train/config/option_table.h"
 #include "train/config/toml_text.h"
@@ -54,8 +55,7 @@ std::string position(const std::string& path, const toml::source_region& source)
 }
 
 [[noreturn]] void refuse_unknown(const std::string& where, const std::string& key) {
-  const std::string nearest = nearest_option(key.substr(0, kLongestKey));
-  refuse(where + "unknown key " + key + (nearest.empty() ? "." : "; did you mean " + nearest + "?") +
+  refuse(where + "unknown key " + key + did_you_mean(nearest_option(key.substr(0, kLongestKey))) +
          " `fsdp train --help` lists all keys");
 }
 

@@ -190,7 +190,7 @@ const models::Preset& preset_named(const std::string& name) {
       std::min_element(all.begin(), all.end(), [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
   const bool is_like = nearest->name.starts_with(name) || is_near(name, nearest->name);
   throw Error(ErrorCode::kUsage, "[model] unknown preset " + io::in_quotes(name) +
-                                     (is_like ? "; did you mean " + nearest->name + "?" : ".") +
+                                     did_you_mean(is_like ? nearest->name : "") +
                                      " `fsdp inspect --presets` lists them.");
 }
 

@@ -21,7 +21,7 @@ struct ModelChoice {
 // or keys of [model] contradict each other, io::Error for a model folder that is missing or broken.
 ModelChoice choose_model(const ModelConfig& config, int64_t data_vocab_size, int64_t data_eos_id);
 
-// Throws Error(kUsage) naming the nearest preset if there is none of that name.
+// Throws Error(kUsage) naming the nearest preset, if one is near, where there is none of that name.
 const models::Preset& preset_named(const std::string& name);
 
 // "3.08B parameters, 5.7 GiB in bf16, 11.5 GiB in fp32"
