@@ -32,12 +32,11 @@ constexpr int64_t kPanelRows = 64;   // of x, whose words lie together; 16, 32 o
 constexpr int64_t kGroupPanels = 8;  // that a part of the weight meets while it is in the cache
 constexpr int64_t kOutputs = 48;     // of such a part
 
-// With so many rows packing the weight costs less than turning sums over: that many outputs at a time, or as many as
-// take kLyingBytes when packed, and that many rows.
-constexpr int64_t kLyingRows = 192;
+// With so many rows packing the weight costs less than turning sums over, with a deep one twice as many. So many
+// outputs are packed at a time, or as many as take kLyingBytes.
+constexpr int64_t kLyingRows = 96;
 constexpr int64_t kLyingOutputs = 256;
-constexpr int64_t kLyingBytes = int64_t{1} << 19;
-constexpr int64_t kLyingBlock = 64;
+constexpr int64_t kLyingBytes = int64_t{1} << 20;
 // The same in fp32 on processors of Intel.
 constexpr int64_t kDenseRows = 256;
 
@@ -165,6 +164,11 @@ void multiply_in_fp32(const at::Tensor& x, const at::Tensor& weight, Y* y) {
     multiply(Widened{raw_data(weight.const_data_ptr<BFloat16>()), depth}, panels, outputs, y);
 }
 
+int64_t least_lying_rows(int64_t depth) {
+  const bool is_deep = raw::amx::panel_width(depth) < kLyingOutputs;
+  return is_deep ? 2 * kLyingRows : kLyingRows;
+}
+
 // Outputs that a thread takes at a time: a multiple of 16, few enough that each has some.
 int64_t lying_outputs(int64_t outputs, int64_t depth) {
   const int64_t fit = kLyingBytes / (depth * static_cast<int64_t>(sizeof(Word)));
@@ -179,27 +183,26 @@ void multiply_lying(const at::Tensor& x, const at::Tensor& weight, Bf16* y) {
   const auto* from = static_cast<const Bf16Pair*>(x.const_data_ptr());
   const auto* with = static_cast<const Word*>(weight.const_data_ptr());
   const int64_t most = lying_outputs(outputs, depth);
-  const auto bytes = static_cast<size_t>(most * (depth + kLyingBlock)) * sizeof(Word);
+  const int64_t panel = std::min(raw::amx::panel_width(depth), most);
   parallel_for(0, (outputs + most - 1) / most, 1, [&](int64_t begin, int64_t end) {
-    const c10::DataPtr memory = c10::GetCPUAllocator()->allocate(bytes);
-    auto *words = static_cast<Word*>(memory.get()), *sums = words + most * depth;
+    const c10::DataPtr memory = c10::GetCPUAllocator()->allocate(static_cast<size_t>(most * depth) * sizeof(Word));
+    auto* words = static_cast<Word*>(memory.get());
     for (int64_t part = begin; part < end; ++part) {
       const int64_t first = part * most, count = std::min(most, outputs - first);
-      const int64_t width = raw::whole_lanes(count);
-      raw::pack_panel(with + first * depth, count, depth, words, width);
-      for (int64_t row = 0; row < rows; row += kLyingBlock) {
-        const int64_t some = std::min(kLyingBlock, rows - row);
-        raw::pair_gemm(some, width, depth, {from + row * depth, depth, 1}, reinterpret_cast<const Bf16Pair*>(words),
-                       width, sums, width, false);
-        raw::narrow_rows(sums, width, some, count, y + row * outputs + first, outputs);
+      for (int64_t done = 0; done < count; done += panel) {
+        const int64_t some = std::min(panel, count - done);
+        raw::pack_panel(with + (first + done) * depth, some, depth, words + done * depth, raw::whole_lanes(some));
       }
+      raw::amx::multiply_by_panels(rows, depth, {from, depth, 1},
+                                   {reinterpret_cast<const Bf16Pair*>(words), raw::whole_lanes(count), panel},
+                                   y + first, count, outputs);
     }
   });
 }
 
 void multiply_pairs(const at::Tensor& x, const at::Tensor& weight, Bf16* y) {
   const int64_t outputs = weight.size(0), depth = weight.size(1) / 2, rows = x.numel() / weight.size(1);
-  if (raw::amx::is_available() && rows >= kLyingRows) return multiply_lying(x, weight, y);
+  if (raw::amx::is_available() && rows >= least_lying_rows(depth)) return multiply_lying(x, weight, y);
   const Panels panels = pack(static_cast<const Word*>(x.const_data_ptr()), rows, depth);
   multiply(InPairs{static_cast<const Bf16Pair*>(weight.const_data_ptr()), depth}, panels, outputs, y);
 }

@@ -31,7 +31,7 @@ TEST(ManyRows, EqualsTheProductInDoublePrecision) {
 TEST(ManyRows, ARowDependsOnNothingBesideIt) {
   torch::manual_seed(2);
   const int threads = at::get_num_threads();
-  for (const auto& [n, k] : std::vector<std::pair<int64_t, int64_t>>{{300, 201}, {320, 1500}}) {
+  for (const auto& [n, k] : std::vector<std::pair<int64_t, int64_t>>{{300, 201}, {320, 1500}, {330, 576}, {330, 2048}}) {
     for (const ProductTypes& types : kProductTypes) {
       const at::Tensor x = values({700, k}, types.x), weight = values({n, k}, types.weight);
       const at::Tensor all = many_rows_product(x, weight);

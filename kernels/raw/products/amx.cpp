@@ -4,7 +4,9 @@
 #include <cstring>
 #include <exception>
 
+#include "kernels/raw/bf16_pairs.h"
 #include "kernels/raw/cpu_isa.h"
+#include "kernels/raw/products/panels.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && defined(__linux__)
 #include <cpuid.h>
@@ -34,6 +36,7 @@ namespace {
 // Of registers: sums 0 to 3, two of A, two of B.
 constexpr int kSums[] = {0, 1, 2, 3}, kLeft[] = {4, 5}, kRight[] = {6, 7};
 constexpr int64_t kTileRows = 16, kTilePairs = 16;
+constexpr int64_t kSide = 2 * kTileRows;  // of the largest block
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
@@ -52,7 +55,7 @@ struct alignas(64) TileConfig {
 bool has_instructions() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
-  return (d >> 22 & 1) != 0 && (d >> 24 & 1) != 0;  // AMX-BF16, AMX-TILE
+  return (d >> 22 & 1) != 0 && (d >> 24 & 1) != 0 && has_bf16_pairs();  // AMX-BF16, AMX-TILE
 }
 
 // Linux hands tile registers out on request.
@@ -101,16 +104,16 @@ struct Product {
 
   Product from(int64_t row, int64_t column) const {
     Product part = *this;
-    part.a.data += row * a.row_stride;
+    part.a = a.from(row);
     part.b += column;
     part.c += row * c_stride + column;
     return part;
   }
 };
 
-// C of kRows x kColumns tiles, one or two each.
-template <int kRows, int kColumns>
-FSDP_TILES void multiply_tiles(const Product& x) {
+// C of kRows x kColumns tiles, one or two each; meanwhile() is called once per tile of the sum.
+template <int kRows, int kColumns, class Meanwhile>
+FSDP_TILES inline void multiply_tiles(const Product& x, Meanwhile meanwhile) {
   const int64_t a_bytes = 4 * x.a.row_stride, b_bytes = 4 * x.b_stride, c_bytes = 4 * x.c_stride;
   const Bf16Pair *a = x.a.data, *lower_a = a + kTileRows * x.a.row_stride, *b = x.b;
   float* lower_c = x.c + kTileRows * x.c_stride;
@@ -137,6 +140,7 @@ FSDP_TILES void multiply_tiles(const Product& x) {
       _tile_dpbf16ps(2, 5, 6);
     }
     if constexpr (kRows > 1 && kColumns > 1) _tile_dpbf16ps(3, 5, 7);
+    meanwhile();
   }
   _tile_stored(0, x.c, c_bytes);
   if constexpr (kColumns > 1) _tile_stored(1, x.c + kTileRows, c_bytes);
@@ -148,8 +152,8 @@ FSDP_TILES void multiply_tiles(const Product& x) {
 template <int kRows>
 void multiply_rows(const Product& x, int64_t row, int64_t n) {
   int64_t column = 0;
-  for (; column + 2 * kTileRows <= n; column += 2 * kTileRows) multiply_tiles<kRows, 2>(x.from(row, column));
-  if (column < n) multiply_tiles<kRows, 1>(x.from(row, column));
+  for (; column + 2 * kTileRows <= n; column += 2 * kTileRows) multiply_tiles<kRows, 2>(x.from(row, column), [] {});
+  if (column < n) multiply_tiles<kRows, 1>(x.from(row, column), [] {});
 }
 
 // m: a multiple of a tile's rows, or one tile of fewer.
@@ -158,6 +162,48 @@ FSDP_TILES void multiply_all(const Product& x, int64_t m, int64_t n) {
   int64_t row = 0;
   for (; row + 2 * kTileRows <= m; row += 2 * kTileRows) multiply_rows<2>(x, row, n);
   if (row < m) multiply_rows<1>(x, row, n);
+}
+
+// A part of y that is summed in a block of tiles.
+struct Target {
+  Bf16* y;
+  int64_t rows, count, stride;
+};
+
+FSDP_BF16_PAIRS void round_whole_rows(const float* sums, const Target& to) {
+  for (int64_t row = 0; row < to.rows; ++row, sums += kSide) {
+    const auto rounded = _mm512_cvtne2ps_pbh(_mm512_load_ps(sums + kTileRows), _mm512_load_ps(sums));
+    _mm512_storeu_si512(to.y + row * to.stride, (__m512i)rounded);
+  }
+}
+
+// sums: kSide apart.
+void round_rows(const float* sums, const Target& to) {
+  if (to.count == kSide) return round_whole_rows(sums, to);
+  narrow_rows(sums, kSide, to.rows, to.count, to.y, to.stride);
+}
+
+// Asks for a few of the lines of `y` each time it is called: to be written they must be read first, from further away
+// than the operands, and all at once they would keep those waiting.
+class Fetch {
+ public:
+  Fetch(const Target& to, int64_t calls) : to_(to), at_a_time_((to.rows + calls - 1) / calls) {}
+  void operator()() {
+    for (const int64_t stop = std::min(row_ + at_a_time_, to_.rows); row_ < stop; ++row_)
+      __builtin_prefetch(to_.y + row_ * to_.stride, 1);
+  }
+
+ private:
+  const Target& to_;
+  int64_t at_a_time_, row_ = 0;
+};
+
+// A block of kSide rows and up to as many columns.
+FSDP_TILES void multiply_block(const Product& x, const Target& to, int64_t width) {
+  const Fetch fetch(to, x.pairs / kTilePairs);
+  width > kTileRows ? multiply_tiles<2, 2>(x, fetch) : multiply_tiles<2, 1>(x, fetch);
+  finish_stores(x.c);
+  round_rows(x.c, to);
 }
 
 // What is no multiple of a tile has tiles of its own.
@@ -184,6 +230,38 @@ void pair_gemm(int64_t m, int64_t n, int64_t pairs, PairedOperand a, const Bf16P
   multiply_any({pairs - whole, a, b + whole * b_stride, b_stride, c, c_stride, add || whole > 0}, m, n);
 }
 
+int64_t panel_width(int64_t pairs) {
+  constexpr int64_t kNearest = 40 << 10, kWide = 256;
+  return kSide * pairs * static_cast<int64_t>(sizeof(Bf16Pair)) <= kNearest ? kWide : kSide;
+}
+
+void multiply_by_panels(int64_t rows, int64_t pairs, PairedOperand a, Panels b, Bf16* y, int64_t count,
+                        int64_t stride) {
+  alignas(64) float sums[kSide * kSide];
+  // Blocks in tiles of one shape need whole ones; others set up their tiles each for itself.
+  const int64_t whole = pairs % kTilePairs == 0 ? rows / kSide * kSide : 0;
+  const auto for_each_block = [&](int64_t first_row, int64_t last_row, auto multiply_one) {
+    for (int64_t row = first_row; row < last_row; row += kSide)
+      for (int64_t panel = 0; panel < b.columns; panel += b.width) {
+        const int64_t width = std::min(b.width, b.columns - panel);
+        for (int64_t column = 0; column < width; column += kSide) {
+          const Product x = {pairs, a.from(row), b.data + panel * pairs + column, width, sums, kSide, false};
+          const Target to = {y + row * stride + panel + column, std::min(kSide, last_row - row),
+                             std::min(kSide, count - panel - column), stride};
+          multiply_one(x, to, std::min(kSide, width - column));
+        }
+      }
+  };
+  if (whole > 0) {
+    const Tiles tiles(kTileRows, kTilePairs, kTileRows);
+    for_each_block(0, whole, multiply_block);
+  }
+  for_each_block(whole, rows, [](const Product& x, const Target& to, int64_t width) {
+    amx::pair_gemm(to.rows, width, x.pairs, x.a, x.b, x.b_stride, x.c, x.c_stride, false);
+    round_rows(x.c, to);
+  });
+}
+
 void multiply(const Bf16* packed, const Bf16* weight, Bf16* y, int64_t rows, int64_t k, int64_t stride,
               int64_t outputs) {
   const int64_t width = std::min(rows, kGroup), pairs = k / 2;
@@ -201,6 +279,10 @@ void multiply(const Bf16* packed, const Bf16* weight, Bf16* y, int64_t rows, int
 }
 #else
 bool is_available() { return false; }
+
+int64_t panel_width(int64_t) { std::terminate(); }
+
+void multiply_by_panels(int64_t, int64_t, PairedOperand, Panels, Bf16*, int64_t, int64_t) { std::terminate(); }
 
 void pair_gemm(int64_t, int64_t, int64_t, PairedOperand, const Bf16Pair*, int64_t, float*, int64_t, bool) {
   std::terminate();

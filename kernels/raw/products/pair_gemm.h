@@ -12,6 +12,8 @@ struct PairedOperand {
   const Bf16Pair* data;
   int64_t row_stride;
   int64_t pair_stride;
+
+  PairedOperand from(int64_t row) const { return {data + row * row_stride, row_stride, pair_stride}; }
 };
 
 // Whether this processor has pair_gemm() and few_rows_of_pairs(), and the kernels are not held to a plainer set.
