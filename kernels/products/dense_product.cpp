@@ -1,5 +1,6 @@
 #include "kernels/products/dense_product.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
@@ -17,6 +18,7 @@
 #include "kernels/raw/products/dense_gemm.h"
 #include "kernels/raw/products/pair_gemm.h"
 #include "kernels/raw/products/tiled_gradient.h"
+#include "kernels/raw/products/tiled_product.h"
 
 namespace fsdp::kernels {
 namespace {
@@ -32,6 +34,9 @@ constexpr int64_t kLeastDepthSse4 = 128;
 constexpr int64_t kLeastTiledTokens = 64;
 // Rows of a result that a thread computes, at least.
 constexpr int64_t kGrain = 96;
+// In tiles a thread packs what it needs of the weight: of so many columns it has all rows, unless threads are too many.
+constexpr int64_t kTiledColumns = 64;
+constexpr int64_t kTiledRows = 192;
 
 // x [rows, columns], along or across whose rows numbers lie together.
 template <class T>
@@ -47,6 +52,18 @@ void by_rows(int64_t m, int64_t scratch_numbers, const Multiply& multiply) {
     const c10::DataPtr scratch = c10::GetCPUAllocator()->allocate(bytes);
     multiply(begin, end - begin, static_cast<float*>(scratch.get()));
   });
+}
+
+// Whether it lies in pairs that can be read as words of memory.
+bool is_paired(const at::Tensor& x) {
+  constexpr auto kBytes = sizeof(raw::Bf16Pair);
+  return x.is_contiguous() && x.size(-1) % 2 == 0 && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % kBytes == 0;
+}
+
+// `total` in equal parts that are multiples of `unit`.
+int64_t equal_parts(int64_t total, int64_t parts, int64_t unit) {
+  const int64_t part = (total + parts - 1) / parts;
+  return (part + unit - 1) / unit * unit;
 }
 
 bool is_of_mkl(at::ScalarType type) { return type == at::kFloat && prefers_mkl(); }
@@ -92,6 +109,36 @@ at::Tensor dense_product(const at::Tensor& a, const at::Tensor& b) {
       else
         raw::dense_gemm(rows, n, k, from_row(left, row), right, 1, to + row * n, n, scratch);
     });
+  });
+  return y;
+}
+
+bool fits_tiled_product(const at::Tensor& a, const at::Tensor& b) {
+  const auto fits = [](const at::Tensor& x) {
+    return x.is_cpu() && x.scalar_type() == at::kBFloat16 && x.numel() > 0 && is_paired(x);
+  };
+  return raw::amx::is_available() && fits(a) && fits(b) && raw::pays_tiled_product(a.numel() / a.size(-1), a.size(-1));
+}
+
+at::Tensor tiled_product(const at::Tensor& a, const at::Tensor& b) {
+  const int64_t n = b.size(0), k = b.size(1), m = a.numel() / k, threads = at::get_num_threads();
+  std::vector<int64_t> shape = a.sizes().vec();
+  shape.back() = n;
+  at::Tensor y = at::empty(shape, a.options().requires_grad(false));
+  const int64_t column_parts = std::clamp<int64_t>(n / kTiledColumns, 1, threads);
+  const int64_t row_parts = std::clamp<int64_t>(threads / column_parts, 1, std::max<int64_t>(1, m / kTiledRows));
+  const int64_t columns = equal_parts(n, column_parts, raw::kLanes), rows = equal_parts(m, row_parts, 2 * raw::kLanes);
+  const auto bytes = static_cast<size_t>(raw::tiled_product_scratch(k)) * sizeof(float);
+  const auto *from = raw_data(a.const_data_ptr<at::BFloat16>()), *with = raw_data(b.const_data_ptr<at::BFloat16>());
+  auto* to = raw_data(y.mutable_data_ptr<at::BFloat16>());
+  parallel_for(0, column_parts * row_parts, 1, [&](int64_t begin, int64_t end) {
+    const c10::DataPtr scratch = c10::GetCPUAllocator()->allocate(bytes);
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t column = task % column_parts * columns, row = task / column_parts * rows;
+      if (column >= n || row >= m) continue;
+      raw::tiled_product(std::min(rows, m - row), std::min(columns, n - column), k, from + row * k, with + column * k,
+                         to + row * n + column, n, static_cast<float*>(scratch.get()));
+    }
   });
   return y;
 }

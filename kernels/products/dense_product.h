@@ -19,6 +19,11 @@ bool fits_dense_product(const at::Tensor& x);
 // y [.., N] = a [.., K] b [N, K]^T of one dtype. On the CPU.
 at::Tensor dense_product(const at::Tensor& a, const at::Tensor& b);
 
+// The same of bf16 in tile registers (raw/products/tiled_product.h), with the bits of many_rows_product(), and whether
+// it can read a and b, and a has enough rows.
+bool fits_tiled_product(const at::Tensor& a, const at::Tensor& b);
+at::Tensor tiled_product(const at::Tensor& a, const at::Tensor& b);
+
 // c [N, K] = scale * a [T, N]^T b [T, K], added to c if `add`; a and b of one dtype, c fp32 and contiguous. On the CPU.
 void dense_gradient(const at::Tensor& a_TN, const at::Tensor& b_TK, double scale, float* c, bool add);
 

@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
 #include <vector>
@@ -12,7 +11,6 @@
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/raw_pointer.h"
 #include "kernels/products/dense_product.h"
-#include "kernels/raw/products/amx.h"
 #include "kernels/raw/products/dense_gemm.h"
 #include "kernels/raw/products/gemm.h"
 #include "kernels/raw/products/pair_gemm.h"
@@ -24,7 +22,6 @@ namespace {
 using at::BFloat16;
 using raw::Bf16;
 using raw::Bf16Pair;
-using raw::kLanes;
 using raw::Word;
 
 // Sums are made as [outputs, rows], rows as lanes, so that the weight, which is the larger, is read as it lies.
@@ -32,12 +29,7 @@ constexpr int64_t kPanelRows = 64;   // of x, whose words lie together; 16, 32 o
 constexpr int64_t kGroupPanels = 8;  // that a part of the weight meets while it is in the cache
 constexpr int64_t kOutputs = 48;     // of such a part
 
-// With so many rows packing the weight costs less than turning sums over, with a deep one twice as many. So many
-// outputs are packed at a time, or as many as take kLyingBytes.
-constexpr int64_t kLyingRows = 96;
-constexpr int64_t kLyingOutputs = 256;
-constexpr int64_t kLyingBytes = int64_t{1} << 20;
-// The same in fp32 on processors of Intel.
+// With so many rows, MKL's products of fp32 are faster on processors of Intel.
 constexpr int64_t kDenseRows = 256;
 
 struct Panels {
@@ -61,7 +53,8 @@ Panels pack(const Word* x, int64_t rows, int64_t depth) {
   parallel_for(0, panels.count(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t row = panel * kPanelRows;
-      raw::pack_panel(x + row * depth, std::min(kPanelRows, rows - row), depth, to + row * depth, panels.width(panel));
+      raw::pack_panel(x + row * depth, depth, std::min(kPanelRows, rows - row), depth, to + row * depth,
+                      panels.width(panel));
     }
   });
   return panels;
@@ -164,45 +157,8 @@ void multiply_in_fp32(const at::Tensor& x, const at::Tensor& weight, Y* y) {
     multiply(Widened{raw_data(weight.const_data_ptr<BFloat16>()), depth}, panels, outputs, y);
 }
 
-int64_t least_lying_rows(int64_t depth) {
-  const bool is_deep = raw::amx::panel_width(depth) < kLyingOutputs;
-  return is_deep ? 2 * kLyingRows : kLyingRows;
-}
-
-// Outputs that a thread takes at a time: a multiple of 16, few enough that each has some.
-int64_t lying_outputs(int64_t outputs, int64_t depth) {
-  const int64_t fit = kLyingBytes / (depth * static_cast<int64_t>(sizeof(Word)));
-  const int64_t most = std::min({outputs / at::get_num_threads(), fit, kLyingOutputs});
-  return std::max(most, kPanelRows) / kLanes * kLanes;
-}
-
-// With x as it lies, and parts of the weight packed by the thread that multiplies with them: sums come out as rows of y
-// lie. The same bits as multiply() in tiles.
-void multiply_lying(const at::Tensor& x, const at::Tensor& weight, Bf16* y) {
-  const int64_t outputs = weight.size(0), depth = weight.size(1) / 2, rows = x.numel() / weight.size(1);
-  const auto* from = static_cast<const Bf16Pair*>(x.const_data_ptr());
-  const auto* with = static_cast<const Word*>(weight.const_data_ptr());
-  const int64_t most = lying_outputs(outputs, depth);
-  const int64_t panel = std::min(raw::amx::panel_width(depth), most);
-  parallel_for(0, (outputs + most - 1) / most, 1, [&](int64_t begin, int64_t end) {
-    const c10::DataPtr memory = c10::GetCPUAllocator()->allocate(static_cast<size_t>(most * depth) * sizeof(Word));
-    auto* words = static_cast<Word*>(memory.get());
-    for (int64_t part = begin; part < end; ++part) {
-      const int64_t first = part * most, count = std::min(most, outputs - first);
-      for (int64_t done = 0; done < count; done += panel) {
-        const int64_t some = std::min(panel, count - done);
-        raw::pack_panel(with + (first + done) * depth, some, depth, words + done * depth, raw::whole_lanes(some));
-      }
-      raw::amx::multiply_by_panels(rows, depth, {from, depth, 1},
-                                   {reinterpret_cast<const Bf16Pair*>(words), raw::whole_lanes(count), panel},
-                                   y + first, count, outputs);
-    }
-  });
-}
-
 void multiply_pairs(const at::Tensor& x, const at::Tensor& weight, Bf16* y) {
   const int64_t outputs = weight.size(0), depth = weight.size(1) / 2, rows = x.numel() / weight.size(1);
-  if (raw::amx::is_available() && rows >= least_lying_rows(depth)) return multiply_lying(x, weight, y);
   const Panels panels = pack(static_cast<const Word*>(x.const_data_ptr()), rows, depth);
   multiply(InPairs{static_cast<const Bf16Pair*>(weight.const_data_ptr()), depth}, panels, outputs, y);
 }
@@ -219,11 +175,12 @@ bool fits_many_rows(const at::Tensor& x, const at::Tensor& weight) {
 
 at::Tensor many_rows_product(const at::Tensor& x, const at::Tensor& weight) {
   const bool is_bf16 = x.scalar_type() == at::kBFloat16;
-  // With the same bits: it makes its sums in the same order.
+  // With the same bits: they make their sums in the same order.
   const int64_t rows = x.numel() / x.size(-1);
   const bool prefers_dense =
       prefers_dense_product(rows, x.size(-1), x.scalar_type()) || (!is_bf16 && prefers_mkl() && rows >= kDenseRows);
   if (prefers_dense && x.scalar_type() == weight.scalar_type() && x.dim() >= 2) return dense_product(x, weight);
+  if (fits_tiled_product(x, weight)) return tiled_product(x, weight);
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = weight.size(0);
   at::Tensor y = at::empty(shape, x.options().requires_grad(false));

@@ -64,7 +64,7 @@ bool request_tiles() {
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-#define FSDP_TILES __attribute__((target("amx-tile,amx-bf16")))
+#define FSDP_TILES __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512bf16")))
 
 // The compiler does not see that instructions of tiles read and write all of what `memory` points to, or more.
 void finish_stores(const void* memory) { asm volatile("" ::"r"(memory) : "memory"); }
@@ -164,46 +164,42 @@ FSDP_TILES void multiply_all(const Product& x, int64_t m, int64_t n) {
   if (row < m) multiply_rows<1>(x, row, n);
 }
 
-// A part of y that is summed in a block of tiles.
-struct Target {
-  Bf16* y;
-  int64_t rows, count, stride;
-};
-
-FSDP_BF16_PAIRS void round_whole_rows(const float* sums, const Target& to) {
-  for (int64_t row = 0; row < to.rows; ++row, sums += kSide) {
-    const auto rounded = _mm512_cvtne2ps_pbh(_mm512_load_ps(sums + kTileRows), _mm512_load_ps(sums));
-    _mm512_storeu_si512(to.y + row * to.stride, (__m512i)rounded);
-  }
-}
-
-// sums: kSide apart.
-void round_rows(const float* sums, const Target& to) {
-  if (to.count == kSide) return round_whole_rows(sums, to);
-  narrow_rows(sums, kSide, to.rows, to.count, to.y, to.stride);
-}
-
-// Asks for a few of the lines of `y` each time it is called: to be written they must be read first, from further away
-// than the operands, and all at once they would keep those waiting.
+// Asks for a few of some lines each time it is called: what is written must be read first, from further away than the
+// operands, and all at once they would keep those waiting.
 class Fetch {
  public:
-  Fetch(const Target& to, int64_t calls) : to_(to), at_a_time_((to.rows + calls - 1) / calls) {}
-  void operator()() {
-    for (const int64_t stop = std::min(row_ + at_a_time_, to_.rows); row_ < stop; ++row_)
-      __builtin_prefetch(to_.y + row_ * to_.stride, 1);
+  FSDP_TILES Fetch(const Bf16* first, int64_t stride, int64_t lines, int64_t calls)
+      : next_(first), end_(first + lines * stride), stride_(stride), at_a_time_((lines + calls - 1) / calls) {}
+  FSDP_TILES void operator()() {
+    for (int64_t i = 0; i < at_a_time_ && next_ < end_; ++i, next_ += stride_) __builtin_prefetch(next_, 1);
   }
 
  private:
-  const Target& to_;
-  int64_t at_a_time_, row_ = 0;
+  const Bf16 *next_, *end_;
+  int64_t stride_, at_a_time_;
 };
 
-// A block of kSide rows and up to as many columns.
-FSDP_TILES void multiply_block(const Product& x, const Target& to, int64_t width) {
-  const Fetch fetch(to, x.pairs / kTilePairs);
-  width > kTileRows ? multiply_tiles<2, 2>(x, fetch) : multiply_tiles<2, 1>(x, fetch);
-  finish_stores(x.c);
-  round_rows(x.c, to);
+// Of rows kSide apart.
+FSDP_TILES inline void round_rows(const float* sums, int64_t rows, int64_t count, Bf16* y, int64_t stride) {
+  if (count < kSide) return narrow_rows(sums, kSide, rows, count, y, stride);
+  for (int64_t row = 0; row < rows; ++row, sums += kSide, y += stride) {
+    const auto rounded = _mm512_cvtne2ps_pbh(_mm512_load_ps(sums + kTileRows), _mm512_load_ps(sums));
+    _mm512_storeu_si512(y, (__m512i)rounded);
+  }
+}
+
+// Of whole blocks of rows and whole tiles of pairs. Tiles have one shape: the last block's columns may be those of one.
+FSDP_TILES void multiply_blocks(const Product& x, int64_t rows, Bf16* y, int64_t count, int64_t stride) {
+  const Tiles tiles(kTileRows, kTilePairs, kTileRows);
+  for (int64_t row = 0; row < rows; row += kSide)
+    for (int64_t column = 0; column < count; column += kSide) {
+      const Product block = {x.pairs, x.a.from(row), x.b + column, x.b_stride, x.c, kSide, false};
+      Bf16* to = y + row * stride + column;
+      const Fetch fetch(to, stride, kSide, x.pairs / kTilePairs);
+      count - column > kTileRows ? multiply_tiles<2, 2>(block, fetch) : multiply_tiles<2, 1>(block, fetch);
+      finish_stores(x.c);
+      round_rows(x.c, kSide, std::min(kSide, count - column), to, stride);
+    }
 }
 
 // What is no multiple of a tile has tiles of its own.
@@ -230,36 +226,17 @@ void pair_gemm(int64_t m, int64_t n, int64_t pairs, PairedOperand a, const Bf16P
   multiply_any({pairs - whole, a, b + whole * b_stride, b_stride, c, c_stride, add || whole > 0}, m, n);
 }
 
-int64_t panel_width(int64_t pairs) {
-  constexpr int64_t kNearest = 40 << 10, kWide = 256;
-  return kSide * pairs * static_cast<int64_t>(sizeof(Bf16Pair)) <= kNearest ? kWide : kSide;
-}
-
-void multiply_by_panels(int64_t rows, int64_t pairs, PairedOperand a, Panels b, Bf16* y, int64_t count,
-                        int64_t stride) {
+void multiply_rounded(int64_t rows, int64_t count, int64_t pairs, PairedOperand a, const Bf16Pair* b, int64_t b_stride,
+                      Bf16* y, int64_t stride) {
   alignas(64) float sums[kSide * kSide];
-  // Blocks in tiles of one shape need whole ones; others set up their tiles each for itself.
   const int64_t whole = pairs % kTilePairs == 0 ? rows / kSide * kSide : 0;
-  const auto for_each_block = [&](int64_t first_row, int64_t last_row, auto multiply_one) {
-    for (int64_t row = first_row; row < last_row; row += kSide)
-      for (int64_t panel = 0; panel < b.columns; panel += b.width) {
-        const int64_t width = std::min(b.width, b.columns - panel);
-        for (int64_t column = 0; column < width; column += kSide) {
-          const Product x = {pairs, a.from(row), b.data + panel * pairs + column, width, sums, kSide, false};
-          const Target to = {y + row * stride + panel + column, std::min(kSide, last_row - row),
-                             std::min(kSide, count - panel - column), stride};
-          multiply_one(x, to, std::min(kSide, width - column));
-        }
-      }
-  };
-  if (whole > 0) {
-    const Tiles tiles(kTileRows, kTilePairs, kTileRows);
-    for_each_block(0, whole, multiply_block);
-  }
-  for_each_block(whole, rows, [](const Product& x, const Target& to, int64_t width) {
-    amx::pair_gemm(to.rows, width, x.pairs, x.a, x.b, x.b_stride, x.c, x.c_stride, false);
-    round_rows(x.c, to);
-  });
+  if (whole > 0) multiply_blocks({pairs, a, b, b_stride, sums, kSide, false}, whole, y, count, stride);
+  for (int64_t row = whole; row < rows; row += kSide)
+    for (int64_t column = 0; column < count; column += kSide) {
+      const int64_t some = std::min(kSide, rows - row), width = std::min(kSide, whole_lanes(count - column));
+      amx::pair_gemm(some, width, pairs, a.from(row), b + column, b_stride, sums, kSide, false);
+      narrow_rows(sums, kSide, some, std::min(kSide, count - column), y + row * stride + column, stride);
+    }
 }
 
 void multiply(const Bf16* packed, const Bf16* weight, Bf16* y, int64_t rows, int64_t k, int64_t stride,
@@ -280,9 +257,9 @@ void multiply(const Bf16* packed, const Bf16* weight, Bf16* y, int64_t rows, int
 #else
 bool is_available() { return false; }
 
-int64_t panel_width(int64_t) { std::terminate(); }
-
-void multiply_by_panels(int64_t, int64_t, PairedOperand, Panels, Bf16*, int64_t, int64_t) { std::terminate(); }
+void multiply_rounded(int64_t, int64_t, int64_t, PairedOperand, const Bf16Pair*, int64_t, Bf16*, int64_t) {
+  std::terminate();
+}
 
 void pair_gemm(int64_t, int64_t, int64_t, PairedOperand, const Bf16Pair*, int64_t, float*, int64_t, bool) {
   std::terminate();

@@ -21,20 +21,10 @@ bool is_available();
 void pair_gemm(int64_t m, int64_t n, int64_t pairs, PairedOperand a, const Bf16Pair* b, int64_t b_stride, float* c,
                int64_t c_stride, bool add);
 
-// The right operand of a product, packed by pack_panel(): columns in panels of `width`, the last of them narrower, each
-// [pairs, its width] pairs. Both numbers of columns are multiples of 16.
-struct Panels {
-  const Bf16Pair* data;
-  int64_t columns, width;
-};
-
-// The width that suits a product of that many pairs. What a block of tiles reads of a wide panel falls into few sets of
-// the first-level cache and leaves A's rows in it, where they fit; a panel of one block's columns is read faster.
-int64_t panel_width(int64_t pairs);
-
-// y [rows, count] with rows `stride` apart = A B, rounded once from the sums of pair_gemm(); B has 0 to 15 columns more
-// than that. While a block of y is summed, its lines are fetched.
-void multiply_by_panels(int64_t rows, int64_t pairs, PairedOperand a, Panels b, Bf16* y, int64_t count, int64_t stride);
+// y [rows, count] with rows `stride` apart = A B, rounded once from the sums of pair_gemm(). B has as many columns as
+// `count`, filled up to a multiple of 16. While a block of y is summed, its lines are fetched.
+void multiply_rounded(int64_t rows, int64_t count, int64_t pairs, PairedOperand a, const Bf16Pair* b, int64_t b_stride,
+                      Bf16* y, int64_t stride);
 
 // Whether a weight [outputs, k] can be read without copies.
 constexpr bool fits(int64_t outputs, int64_t k) { return outputs % 16 == 0 && k % 32 == 0; }

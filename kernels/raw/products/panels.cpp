@@ -12,15 +12,15 @@ HWY_BEFORE_NAMESPACE();
 namespace fsdp::kernels::raw::HWY_NAMESPACE {
 namespace {
 
-void pack_panel(const Word* x, int64_t rows, int64_t depth, Word* to, int64_t width) {
+void pack_panel(const Word* x, int64_t stride, int64_t rows, int64_t depth, Word* to, int64_t width) {
   const int64_t whole = depth - depth % kLanes;
-  for (int64_t row = 0; row < width; row += kLanes, x += kLanes * depth, to += kLanes) {
+  for (int64_t row = 0; row < width; row += kLanes, x += kLanes * stride, to += kLanes) {
     const int64_t count = std::clamp<int64_t>(rows - row, 0, kLanes);
     int64_t i = 0;
     if (count == kLanes)
-      for (; i < whole; i += kLanes) simd::transpose(x + i, depth, to + i * width, width);
+      for (; i < whole; i += kLanes) simd::transpose(x + i, stride, to + i * width, width);
     for (; i < depth; ++i)
-      for (int64_t lane = 0; lane < kLanes; ++lane) to[i * width + lane] = lane < count ? x[lane * depth + i] : 0;
+      for (int64_t lane = 0; lane < kLanes; ++lane) to[i * width + lane] = lane < count ? x[lane * stride + i] : 0;
   }
 }
 
@@ -80,8 +80,8 @@ HWY_EXPORT(widen);
 HWY_EXPORT(narrow);
 HWY_EXPORT(narrow_rows);
 
-void pack_panel(const Word* x, int64_t rows, int64_t depth, Word* to, int64_t width) {
-  HWY_DYNAMIC_DISPATCH(pack_panel)(x, rows, depth, to, width);
+void pack_panel(const Word* x, int64_t stride, int64_t rows, int64_t depth, Word* to, int64_t width) {
+  HWY_DYNAMIC_DISPATCH(pack_panel)(x, stride, rows, depth, to, width);
 }
 void unpack_panel(const float* sums, int64_t outputs, int64_t width, int64_t rows, float* y, int64_t stride) {
   HWY_DYNAMIC_DISPATCH(unpack_panel_f32)(sums, outputs, width, rows, y, stride);

@@ -10,8 +10,9 @@ namespace fsdp::kernels::raw {
 // A number of fp32, or a pair of bf16: what products take at a time. Moved as fp32, whose bits are not looked at.
 using Word = float;
 
-// x [rows, depth] to [depth, width], zeros beyond the rows; width a multiple of 16, at least `rows`.
-void pack_panel(const Word* x, int64_t rows, int64_t depth, Word* to, int64_t width);
+// x [rows, depth] with rows `stride` apart to [depth, width], zeros beyond the rows; width a multiple of 16, at least
+// `rows`.
+void pack_panel(const Word* x, int64_t stride, int64_t rows, int64_t depth, Word* to, int64_t width);
 
 // sums [outputs, width] to y[row * stride + output].
 void unpack_panel(const float* sums, int64_t outputs, int64_t width, int64_t rows, float* y, int64_t stride);

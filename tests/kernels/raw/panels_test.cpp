@@ -13,13 +13,14 @@ TEST(Panels, PackingTransposesAndFillsUp) {
     for (const int64_t rows : {1, 15, 16, 17, 48, 64})
       for (const int64_t depth : {1, 15, 16, 33, 64}) {
         const int64_t width = (rows + kLanes - 1) / kLanes * kLanes;
-        const std::vector<float> x = random_floats(rows * depth, 1);
+        const int64_t stride = depth + 5;
+        const std::vector<float> x = random_floats(rows * stride, 1);
         std::vector<float> packed(static_cast<size_t>(depth * width), 7.0f);
-        pack_panel(x.data(), rows, depth, packed.data(), width);
+        pack_panel(x.data(), stride, rows, depth, packed.data(), width);
         for (int64_t i = 0; i < depth; ++i)
           for (int64_t row = 0; row < width; ++row)
             ASSERT_EQ(packed[static_cast<size_t>(i * width + row)],
-                      row < rows ? x[static_cast<size_t>(row * depth + i)] : 0)
+                      row < rows ? x[static_cast<size_t>(row * stride + i)] : 0)
                 << rows << " x " << depth;
       }
   });
