@@ -25,7 +25,7 @@ set(FUZZ_TARGETS
 set(FUZZ_SOURCES_config_json models/config/config_keys.cpp models/config/config_reader.cpp models/config/decoder_config.cpp
     models/config/decoder_config_parser.cpp models/config/expert_keys.cpp models/config/family.cpp models/config/text_table.cpp)
 set(FUZZ_SOURCES_toml train/config/batch_ramp.cpp train/config/config_file.cpp train/config/warmup_checks.cpp train/base/edit_distance.cpp train/base/format.cpp train/config/lr_schedule.cpp
-    train/config/option_table.cpp train/config/profiled_steps.cpp train/config/toml_text.cpp fsdp/strategy/strategy.cpp)
+    train/config/option_table.cpp train/config/profiled_steps.cpp fsdp/strategy/strategy.cpp)
 set(FUZZ_SOURCES_conversation text/chat/message.cpp)
 set(FUZZ_SOURCES_store_messages fsdp/comm/store/key_table.cpp fsdp/comm/store/requests.cpp)
 

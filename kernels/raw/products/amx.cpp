@@ -179,10 +179,10 @@ class Fetch {
   int64_t stride_, at_a_time_;
 };
 
-// Of rows kSide apart.
-FSDP_TILES inline void round_rows(const float* sums, int64_t rows, int64_t count, Bf16* y, int64_t stride) {
-  if (count < kSide) return narrow_rows(sums, kSide, rows, count, y, stride);
-  for (int64_t row = 0; row < rows; ++row, sums += kSide, y += stride) {
+// From sums [kSide, kSide].
+FSDP_TILES inline void round_block(const float* sums, int64_t count, Bf16* y, int64_t stride) {
+  if (count < kSide) return narrow_rows(sums, kSide, kSide, count, y, stride);
+  for (int64_t row = 0; row < kSide; ++row, sums += kSide, y += stride) {
     const auto rounded = _mm512_cvtne2ps_pbh(_mm512_load_ps(sums + kTileRows), _mm512_load_ps(sums));
     _mm512_storeu_si512(y, (__m512i)rounded);
   }
@@ -198,7 +198,7 @@ FSDP_TILES void multiply_blocks(const Product& x, int64_t rows, Bf16* y, int64_t
       const Fetch fetch(to, stride, kSide, x.pairs / kTilePairs);
       count - column > kTileRows ? multiply_tiles<2, 2>(block, fetch) : multiply_tiles<2, 1>(block, fetch);
       finish_stores(x.c);
-      round_rows(x.c, kSide, std::min(kSide, count - column), to, stride);
+      round_block(x.c, std::min(kSide, count - column), to, stride);
     }
 }
 
