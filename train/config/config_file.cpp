@@ -113,7 +113,9 @@ bool assign_node(const toml::node& node, const Option& option, Config& config) {
     return node.is_integer() && (**integer = node.as_integer()->get(), true);
   }
   if (const auto* number = std::get_if<double*>(&slot)) {
-    return node.is_number() && (**number = node.value<double>().value(), true);
+    // value<double>() is empty for an integer that a double can only round.
+    if (const auto* whole = node.as_integer()) return (**number = static_cast<double>(whole->get()), true);
+    return node.is_floating_point() && (**number = node.as_floating_point()->get(), true);
   }
   std::string& text = *std::get<std::string*>(slot);
   if (node.is_boolean() && offers_booleans(option)) {

@@ -110,6 +110,14 @@ TEST_F(ConfigFile, SyntaxErrorNamesPlace) {
   EXPECT_EQ(failure("[train]\n[[%]]\n").rfind("run.toml:2:3: ", 0), 0u) << failure("[train]\n[[%]]\n");
 }
 
+TEST_F(ConfigFile, AnIntegerBecomesTheNearestNumber) {
+  EXPECT_EQ(load_config(write("[train]\nlr = 2\n"), {}).train.lr, 2.0);
+  const Config config = load_config(write("[train]\nlr = 9007199254740993\n"), {});
+  EXPECT_EQ(config.train.lr, 9007199254740992.0);
+  EXPECT_EQ(load_config(write(config_to_toml(config)), {}).train.lr, config.train.lr);
+  EXPECT_EQ(load_config(write("[train]\nlr = 9223372036854775807\n"), {}).train.lr, 0x1p63);
+}
+
 TEST_F(ConfigFile, LettersBeyondAsciiStandInQuotesAndCommentsAlone) {
   const std::string quoted = "# \u0414\n[data]\npath = '\u0414\"'\n[output]\nfolder = \"\\\"\u0414\" # '\u0414\n";
   EXPECT_EQ(failure(quoted), "no error");
